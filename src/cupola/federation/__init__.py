@@ -1,0 +1,35 @@
+"""Sites, tasks, the two questions `sum` and `gather`, the ledger, and engines that carry them."""
+
+from cupola.federation.federation import Failure, Federation, Total
+from cupola.federation.inprocess import InProcess
+from cupola.federation.ledger import Entry, Ledger
+from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
+from cupola.federation.program import Ask, Program, Reply, State, drive
+from cupola.federation.separate import SeparateProcesses
+from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, task
+
+__all__ = [
+    "Arrays",
+    "Ask",
+    "Contribution",
+    "Declined",
+    "Entry",
+    "Failure",
+    "Federation",
+    "Host",
+    "InProcess",
+    "Ledger",
+    "Partial",
+    "Program",
+    "Question",
+    "Reply",
+    "SeparateProcesses",
+    "SiteContext",
+    "Spec",
+    "State",
+    "StateStore",
+    "Task",
+    "Total",
+    "drive",
+    "task",
+]

@@ -1,0 +1,218 @@
+"""The federation: the sites as the coordinator can reach them, and its two questions.
+
+`sum` adds the sites' contributions and shows only the total; `gather` shows each site's own answer.
+Engines say how a question reaches a site; checking, adding up and book-keeping are written here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from cupola.errors import FederationError
+from cupola.federation.ledger import Entry, Ledger, common
+from cupola.federation.message import (
+    Arrays,
+    Contribution,
+    Question,
+    contribution_size,
+    question_size,
+    refusal,
+)
+from cupola.federation.site import Partial
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site without a usable answer; `broken`: it sent NaN or ill-shaped arrays, or an error."""
+
+    code: str
+    broken: bool = False
+
+
+@dataclass
+class Total:
+    """sum over sites of weight * array, in float64, with the weight that each array got."""
+
+    arrays: Arrays = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    weight: float = 0.0
+    sites: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def mean(self, name: str) -> np.ndarray:
+        """The weighted mean of one array over the sites that sent it."""
+        return self.arrays[name] / self.weights[name]
+
+    def add(self, site: int, contribution: Contribution) -> None:
+        for name, array in contribution.arrays.items():
+            if name not in self.arrays:
+                self.arrays[name] = np.zeros(array.shape, np.float64)
+                self.weights[name] = 0.0
+            other = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+            torch.from_numpy(self.arrays[name]).add_(other, alpha=contribution.weight)
+            self.weights[name] += contribution.weight
+        self.weight += contribution.weight
+        self.sites.append(site)
+
+    def add_partial(self, partial: Partial) -> None:
+        for name, array in partial.arrays.items():
+            if name in self.arrays:
+                self.arrays[name] += array
+            else:
+                self.arrays[name] = array
+            self.weights[name] = self.weights.get(name, 0.0) + partial.weight
+        self.weight += partial.weight
+        self.sites.extend(partial.answered)
+        self.failed.update(partial.failed)
+
+
+class Federation(ABC):
+    """sum and gather over numbered sites.
+
+    quorum: the share of asked sites that must answer; below it the question fails and can be
+    asked again. Without answers that are broken, an empty total is allowed at quorum 0.
+    """
+
+    def __init__(self, sites: int, *, quorum: float = 0.0, ledger: Ledger | None = None) -> None:
+        if sites < 1:
+            raise FederationError("a federation needs at least one site")
+        self.sites = sites
+        self.quorum = quorum
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.confirmed = -1
+
+    def __len__(self) -> int:
+        return self.sites
+
+    @abstractmethod
+    def _ask(
+        self, question: Question, sites: Sequence[int]
+    ) -> Iterator[tuple[int, Contribution | Failure]]:
+        """Each site's answer, in the order of `sites`."""
+
+    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:  # noqa: ARG002
+        """The sum in one computation, for engines and tasks that can; None otherwise."""
+        return None
+
+    def sum(self, question: Question, sites: Sequence[int]) -> Total:
+        """Add the contributions of these sites."""
+        question = replace(question, confirmed=self.confirmed)
+        sites = sorted(sites)
+        total = Total()
+        sizes: list[int] = []
+        broken: list[int] = []
+        together = self._ask_together(question, sites) if sites else None
+        if together is not None:
+            for partial in together:
+                total.add_partial(partial)
+                sizes += [contribution_size(partial.sample)] * len(partial.answered)
+            if any(_is_broken(partial, question) for partial in together):
+                # A broken answer hides in the sum: find it by asking one by one.
+                total, sizes, together = Total(), [], None
+        if together is None:
+            for site, answer in self._ask(question, sites):
+                failure = answer if isinstance(answer, Failure) else _check(answer, question)
+                if failure is not None:
+                    total.failed[site] = failure.code
+                    broken += [site] if failure.broken else []
+                elif isinstance(answer, Contribution):
+                    total.add(site, answer)
+                    sizes.append(contribution_size(answer.arrays))
+        self._book(question, "sum", total.sites, total.failed, sizes)
+        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        return total
+
+    def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
+        """Each site's own answer; sites that fail are left out (and named in the ledger)."""
+        question = replace(question, confirmed=self.confirmed)
+        answers: dict[int, Contribution] = {}
+        failed: dict[int, str] = {}
+        broken = []
+        for site, answer in self._ask(question, sorted(sites)):
+            failure = answer if isinstance(answer, Failure) else _check(answer, question)
+            if failure is not None:
+                failed[site] = failure.code
+                broken += [site] if failure.broken else []
+            elif isinstance(answer, Contribution):
+                answers[site] = answer
+        sizes = [contribution_size(a.arrays) for a in answers.values()]
+        self._book(question, "gather", list(answers), failed, sizes)
+        self._require_quorum(question, len(answers), len(sites), failed, broken)
+        return answers
+
+    def _book(
+        self,
+        question: Question,
+        kind: str,
+        answered: list[int],
+        failed: dict[int, str],
+        sizes: list[int],
+    ) -> None:
+        down = question_size(question)
+        self.ledger.add(
+            Entry(
+                step=question.step,
+                round=question.round,
+                task=question.task,
+                kind=kind,
+                sites=answered,
+                failed=failed,
+                bytes_down=down,
+                bytes_up=common(sizes),
+                reveals=question.reveals,
+            )
+        )
+
+    def _require_quorum(
+        self,
+        question: Question,
+        answered: int,
+        asked: int,
+        failed: dict[int, str],
+        broken: list[int],
+    ) -> None:
+        if answered >= self.quorum * asked and (answered or not broken):
+            return
+        reasons = "; ".join(f"site {s}: {c}" for s, c in list(failed.items())[:5])
+        more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        raise FederationError(
+            f"'{question.task}' in round {question.round}: {answered} of {asked} sites answered, "
+            f"quorum is {self.quorum:.0%} ({reasons}{more})"
+        )
+
+    def confirm(self, step: int) -> None:
+        """Steps up to this one are durable at the coordinator: sites may drop older state."""
+        self.confirmed = step
+
+    def export(self, step: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+        """Site state for the coordinator's checkpoint, where sites live and die with it."""
+        return {}
+
+    def restore(self, step: int, arrays: dict[str, np.ndarray]) -> None:  # noqa: B027
+        """Bring back what `export` gave."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release processes and threads."""
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(contribution: Contribution, question: Question) -> Failure | None:
+    code = refusal(contribution, question)
+    return None if code is None else Failure(code, broken=True)
+
+
+def _is_broken(partial: Partial, question: Question) -> bool:
+    sample = Contribution(partial.sample, partial.weight)
+    if partial.answered and refusal(sample, question) is not None:
+        return True
+    return not all(np.isfinite(array).all() for array in partial.arrays.values())

@@ -1,0 +1,155 @@
+"""All sites in this process: the default engine, without set-up.
+
+A task that has a form for many sites at once is asked for it; otherwise sites run one by one, each
+worker thread on one reused workspace. Answers are added in the order of sites, whoever finishes
+first, so the number of workers never changes a result.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from cupola.errors import CupolaError
+from cupola.federation.federation import Failure, Federation
+from cupola.federation.ledger import Ledger
+from cupola.federation.message import Contribution, Declined, Question
+from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, find_task
+
+Mode = Literal["auto", "batched", "one-by-one"]
+
+
+class InProcess(Federation):
+    """Runs tasks for the sites of `host` in this process.
+
+    seed: of the simulation. mode: 'auto' lets each task decide whether many sites are computed
+    together, 'batched' insists on it, 'one-by-one' forbids it. workers: threads for sites that
+    run one by one (default: the cores); each computes with one core.
+    cache: how many sites' data are kept ready.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        seed: int = 0,
+        mode: Mode = "auto",
+        workers: int | None = None,
+        quorum: float = 0.0,
+        ledger: Ledger | None = None,
+        cache: int = 4096,
+    ) -> None:
+        super().__init__(len(host), quorum=quorum, ledger=ledger)
+        self.host = host
+        self.seed = seed
+        self.mode = mode
+        self.workers = workers or cores()
+        self.store = StateStore()
+        self._local = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+        self._data: OrderedDict[int, Any] = OrderedDict()
+        self._cache = cache
+        self._lock = threading.Lock()
+
+    def context(self, site: int) -> SiteContext:
+        """The site as its tasks see it, in the calling worker's workspace."""
+        if not hasattr(self._local, "workspace"):
+            self._local.workspace = self.host.workspace()
+        return SiteContext(
+            site, self._site_data(site), self._local.workspace, self.store, self.seed
+        )
+
+    def _site_data(self, site: int) -> Any:
+        with self._lock:
+            if site in self._data:
+                self._data.move_to_end(site)
+                return self._data[site]
+        data = self.host.data(site)
+        with self._lock:
+            self._data[site] = data
+            if len(self._data) > self._cache:
+                self._data.popitem(last=False)
+        return data
+
+    def _ask(
+        self, question: Question, sites: Sequence[int]
+    ) -> Iterator[tuple[int, Contribution | Failure]]:
+        task = find_task(question.task)
+        serial = getattr(self.context(sites[0]).workspace, "serial", False) if sites else True
+        if self.workers == 1 or len(sites) < 2 or serial:
+            for site in sites:
+                yield site, self._answer(task, question, site)
+            return
+        with _single_threaded():
+            pool = self._threads()
+            waiting: deque[tuple[int, Future[Contribution | Failure]]] = deque()
+            for site in sites:
+                waiting.append((site, pool.submit(self._answer, task, question, site)))
+                if len(waiting) > 2 * self.workers:  # bounded: answers can be as large as models
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            for done, future in waiting:
+                yield done, future.result()
+
+    def _answer(self, task: Task, question: Question, site: int) -> Contribution | Failure:
+        try:
+            return task(self.context(site), question)
+        except Declined as refused:
+            return Failure(refused.code)
+        except CupolaError as error:
+            return Failure(str(error), broken=True)
+
+    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
+        task = find_task(question.task)
+        if task.batched is None or self.mode == "one-by-one":
+            return None
+        contexts = [self.context(site) for site in sites]
+        partials = task.batched(contexts, question)
+        if partials is None and self.mode == "batched":
+            raise CupolaError(
+                f"mode 'batched': '{question.task}' cannot compute these sites together "
+                "(random layers, batch-dependent layers or an unsupported choice); use mode 'auto'"
+            )
+        return partials
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="site")
+        return self._pool
+
+    def export(self, step: int) -> dict[str, np.ndarray]:
+        return self.store.export(step)
+
+    def restore(self, step: int, arrays: dict[str, np.ndarray]) -> None:
+        self.store.restore(step, arrays)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """One core per operation while several workers compute side by side."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,199 @@
+"""What crosses a site's border: questions and contributions, as named arrays of allowed types.
+
+A message is bytes: magic, length of the header, a JSON header (names, types and shapes of arrays,
+plain options), 8 bytes of weight, then the arrays in little-endian order. No pickle, no code.
+Messages are measured without being made: `size` is exact and depends on the layout alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupola.errors import FederationError
+
+Arrays = dict[str, np.ndarray]
+
+TYPES = {"float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "bool"}
+_MAGIC = b"CUP1"
+_PREFIX = struct.Struct("<4sId")
+MAX_HEADER = 16 << 20
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and kind ('float', 'int' or 'bool') that a question allows for one array."""
+
+    shape: tuple[int, ...]
+    kind: str = "float"
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Spec:
+        return cls(tuple(array.shape), _kind(array.dtype))
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to sites: run the task `task` on these arrays and options.
+
+    step: number of the question within the run; a site answers a step once, and its state is
+        versioned by it. round: what the randomness is drawn for (several steps can share a round).
+    expects: the arrays an answer may hold; everything else is refused. With `partial` an answer
+        may leave arrays out.
+    confirmed: the last step the coordinator will never ask again; older site state can go.
+    reveals: in a sentence, what the answer tells; written to the ledger.
+    """
+
+    task: str
+    arrays: Arrays = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    expects: Mapping[str, Spec] = field(default_factory=dict)
+    step: int = 0
+    round: int = 0
+    confirmed: int = -1
+    partial: bool = False
+    reveals: str = ""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A site's answer. In a sum, arrays count `weight` times."""
+
+    arrays: Arrays
+    weight: float = 1.0
+
+
+class Declined(Exception):
+    """Raised by a task that gives no answer; `code` is all that crosses the border."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def _kind(dtype: np.dtype) -> str:
+    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, dtype.name)
+
+
+def _layout(arrays: Mapping[str, np.ndarray]) -> list[list[Any]]:
+    layout = []
+    for name, array in arrays.items():
+        if array.dtype.name not in TYPES:
+            raise FederationError(
+                f"array '{name}' has type {array.dtype}, which may not cross a site's border; "
+                f"allowed: {', '.join(sorted(TYPES))}"
+            )
+        layout.append([name, array.dtype.name, list(array.shape)])
+    return layout
+
+
+def _header(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    return json.dumps({**fields, "arrays": _layout(arrays)}, separators=(",", ":")).encode()
+
+
+def _question_fields(question: Question) -> dict[str, Any]:
+    return {
+        "task": question.task,
+        "options": dict(question.options),
+        "expects": {n: [list(s.shape), s.kind] for n, s in question.expects.items()},
+        "step": question.step,
+        "round": question.round,
+        "confirmed": question.confirmed,
+        "partial": question.partial,
+        "reveals": question.reveals,
+    }
+
+
+def _pack(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray], weight: float) -> bytes:
+    header = _header(fields, arrays)
+    little = (np.ascontiguousarray(a).astype(a.dtype.newbyteorder("<"), copy=False)
+              for a in arrays.values())  # fmt: skip
+    return b"".join(
+        [_PREFIX.pack(_MAGIC, len(header), weight), header, *(a.tobytes() for a in little)]
+    )
+
+
+def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
+    """Fields, arrays and weight; anything not exactly well formed is refused."""
+    try:
+        magic, length, weight = _PREFIX.unpack_from(data)
+        if magic != _MAGIC or length > MAX_HEADER:
+            raise ValueError("magic")
+        start = _PREFIX.size + length
+        header = json.loads(data[_PREFIX.size : start])
+        arrays: Arrays = {}
+        for name, kind, shape in header.pop("arrays"):
+            if not isinstance(name, str) or name in arrays or kind not in TYPES:
+                raise ValueError("layout")
+            if not all(type(n) is int and 0 <= n < 2**48 for n in shape):
+                raise ValueError("shape")
+            dtype = np.dtype(kind).newbyteorder("<")
+            count = math.prod(shape)
+            array = np.frombuffer(data, dtype, count, start).reshape(shape)
+            arrays[name] = array.astype(np.dtype(kind), copy=False)
+            start += count * dtype.itemsize
+        if start != len(data):
+            raise ValueError("length")
+        return header, arrays, weight
+    except (ValueError, TypeError, KeyError, struct.error, AttributeError, OverflowError) as error:
+        raise FederationError("message is not well formed") from error
+
+
+def encode_question(question: Question) -> bytes:
+    return _pack(_question_fields(question), question.arrays, 0.0)
+
+
+def decode_question(data: bytes) -> Question:
+    fields, arrays, _ = _unpack(data)
+    try:
+        expects = {n: Spec(tuple(shape), kind) for n, (shape, kind) in fields["expects"].items()}
+        return Question(**{**fields, "arrays": arrays, "expects": expects})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FederationError("question is not well formed") from error
+
+
+def encode_contribution(contribution: Contribution) -> bytes:
+    return _pack({}, contribution.arrays, contribution.weight)
+
+
+def decode_contribution(data: bytes) -> Contribution:
+    fields, arrays, weight = _unpack(data)
+    if fields:
+        raise FederationError("contribution is not well formed")
+    return Contribution(arrays, weight)
+
+
+def question_size(question: Question) -> int:
+    """Exact length of `encode_question`, without copying arrays."""
+    header = _header(_question_fields(question), question.arrays)
+    return _PREFIX.size + len(header) + sum(a.nbytes for a in question.arrays.values())
+
+
+def contribution_size(arrays: Mapping[str, np.ndarray]) -> int:
+    """Exact length of `encode_contribution` for arrays of this layout, without copying them."""
+    return _PREFIX.size + len(_header({}, arrays)) + sum(a.nbytes for a in arrays.values())
+
+
+def refusal(contribution: Contribution, question: Question) -> str | None:
+    """Why an answer cannot be used, as a short code with array names, or None if it can."""
+    if not math.isfinite(contribution.weight) or contribution.weight < 0:
+        return "invalid weight"
+    for name, array in contribution.arrays.items():
+        spec = question.expects.get(name)
+        if spec is None:
+            return f"unexpected array '{name}'"
+        if Spec.of(array) != spec:
+            return f"ill-shaped array '{name}'"
+        if spec.kind == "float" and not np.isfinite(array).all():
+            return f"NaN or infinity in '{name}'"
+    if not question.partial:
+        for name in question.expects:
+            if name not in contribution.arrays:
+                return f"missing array '{name}'"
+    return None

@@ -1,0 +1,78 @@
+"""Programs are step machines: state in, question out, answer in, state out.
+
+A checkpoint is the state, saved; a resume is `drive` from it. The same program runs on every
+engine, and a test can play the federation's part by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from cupola.federation.federation import Federation, Total
+from cupola.federation.message import Contribution, Question
+
+Reply = Total | dict[int, Contribution]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a program knows between two steps: arrays, and values that JSON can hold."""
+
+    step: int = 0
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def next(self, arrays: dict[str, np.ndarray] | None = None, **values: Any) -> State:
+        """The state after this step, with some arrays and values replaced."""
+        return replace(
+            self,
+            step=self.step + 1,
+            arrays={**self.arrays, **(arrays or {})},
+            values={**self.values, **values},
+        )
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question and whom to ask."""
+
+    kind: Literal["sum", "gather"]
+    question: Question
+    sites: Sequence[int]
+
+
+class Program(Protocol):
+    def start(self) -> State:
+        """The state before the first step."""
+
+    def ask(self, state: State) -> Ask | None:
+        """The next question, or None at the end. Pure: the same state gives the same question."""
+
+    def answer(self, state: State, reply: Reply) -> State:
+        """The state after the answer."""
+
+
+def drive(
+    program: Program,
+    federation: Federation,
+    state: State | None = None,
+    after: Callable[[State], None] | None = None,
+) -> State:
+    """Run a program to its end; `after` sees the state after every step."""
+    state = program.start() if state is None else state
+    while (ask := program.ask(state)) is not None:
+        reply: Reply
+        if ask.kind == "sum":
+            reply = federation.sum(ask.question, ask.sites)
+        else:
+            reply = federation.gather(ask.question, ask.sites)
+        state = program.answer(state, reply)
+        if after is None:
+            federation.confirm(state.step)
+        else:
+            after(state)
+    return state

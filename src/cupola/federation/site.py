@@ -1,0 +1,144 @@
+"""Sites and the tasks they run: the code on the private side of the border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from cupola.errors import FederationError
+from cupola.federation.message import Arrays, Contribution, Question
+from cupola.federation.randomness import generator
+
+Plain = Callable[["SiteContext", Question], Contribution]
+Batched = Callable[[Sequence["SiteContext"], Question], "list[Partial] | None"]
+
+
+class Host(Protocol):
+    """What an engine needs in order to run tasks: the sites' data, and a place to work.
+
+    data(i) is made when asked for, so a federation may have a million sites. workspace() makes
+    what one worker reuses from site to site (a model, buffers).
+    """
+
+    def __len__(self) -> int: ...
+
+    def data(self, site: int) -> Any: ...
+
+    def workspace(self) -> Any: ...
+
+
+class StateStore:
+    """Arrays that sites keep between questions, versioned by the step that wrote them.
+
+    A version stays until the coordinator has confirmed a later one, so that a step asked again
+    after a crash starts from the same state as the first time.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[int, dict[int, Arrays]] = {}
+
+    def read(self, site: int, step: int) -> Arrays:
+        """The newest version written before `step`; empty if there is none."""
+        versions = self._versions.get(site, {})
+        newest = max((s for s in versions if s < step), default=None)
+        return {} if newest is None else versions[newest]
+
+    def write(self, site: int, step: int, arrays: Arrays, confirmed: int) -> None:
+        versions = self._versions.setdefault(site, {})
+        versions[step] = arrays
+        base = max((s for s in versions if s <= confirmed), default=-1)
+        for old in [s for s in versions if s < base or s > step]:
+            del versions[old]
+
+    def export(self, step: int) -> dict[str, np.ndarray]:
+        """Every site's newest version up to `step`, named 'site/array', for a checkpoint."""
+        return {
+            f"{site}/{name}": array
+            for site in self._versions
+            for name, array in self.read(site, step + 1).items()
+        }
+
+    def restore(self, step: int, arrays: dict[str, np.ndarray]) -> None:
+        self._versions = {}
+        for path, array in arrays.items():
+            site, name = path.split("/", 1)
+            self._versions.setdefault(int(site), {}).setdefault(step, {})[name] = array
+
+
+@dataclass
+class SiteContext:
+    """One site as its tasks see it. seed is None at a real site: its randomness is its own."""
+
+    index: int
+    data: Any
+    workspace: Any
+    store: StateStore
+    seed: int | None
+
+    def generator(self, purpose: str, round: int) -> np.random.Generator:
+        if self.seed is None:
+            return np.random.default_rng()
+        return generator(self.seed, purpose, round, self.index)
+
+    def recall(self, question: Question) -> Arrays:
+        """What this site kept before this step."""
+        return self.store.read(self.index, question.step)
+
+    def keep(self, question: Question, arrays: Arrays) -> None:
+        """Keep arrays for later steps; written again if the same step is asked again."""
+        self.store.write(self.index, question.step, arrays, question.confirmed)
+
+
+@dataclass
+class Partial:
+    """A sum over several sites computed in one go: sum of weight * array, and what each added.
+
+    arrays: sums, float64. weights: per array, the sum of weights. answered: the sites in it,
+    whose answers had, each, the layout `sample`. failed: site -> code.
+    """
+
+    arrays: Arrays
+    weight: float
+    answered: list[int]
+    failed: dict[int, str]
+    sample: Arrays
+
+
+class Task:
+    """A named piece of code that sites may run, with an optional form for many sites at once."""
+
+    def __init__(self, name: str, plain: Plain) -> None:
+        self.name = name
+        self.plain = plain
+        self.batched: Batched | None = None
+
+    def many(self, function: Batched) -> Batched:
+        """Decorator: the same task for many sites in one computation (None: does not pay)."""
+        self.batched = function
+        return function
+
+    def __call__(self, site: SiteContext, question: Question) -> Contribution:
+        return self.plain(site, question)
+
+
+_TASKS: dict[str, Task] = {}
+
+
+def task(name: str) -> Callable[[Plain], Task]:
+    """Register a task by name. A site runs registered tasks and nothing else."""
+
+    def register(function: Plain) -> Task:
+        _TASKS[name] = Task(name, function)
+        return _TASKS[name]
+
+    return register
+
+
+def find_task(name: str) -> Task:
+    if name not in _TASKS:
+        known = ", ".join(sorted(_TASKS)) or "none"
+        raise FederationError(f"no task is named '{name}'; registered tasks: {known}")
+    return _TASKS[name]

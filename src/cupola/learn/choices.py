@@ -1,0 +1,179 @@
+"""The choices of the training loop, each a frozen value that plans and code share.
+
+A published method is a set of these (see `recipes`). Unknown or misspelt fields are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Choice(BaseModel):
+    """Base of all choices: immutable, nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Schedule(Choice):
+    """Learning-rate factor by round (the first round is 1).
+
+    constant; step: times `gamma` after every `every` rounds; cosine: from 1 to `floor` over all
+    rounds. The first `warmup` rounds rise linearly to 1.
+    """
+
+    kind: Literal["constant", "step", "cosine"] = "constant"
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.99
+    every: Annotated[int, Field(ge=1)] = 1
+    floor: Share = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 0
+
+    def factor(self, round: int, rounds: int) -> float:
+        warm = min(1.0, round / (self.warmup + 1))
+        if self.kind == "step":
+            return warm * self.gamma ** ((round - 1) // self.every)
+        if self.kind == "cosine":
+            turn = 0.5 * (1 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
+            return warm * (self.floor + (1 - self.floor) * turn)
+        return warm
+
+
+class Participation(Choice):
+    """Which sites take part in a round.
+
+    all; fraction: a fixed share (or `count`) drawn without replacement; poisson: each site with
+    probability `fraction`; at-most-once: `count` sites a round, nobody twice in the whole run.
+    stragglers: share of the drawn sites that manage only part of their local work (uniform over
+    1 .. epochs-1 epochs); they are dropped unless `keep_stragglers`.
+    dropouts: probability that a drawn site gives no answer.
+    """
+
+    kind: Literal["all", "fraction", "poisson", "at-most-once"] = "all"
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+    stragglers: Share = 0.0
+    keep_stragglers: bool = True
+    dropouts: Share = 0.0
+
+    @model_validator(mode="after")
+    def _complete(self) -> Participation:
+        given = (self.fraction is not None) + (self.count is not None)
+        if self.kind == "all" and given:
+            raise ValueError(
+                "kind 'all' takes neither fraction nor count; did you mean 'fraction'?"
+            )
+        if self.kind == "fraction" and given != 1:
+            raise ValueError("kind 'fraction' needs either fraction or count")
+        if self.kind == "poisson" and (self.fraction is None or self.count is not None):
+            raise ValueError("kind 'poisson' needs fraction (the probability of each site)")
+        if self.kind == "at-most-once" and (self.count is None or self.fraction is not None):
+            raise ValueError("kind 'at-most-once' needs count (sites per round)")
+        return self
+
+
+class Local(Choice):
+    """What a site does in a round.
+
+    work: 'epochs' over its data (FedAvg); a fixed number of mini-'batches' from a reshuffled
+        iterator that persists between rounds and drops the last short batch (FedCMB, FedSMB);
+        one full 'gradient' over all its samples (FedFGD).
+    send: the 'change' of the model; the sum of the 'gradients' met on the way; or the change
+        'normalised' by the effective number of local steps (FedNova).
+    accumulation: 'weighted' counts early gradients more (weighted gradient accumulation); only
+        with send = 'gradients'.
+    proximal: mu of FedProx's term mu/2 |w - w_global|^2.
+    control_variates: SCAFFOLD's correction, kept at the site between rounds.
+    weighting: of this site's contribution, by samples used or uniform.
+    """
+
+    work: Literal["epochs", "batches", "gradient"] = "epochs"
+    epochs: Annotated[int, Field(ge=1)] = 1
+    batches: Annotated[int, Field(ge=1)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    drop_last: bool = False
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.1
+    momentum: Momentum = 0.0
+    nesterov: bool = False
+    weight_decay: NonNegative = 0.0
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    schedule: Schedule = Schedule()
+    send: Literal["change", "gradients", "normalised"] = "change"
+    accumulation: Literal["plain", "weighted"] = "plain"
+    proximal: NonNegative = 0.0
+    control_variates: bool = False
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Local:
+        if self.accumulation == "weighted" and self.send != "gradients":
+            raise ValueError("accumulation = 'weighted' needs send = 'gradients'")
+        if self.send == "gradients" and self.optimizer != "sgd":
+            raise ValueError("send = 'gradients' needs optimizer = 'sgd' at the site")
+        if self.send == "gradients" and (self.momentum or self.weight_decay):
+            raise ValueError(
+                "send = 'gradients' takes momentum and weight decay at the server "
+                "(server.momentum, server.weight_decay), not at the site"
+            )
+        if self.control_variates and (self.optimizer != "sgd" or self.momentum):
+            raise ValueError("control_variates needs plain SGD at the site (no momentum)")
+        if self.control_variates and self.send != "change":
+            raise ValueError("control_variates needs send = 'change'")
+        if self.send == "normalised" and self.optimizer != "sgd":
+            raise ValueError("send = 'normalised' needs optimizer = 'sgd' at the site")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum above 0")
+        return self
+
+
+class Server(Choice):
+    """The coordinator's step from the mean update (a pseudo-gradient).
+
+    sgd: u = momentum * u + g + weight_decay * w; w -= lr * u. adam, yogi, adagrad: as in Reddi et
+    al. (2021), `eps` is their tau. lr defaults to 1, or to the sites' rate when they send gradients.
+    """
+
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    lr: Positive | None = None
+    momentum: Momentum = 0.0
+    weight_decay: NonNegative = 0.0
+    betas: tuple[Momentum, Momentum] = (0.9, 0.99)
+    eps: Positive = 1e-3
+    schedule: Schedule | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Server:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"server momentum needs optimizer 'sgd'; '{self.optimizer}' uses betas"
+            )
+        return self
+
+
+class Evaluation(Choice):
+    """When and on what the model is judged.
+
+    on: 'public' data at the coordinator, or the held-out parts of the 'sites' (as sums), or both.
+    per_site: also gather each site's own metrics (opt-in: they show a site's own numbers).
+    best: keep the model that is best on validation data by this metric. patience: stop when
+    the metric has not improved for this many evaluations (0: never). Both need validation data;
+    neither looks at test data.
+    auroc: from summed score histograms with this many bins (0: off).
+    """
+
+    every: Annotated[int, Field(ge=1)] = 1
+    on: Literal["public", "sites", "both"] = "public"
+    per_site: bool = False
+    metric: str = "accuracy"
+    best: bool = False
+    patience: Annotated[int, Field(ge=0)] = 0
+    auroc: Annotated[int, Field(ge=0)] = 0
+    batch_size: Annotated[int, Field(ge=1)] = 512

@@ -1,0 +1,111 @@
+"""Convolutional networks without short cuts: the EMNIST CNN and the VGG family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from cupola.nn.activations import Activation
+from cupola.nn.activations import activation as layer
+from cupola.nn.models.parts import Init, Shape, Share, Size, block, head, image, sequence
+from cupola.nn.models.registry import model
+from cupola.nn.normalisation import Norm
+from cupola.nn.normalisation import norm as normalisation
+
+
+@model(
+    "cnn", "two 5x5 convolutions and a dense layer of 512 (McMahan et al.; FedPT's EMNIST model)"
+)
+def cnn(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Norm = "group",
+    activation: Activation = "relu",
+    hidden: Size = 512,
+    dropout: Share = 0.0,
+    group_size: Size = 32,
+) -> nn.Module:
+    """Images of at least 4x4; 1,690,174 parameters for 28x28x1 and 62 classes.
+
+    norm: after the second convolution, as in FedPT; "none" is the model of McMahan et al. (2017).
+    dropout: share of the dense layer's outputs.
+    """
+    channels, height, width = image("cnn", input_shape, 4)
+    layers = [
+        nn.Conv2d(channels, 32, 5, padding=2),
+        layer(activation),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        *([] if norm == "none" else [normalisation(norm, 64, group_size)]),
+        layer(activation),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), hidden),
+        layer(activation),
+        *([nn.Dropout(dropout)] if dropout else []),
+    ]
+    return nn.Sequential(*layers, *head(hidden, classes))
+
+
+_POOL = 0
+_VGG6 = (64, _POOL, 128, _POOL, 256, _POOL, 512, 512)
+_VGG11 = (64, _POOL, 128, _POOL, 256, 256, _POOL, 512, 512, _POOL, 512, 512, _POOL)
+
+
+@model("vgg6", "VGG-6: five 3x3 convolutions, average pooling (utility preservation, KernelNorm)")
+def vgg6(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Norm = "none",
+    activation: Activation = "relu",
+    group_size: Size = 32,
+    init: Init = "torch",
+) -> nn.Module:
+    """Images of at least 8x8; 3,915,914 parameters for CIFAR-10, 3,917,386 with group norm."""
+    channels, _, _ = image("vgg6", input_shape, 8)
+    # A normalisation brings its own shift, so the convolution has none.
+    layers = _features(channels, _VGG6, norm, activation, group_size, bias=norm == "none")
+    return sequence([*layers, *_pooled(512, classes)], init)
+
+
+@model("vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)")
+def vgg11(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Norm = "none",
+    activation: Activation = "relu",
+    group_size: Size = 32,
+    init: Init = "he",
+) -> nn.Module:
+    """Images of at least 32x32; 9,225,610 parameters for 10 classes, 9,231,114 with a norm."""
+    channels, _, _ = image("vgg11", input_shape, 32)
+    layers = _features(channels, _VGG11, norm, activation, group_size, bias=True)
+    return sequence([*layers, *_pooled(512, classes)], init)
+
+
+def _features(
+    channels: int,
+    layout: Sequence[int],
+    norm: Norm,
+    activation: Activation,
+    group_size: int,
+    *,
+    bias: bool,
+) -> list[nn.Module]:
+    """Convolution blocks of the layout's widths; max-pooling where it says `_POOL`."""
+    layers: list[nn.Module] = []
+    for width in layout:
+        if width == _POOL:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += block(channels, width, norm, activation, group_size, bias=bias)
+            channels = width
+    return layers
+
+
+def _pooled(width: int, classes: int | None) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(width, classes)]

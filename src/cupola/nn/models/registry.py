@@ -1,0 +1,71 @@
+"""The registry of models and `build`, which makes one from its name, a seed and options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from cupola.errors import PlanError
+from cupola.federation import randomness
+from cupola.nn.registry import Registry
+
+_MODELS = Registry("model")
+
+#: `@model("name", "one line")` registers a function (input_shape, classes, *, options) -> module.
+model = _MODELS.add
+names = _MODELS.names
+describe = _MODELS.describe
+options = _MODELS.options
+
+
+def build(
+    name: str, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
+) -> nn.Module:
+    """A freshly initialised model, on the CPU, the same for the same seed everywhere.
+
+    name: a registered model, or "module:callable" for the user's own, which is called with the
+        options, and with input_shape and classes if its signature names them.
+    input_shape: of one model-ready input, without the batch: (C, H, W), (d,) or (T,).
+    classes: number of classes (or of tokens); None for regression on one number.
+    The global random number generators are left as they were.
+    """
+    shape = tuple(int(size) for size in input_shape)
+    if not shape or min(shape) < 1:
+        raise PlanError(f"model = {name!r}: inputs of shape {shape} hold nothing")
+    if classes is not None and classes < 1:
+        raise PlanError(f"model = {name!r}: {classes} classes; at least 1 is needed")
+    make = _MODELS.find(name)
+    arguments = {"input_shape": shape, "classes": classes}
+    if ":" in name:
+        taken = inspect.signature(make).parameters
+        arguments = {key: value for key, value in arguments.items() if key in taken}
+    arguments |= _MODELS.check(name, options)
+    if ":" in name:
+        _complete(name, make, arguments)
+    with _initialisation(seed):
+        module = make(**arguments)
+    if not isinstance(module, nn.Module):
+        raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _complete(name: str, make: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Refuse a call of the user's own model that leaves a parameter open."""
+    for p in inspect.signature(make).parameters.values():
+        by_name = p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        if by_name and p.default is p.empty and p.name not in arguments:
+            raise PlanError(f"model.{p.name} is missing: {name!r} needs it")
+
+
+@contextmanager
+def _initialisation(seed: int) -> Iterator[None]:
+    """Initialise from the run's seed, on the CPU, whatever the process drew before."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed: that would also reseed the accelerators.
+        torch.default_generator.manual_seed(randomness.derive(seed, "model"))
+        yield

@@ -1,0 +1,175 @@
+"""The task 'train': what a site computes in a round.
+
+`train` is the plain form, one site at a time on the worker's model. The forms for many sites at
+once are in `together`; tests hold them equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.federation import Contribution, Declined, Partial, Question, SiteContext, task
+from cupola.federation.randomness import derive
+from cupola.learn.batches import Work, share_out
+from cupola.learn.choices import Local
+from cupola.learn.optimizers import LocalOptimizer, effective_steps
+from cupola.learn.workspace import Workspace, workspace_of
+
+MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
+
+
+@task("train")
+def train(site: SiteContext, question: Question) -> Contribution:
+    """Train the received model on this site's data and answer the update.
+
+    Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers).
+    Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
+    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD).
+    """
+    local = Local.model_validate(question.options["local"])
+    work = share_out([site], question, local)[0]
+    if work.declined:
+        raise Declined(work.declined)
+    space = workspace_of(site)
+    space.load(question.arrays)
+    with _own_randomness(site, question, space):
+        return _train(site, question, local, work, space)
+
+
+@train.many
+def train_together(sites: list[SiteContext], question: Question) -> list[Partial] | None:
+    from cupola.learn.together import train_many  # it needs this module's definitions
+
+    return train_many(sites, question)
+
+
+def _train(
+    site: SiteContext, question: Question, local: Local, work: Work, space: Workspace
+) -> Contribution:
+    lr = question.options["lr"]
+    optimizer = LocalOptimizer(local, lr)
+    start = space.split(space.start)
+    correction = _correction(site, question, local, space)
+    total: list[Tensor] = []
+    coefficients = accumulation_coefficients(local, len(work.batches))
+    augment = _augmentation(site, question)
+    for index, alpha in zip(work.batches, coefficients):
+        grads = _gradient(space, site, index, augment, whole=local.work == "gradient")
+        if local.proximal:
+            torch._foreach_add_(grads, space.params, alpha=local.proximal)
+            torch._foreach_add_(grads, start, alpha=-local.proximal)
+        if correction:
+            torch._foreach_add_(grads, correction)
+        if local.send == "gradients":
+            if not total:
+                total = torch._foreach_mul(grads, alpha)
+            else:
+                torch._foreach_add_(total, grads, alpha=alpha)
+            if index is work.batches[-1]:
+                break  # nobody looks at the model after its last gradient
+        optimizer.step(space.params, grads)
+    arrays = {}
+    if local.send == "gradients":
+        arrays.update(space.named("model", total))
+    else:
+        change = space.start - space.flat
+        if local.send == "normalised":
+            steps = effective_steps(local, len(work.batches), lr)
+            change /= steps
+            arrays["steps"] = np.array(steps)
+        arrays.update(space.named("model", space.split(change)))
+    arrays.update({f"buffer/{n}": b.cpu().numpy().copy() for n, b in space.buffers.items()})
+    if local.work == "batches":
+        site.keep(question, {"cursor": np.array(work.cursor)})
+    if local.control_variates:
+        arrays.update(_variates(site, question, space, len(work.batches) * lr))
+    weight = float(work.used) if local.weighting == "samples" else 1.0
+    return Contribution(arrays, weight)
+
+
+def _gradient(
+    space: Workspace,
+    site: SiteContext,
+    index: np.ndarray,
+    augment: torch.Generator | None,
+    whole: bool,
+) -> list[Tensor]:
+    """Mean gradient over these samples; over a whole data set in passes of bounded size."""
+    data = site.data.train
+    if not whole or len(index) <= MICRO_BATCH or space.properties.batch_dependent:
+        return space.gradient(*space.batch(data, torch.from_numpy(index), augment))
+    total: list[Tensor] = []
+    for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
+        grads = space.gradient(*space.batch(data, torch.from_numpy(part), augment))
+        share = len(part) / len(index)
+        if total:
+            torch._foreach_add_(total, grads, alpha=share)
+        else:
+            total = torch._foreach_mul(grads, share)
+    return total
+
+
+def accumulation_coefficients(local: Local, steps: int) -> list[float]:
+    """Weights of a round's gradients: 1, or tau, tau/2, then linearly down to 1 (WGA, 004 ch. 5).
+
+    The paper's formula divides by tau - 2, so tau = 2 is settled as (2, 1).
+    """
+    if local.accumulation == "plain" or steps == 1:
+        return [1.0] * steps
+    half = steps / 2
+    slope = (1 - half) / (steps - 2) if steps > 2 else 0.0
+    return [float(steps), *(half + i * slope for i in range(steps - 1))]
+
+
+def _correction(
+    site: SiteContext, question: Question, local: Local, space: Workspace
+) -> list[Tensor]:
+    """SCAFFOLD: c - c_k, added to every gradient; c_k starts at zero."""
+    if not local.control_variates:
+        return []
+    own = site.recall(question)
+    result = []
+    for name in space.names:
+        key = f"variate/{name}"
+        c = torch.from_numpy(question.arrays[key])
+        result.append((c - torch.from_numpy(own[key]) if key in own else c).to(space.device))
+    return result
+
+
+def _variates(
+    site: SiteContext, question: Question, space: Workspace, travelled: float
+) -> dict[str, np.ndarray]:
+    """SCAFFOLD, option II: c_k' = c_k - c + (start - end) / (K lr); answers c_k' - c_k."""
+    own = site.recall(question)
+    new, change = {}, {}
+    for name, moved in zip(space.names, space.split(space.start - space.flat)):
+        key = f"variate/{name}"
+        change[key] = moved.cpu().numpy() / travelled - question.arrays[key]
+        change[key] = change[key].astype(question.arrays[key].dtype)
+        new[key] = own[key] + change[key] if key in own else change[key]
+    site.keep(question, {**own, **new})
+    return change
+
+
+def _augmentation(site: SiteContext, question: Question) -> torch.Generator | None:
+    if site.data.train.transform is None:
+        return None
+    seed = int(site.generator("augment", question.round).integers(2**62))
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def _own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
+    """Random layers draw from this site's generator; the process-wide one is left as it was."""
+    if not space.serial:
+        yield
+        return
+    with torch.random.fork_rng():
+        if site.seed is not None:
+            torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
+        yield

@@ -1,0 +1,38 @@
+"""Who takes part in a round: a pure function of (seed, round)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from cupola.errors import PlanError
+from cupola.federation.randomness import generator, permutation
+from cupola.learn.choices import Participation
+
+
+def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
+    """The sites asked in this round, sorted. Costs as much as the sites drawn, not as all sites."""
+    if choice.kind == "all":
+        return list(range(sites))
+    if choice.kind == "at-most-once":
+        count = choice.count or 1
+        order = _order(seed, sites)
+        return sorted(int(i) for i in order[(round - 1) * count : round * count])
+    random = generator(seed, "participation", round)
+    if choice.kind == "poisson":
+        count = int(random.binomial(sites, choice.fraction or 0.0))
+    else:
+        count = choice.count or max(1, round_half_up(sites * (choice.fraction or 0.0)))
+        if count > sites:
+            raise PlanError(f"participation.count = {count}, but there are {sites} sites")
+    return sorted(int(i) for i in random.choice(sites, count, replace=False, shuffle=False))
+
+
+def round_half_up(value: float) -> int:
+    return int(np.floor(value + 0.5))
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, sites: int) -> np.ndarray:
+    return permutation(seed, "at most once", 0, 0, sites)

@@ -1,0 +1,113 @@
+"""Published methods as named sets of choices. A plan's own settings go on top."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from cupola.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a method for the sections local, server and participation, and its source."""
+
+    name: str
+    summary: str
+    source: str
+    local: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
+    participation: dict[str, Any] = field(default_factory=dict)
+
+
+_GRADIENTS = {"send": "gradients"}
+_FEDOPT = "Reddi et al. 2021, Adaptive federated optimization"
+_UPFL = "Nasirigerdeh et al. 2023, Utility-preserving federated learning (AISec)"
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "fedavg",
+            "local epochs, models averaged by samples",
+            "McMahan et al. 2017",
+            participation={"keep_stragglers": False},
+        ),
+        Recipe(
+            "fedprox",
+            "FedAvg with a proximal term; partial work is kept",
+            "Li et al. 2020",
+            local={"proximal": 0.1},
+        ),
+        Recipe(
+            "fedavgm",
+            "FedAvg with momentum at the coordinator",
+            "Hsu et al. 2019",
+            server={"momentum": 0.9},
+        ),
+        Recipe(
+            "fedadam",
+            "Adam at the coordinator",
+            _FEDOPT,
+            server={"optimizer": "adam", "lr": 0.03},
+        ),
+        Recipe(
+            "fedyogi",
+            "Yogi at the coordinator",
+            _FEDOPT,
+            server={"optimizer": "yogi", "lr": 0.03},
+        ),
+        Recipe(
+            "fedadagrad",
+            "Adagrad at the coordinator",
+            _FEDOPT,
+            server={"optimizer": "adagrad", "lr": 0.03, "betas": (0.0, 0.99)},
+        ),
+        Recipe(
+            "fednova",
+            "changes normalised by local steps before averaging",
+            "Wang et al. 2020",
+            local={"send": "normalised"},
+        ),
+        Recipe(
+            "scaffold",
+            "control variates against client drift",
+            "Karimireddy et al. 2020",
+            local={"control_variates": True, "weighting": "uniform"},
+        ),
+        Recipe(
+            "fedfgd",
+            "one full gradient per round; equals centralised full-gradient descent",
+            _UPFL,
+            local={"work": "gradient", **_GRADIENTS},
+        ),
+        Recipe(
+            "fedsmb",
+            "one mini-batch per round; equals centralised SGD when sites are equal in size",
+            _UPFL,
+            local={"work": "batches", "batches": 1, **_GRADIENTS},
+        ),
+        Recipe(
+            "fedcmb",
+            "tau mini-batches per round, accumulated gradients sent",
+            _UPFL,
+            local={"work": "batches", "batches": 5, **_GRADIENTS},
+        ),
+        Recipe(
+            "fedcmb+wga",
+            "FedCMB with weighted gradient accumulation: early gradients count more",
+            _UPFL,
+            local={"work": "batches", "batches": 5, "accumulation": "weighted", **_GRADIENTS},
+        ),
+    )
+}
+
+
+def find_recipe(name: str) -> Recipe:
+    """A recipe by name; unknown names are refused with a suggestion."""
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(RECIPES)}"
+        raise PlanError(f"recipe = '{name}' is unknown; {hint}")
+    return RECIPES[name]

@@ -1,0 +1,282 @@
+"""The training loop as a step machine: ask the sites, step the server, judge the model.
+
+Everything that varies between published methods is a choice (see `choices`); this file is the same
+for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupola.data import Dataset
+from cupola.errors import FederationError, PlanError
+from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
+from cupola.learn.choices import Evaluation, Local, Participation, Server
+from cupola.learn.metrics import count, expected, metrics
+from cupola.learn.optimizers import server_step
+from cupola.learn.participation import draw
+from cupola.learn.workspace import Problem, Workspace
+
+LOWER_IS_BETTER = {"loss", "rmse"}
+
+
+@dataclass
+class Training:
+    """A program: `rounds` rounds over `sites` sites.
+
+    public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
+    what sites hold out ('test', 'validation').
+    State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'best/'.
+    State values: 'round' (completed rounds), 'record' (of the round under way), 'pending' (questions
+    left in it), 'last' (the record of the last completed round), 'best', 'waited', 'stopped'.
+    """
+
+    problem: Problem
+    sites: int
+    rounds: int
+    seed: int = 0
+    local: Local = Local()
+    server: Server = Server()
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    public: Mapping[str, Dataset] = field(default_factory=dict)
+    site_splits: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._space: Workspace | None = None
+        judge = self.evaluation
+        if (judge.best or judge.patience) and not self._validation():
+            raise PlanError(
+                "evaluation.best and evaluation.patience need validation data: set "
+                "data.public_validation or partition.validation (test data select nothing)"
+            )
+        if judge.on in ("sites", "both") and "test" not in self.site_splits:
+            raise PlanError(
+                f"evaluation.on = '{judge.on}' needs held-out data at the sites: set a test share "
+                "in the partition (test = 0.2)"
+            )
+        if judge.per_site and "test" not in self.site_splits:
+            raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
+        if self.participation.kind == "at-most-once":
+            need = self.rounds * (self.participation.count or 1)
+            if need > self.sites:
+                raise PlanError(
+                    f"at-most-once: {self.rounds} rounds of {self.participation.count} sites need "
+                    f"{need} sites, there are {self.sites}"
+                )
+
+    @property
+    def space(self) -> Workspace:
+        """The coordinator's own workspace, for initial weights and public evaluation."""
+        if self._space is None:
+            self._space = Workspace(self.problem)
+        return self._space
+
+    def start(self) -> State:
+        arrays = self.space.arrays()
+        if self.local.control_variates:
+            for name in self._parameters(arrays):
+                arrays[f"variate/{name}"] = np.zeros_like(arrays[f"model/{name}"])
+        return State(0, arrays, {"round": 0, "record": None, "pending": [], "stopped": None})
+
+    def ask(self, state: State) -> Ask | None:
+        pending = state.values["pending"]
+        if pending:
+            return self._ask_evaluation(state, *pending[0])
+        done = state.values["round"]
+        if done >= self.rounds or state.values["stopped"]:
+            return None
+        return self._ask_training(state, done + 1)
+
+    def answer(self, state: State, reply: Reply) -> State:
+        if state.values["pending"]:
+            return self._judged(state, reply)
+        assert isinstance(reply, Total)
+        return self._trained(state, reply)
+
+    # Training
+
+    def _ask_training(self, state: State, round: int) -> Ask:
+        prefixes = ("model/", "buffer/", "variate/")
+        arrays = {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
+        expects = {name: Spec.of(array) for name, array in arrays.items()}
+        if self.local.send == "normalised":
+            expects["steps"] = Spec(())
+        choice = self.participation
+        options: dict[str, Any] = {
+            "local": self.local.model_dump(exclude_defaults=True, mode="json"),
+            "lr": self.local.lr * self.local.schedule.factor(round, self.rounds),
+        }
+        if choice.stragglers or choice.dropouts:
+            options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
+        what = "accumulated gradients" if self.local.send == "gradients" else "model change"
+        question = Question(
+            "train",
+            arrays,
+            options,
+            expects,
+            step=state.step,
+            round=round,
+            reveals=f"{what} after local training, summed over sites; samples used",
+        )
+        return Ask("sum", question, draw(choice, self.sites, self.seed, round))
+
+    def _trained(self, state: State, total: Total) -> State:
+        round = state.values["round"] + 1
+        record: dict[str, Any] = {
+            "round": round,
+            "sites": len(total.sites),
+            "failed": dict(Counter(total.failed.values())),
+            "samples": total.weight if self.local.weighting == "samples" else None,
+        }
+        arrays = self._server_step(state, total, round) if total.weight > 0 else {}
+        state = state.next(arrays, record=record)
+        due = round % self.evaluation.every == 0 or round == self.rounds
+        return self._next_judgement(state, self._judgements() if due else [])
+
+    def _server_step(self, state: State, total: Total, round: int) -> Arrays:
+        names = self._parameters(state.arrays)
+        model = {n: state.arrays[f"model/{n}"] for n in names}
+        update = {n: total.mean(f"model/{n}") for n in names}
+        if self.local.send == "normalised":
+            scale = float(total.mean("steps"))
+            update = {n: scale * u for n, u in update.items()}
+        slots = {n.removeprefix("server/"): a for n, a in state.arrays.items() if n[:7] == "server/"}
+        moved, kept = server_step(self.server, self.server_lr(round), model, update, slots)
+        if not all(np.isfinite(array).all() for array in moved.values()):
+            raise FederationError(
+                f"round {round}: the model is no longer finite (training diverged); lower local.lr "
+                "or server.lr, then resume or run again"
+            )
+        arrays = {f"model/{n}": a for n, a in moved.items()}
+        arrays |= {f"server/{n}": a for n, a in kept.items()}
+        for name, array in state.arrays.items():
+            if name.startswith("buffer/"):
+                arrays[name] = total.mean(name).astype(array.dtype)
+            elif name.startswith("variate/"):
+                step = total.mean(name) * (len(total.sites) / self.sites)
+                arrays[name] = (array + step).astype(array.dtype)
+        return arrays
+
+    def server_lr(self, round: int) -> float:
+        """The server's rate; with gradients it is the sites' own, schedule included."""
+        rate, schedule = self.server.lr, self.server.schedule
+        if self.local.send == "gradients":
+            rate = self.local.lr if rate is None else rate
+            schedule = schedule or self.local.schedule
+        return (1.0 if rate is None else rate) * (
+            schedule.factor(round, self.rounds) if schedule else 1.0
+        )
+
+    @staticmethod
+    def _parameters(arrays: Mapping[str, np.ndarray]) -> list[str]:
+        return [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
+
+    # Evaluation
+
+    def _validation(self) -> str | None:
+        """Where validation data are: 'public' before 'sites'."""
+        if len(self.public.get("validation", ())):
+            return "public"
+        return "sites" if "validation" in self.site_splits else None
+
+    def _judgements(self) -> list[list[str]]:
+        """What to ask sites in an evaluated round, as (kind, split)."""
+        judge = self.evaluation
+        asks = [["sum", "test"]] if judge.on in ("sites", "both") else []
+        if self._validation() == "sites":
+            asks.append(["sum", "validation"])
+        if judge.per_site:
+            asks.append(["gather", "test"])
+        return [["public", ""], *asks]
+
+    def _next_judgement(self, state: State, pending: list[list[str]]) -> State:
+        """Do what the coordinator can do alone; leave the rest pending, or close the round."""
+        record = dict(state.values["record"])
+        if pending and pending[0] == ["public", ""]:
+            pending = pending[1:]
+            for split, data in self.public.items():
+                if len(data):
+                    record[split] = self.judge(state.arrays, data)
+        state = State(state.step, state.arrays, {**state.values, "record": record})
+        if pending:
+            return State(state.step, state.arrays, {**state.values, "pending": pending})
+        return self._close(state)
+
+    def judge(self, arrays: Mapping[str, np.ndarray], data: Dataset) -> dict[str, float]:
+        """Metrics of a model on data the coordinator holds."""
+        self.space.load(arrays)
+        return metrics(count(self.space, [data], self._options("test")))
+
+    def _options(self, split: str) -> dict[str, Any]:
+        judge = self.evaluation
+        return {"split": split, "auroc": judge.auroc, "batch_size": judge.batch_size}
+
+    def _ask_evaluation(self, state: State, kind: str, split: str) -> Ask:
+        prefixes = ("model/", "buffer/")
+        options = self._options(split)
+        question = Question(
+            "evaluate",
+            {n: a for n, a in state.arrays.items() if n.startswith(prefixes)},
+            options,
+            expected(self.problem, options),
+            step=state.step,
+            round=state.values["round"] + 1,
+            reveals=f"counts of the model on {split} data"
+            + (", each site's own" if kind == "gather" else ", summed over sites"),
+        )
+        return Ask("gather" if kind == "gather" else "sum", question, range(self.sites))
+
+    def _judged(self, state: State, reply: Reply) -> State:
+        (_, split), *pending = state.values["pending"]
+        record = dict(state.values["record"])
+        if isinstance(reply, Total):
+            record["sites_" + split] = metrics(reply.arrays) if reply.arrays else {}
+        else:
+            record["per_site"] = {str(s): metrics(c.arrays) for s, c in reply.items()}
+        return self._next_judgement(state.next(record=record, pending=pending), pending)
+
+    def _close(self, state: State) -> State:
+        """End the round: remember the best model, decide about stopping."""
+        record = state.values["record"]
+        values = {**state.values, "round": record["round"], "record": None, "pending": []}
+        arrays = state.arrays
+        judge = self.evaluation
+        where = "validation" if self._validation() == "public" else "sites_validation"
+        score = record.get(where, {}).get(judge.metric)
+        if score is not None and (judge.best or judge.patience):
+            if judge.metric in LOWER_IS_BETTER:
+                score = -score
+            best = values.get("best")
+            if best is None or score > best["score"]:
+                values |= {"best": {"score": score, "round": record["round"]}, "waited": 0}
+                if judge.best:
+                    models = {n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))}
+                    arrays = {**arrays, **{f"best/{n}": a for n, a in models.items()}}
+            else:
+                values["waited"] = values.get("waited", 0) + 1
+                if judge.patience and values["waited"] >= judge.patience:
+                    values["stopped"] = (
+                        f"{judge.metric} on validation data did not improve for "
+                        f"{judge.patience} evaluations"
+                    )
+        elif (judge.best or judge.patience) and where in record:
+            raise PlanError(
+                f"evaluation.metric = '{judge.metric}' is not measured here; "
+                f"measured: {', '.join(sorted(record[where]))}"
+            )
+        values["last"] = record
+        return State(state.step, arrays, values)
+
+    def model(self, state: State) -> Arrays:
+        """The resulting weights: the best on validation data if kept, else the last."""
+        best = {n.removeprefix("best/"): a for n, a in state.arrays.items() if n[:5] == "best/"}
+        source = best or state.arrays
+        return {
+            n.split("/", 1)[1]: a for n, a in source.items() if n.startswith(("model/", "buffer/"))
+        }

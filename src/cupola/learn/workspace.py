@@ -1,0 +1,178 @@
+"""What is learned, and the one reused model that a worker learns it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cupola.data import Dataset, FederatedData, SiteData
+from cupola.errors import PlanError
+from cupola.federation import Arrays, SiteContext
+from cupola.nn import Loss
+from cupola.nn.inspect import Properties, properties
+
+Example = tuple[Tensor, Tensor]
+
+
+def pick_device(name: str) -> torch.device:
+    """'auto' takes CUDA, then Apple's MPS, then the CPU; others must be present."""
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _mps()}
+    if name == "auto":
+        return torch.device("cuda" if present["cuda"] else "mps" if present["mps"] else "cpu")
+    kind = name.split(":")[0]
+    if kind not in present:
+        raise PlanError(f"device = '{name}' is not one of auto, cpu, cuda, mps")
+    if not present[kind]:
+        raise PlanError(f"device = '{name}' is not present on this machine; use device = 'auto'")
+    return torch.device(name)
+
+
+def _mps() -> bool:
+    return bool(torch.backends.mps.is_available())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its loss and the kind of task.
+
+    build: makes the module with its initial weights (the same every time). loss: one value per
+    sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
+    targets, None for regression. input_shape: of one model-ready input.
+    """
+
+    build: Callable[[], nn.Module]
+    loss: Loss
+    kind: str
+    classes: int | None
+    input_shape: tuple[int, ...]
+    device: str = "auto"
+    dtype: torch.dtype = torch.float32
+    ignore: tuple[int, ...] = ()
+
+    def module(self) -> nn.Module:
+        return self.build().to(pick_device(self.device), self.dtype)
+
+
+class Workspace:
+    """One model, reused for site after site: parameters are views into one flat vector.
+
+    Arrays that cross the border are named 'model/<parameter>' and 'buffer/<buffer>'.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.device = pick_device(problem.device)
+        self.module = problem.module().train()
+        self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        if not parameters:
+            raise PlanError("the model has no trainable parameters")
+        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.params: list[Tensor] = []
+        start = 0
+        for parameter in parameters:
+            view = self.flat[start : start + parameter.numel()].view(parameter.shape)
+            parameter.data = view
+            self.params.append(parameter)
+            start += parameter.numel()
+        self.buffers = {
+            name: b for name, b in self.module.named_buffers() if b.is_floating_point()
+        }
+        self.start = self.flat.clone()
+        self._properties: Properties | None = None
+        self.cache: dict[str, Any] = {}
+
+    @property
+    def properties(self) -> Properties:
+        """Whether the model is random, batch-dependent or stackable; found out once."""
+        if self._properties is None:
+            problem = self.problem
+            module = problem.build().to(problem.dtype)
+            self._properties = properties(module, probe_inputs(problem, 4))
+        return self._properties
+
+    @property
+    def serial(self) -> bool:
+        """Random layers draw from the process-wide generator, so their sites run one by one."""
+        return bool(self.properties.random)
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set parameters and buffers from the coordinator's arrays; remember them as `start`."""
+        with torch.no_grad():
+            for name, parameter in zip(self.names, self.params):
+                parameter.copy_(torch.from_numpy(arrays[f"model/{name}"]))
+            for name, buffer in self.buffers.items():
+                buffer.copy_(torch.from_numpy(arrays[f"buffer/{name}"]))
+            self.start.copy_(self.flat)
+
+    def arrays(self) -> Arrays:
+        """The model as named arrays (copies), for the coordinator's initial state."""
+        return {
+            **{f"model/{n}": p.detach().cpu().numpy().copy() for n, p in self.pairs()},
+            **{f"buffer/{n}": b.cpu().numpy().copy() for n, b in self.buffers.items()},
+        }
+
+    def pairs(self) -> list[tuple[str, Tensor]]:
+        return list(zip(self.names, self.params))
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat vector in the shapes of the parameters."""
+        views = flat.split([p.numel() for p in self.params])
+        return [v.view(p.shape) for v, p in zip(views, self.params)]
+
+    def named(self, prefix: str, tensors: Sequence[Tensor]) -> Arrays:
+        return {f"{prefix}/{n}": t.detach().cpu().numpy() for n, t in zip(self.names, tensors)}
+
+    def batch(self, data: Dataset, index: Any, generator: torch.Generator | None = None) -> Example:
+        """Model-ready inputs and targets on the device; augmented if a generator is given."""
+        x, y = data.inputs(index), data.y[index]
+        if generator is not None and data.transform is not None:
+            x = data.transform(x, generator)
+        if x.is_floating_point():
+            x = x.to(self.device, self.problem.dtype)
+        else:
+            x = x.to(self.device)
+        y = y.to(self.device, self.problem.dtype) if y.is_floating_point() else y.to(self.device)
+        return x, y
+
+    def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Gradient of the mean loss over a batch, one tensor per parameter."""
+        loss = self.problem.loss(self.module(x), y).mean()
+        return list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+
+
+def probe_inputs(problem: Problem, n: int) -> Tensor:
+    """Random inputs that the model accepts, for probes: tokens for language, else normal."""
+    generator = torch.Generator().manual_seed(0)
+    if problem.kind == "language" or getattr(problem.build, "tokens", False):
+        top = problem.classes or 2
+        return torch.randint(0, max(top, 2), (n, *problem.input_shape), generator=generator)
+    return torch.randn((n, *problem.input_shape), generator=generator).to(problem.dtype)
+
+
+@dataclass
+class TrainingHost:
+    """The sites of a federated data set, and the workspace their tasks share."""
+
+    problem: Problem
+    sites: FederatedData
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def data(self, site: int) -> SiteData:
+        return self.sites.site(site)
+
+    def workspace(self) -> Workspace:
+        return Workspace(self.problem)
+
+
+def workspace_of(site: SiteContext) -> Workspace:
+    workspace = site.workspace
+    assert isinstance(workspace, Workspace)
+    return workspace

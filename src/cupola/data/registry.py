@@ -1,0 +1,113 @@
+"""Data sets by name: `@dataset("name")` registers a loader, `load("name", ...)` calls it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cupola.data.dataset import Source
+from cupola.data.download import Files
+from cupola.errors import DataError
+
+Loader = Callable[..., Source]
+L = TypeVar("L", bound=Loader)
+
+_LOADERS: dict[str, Loader] = {}
+
+
+def dataset(name: str) -> Callable[[L], L]:
+    """Register a loader. Its keyword parameters are the options; a first parameter `files`
+    is filled with a `Files` and gives it the options folder, download and progress."""
+
+    def register(loader: L) -> L:
+        _LOADERS[name] = loader
+        return loader
+
+    return register
+
+
+def names() -> list[str]:
+    """Every registered data set."""
+    return sorted(_LOADERS)
+
+
+def options(name: str) -> dict[str, Any]:
+    """Options of a loader with their defaults (`inspect.Parameter.empty` if there is none)."""
+    return {p.name: p.default for p in _parameters(_loader(name))}
+
+
+def describe(name: str) -> str:
+    """What a data set is: the loader's docstring."""
+    return inspect.getdoc(_loader(name)) or ""
+
+
+def load(name: str, **given: Any) -> Source:
+    """Load a data set by name, or the user's own by "module:function".
+
+    Nothing is downloaded unless `download=True`.
+    """
+    loader = _loader(name)
+    parameters = _parameters(loader)
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for option in given:
+            if option not in [p.name for p in parameters]:
+                raise DataError(
+                    f"{name} has no option {_hint(option, (p.name for p in parameters))}"
+                )
+    for p in parameters:
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given:
+            raise DataError(f"{name} needs the option {p.name!r}")
+    if "files" in inspect.signature(loader).parameters:
+        folder = given.pop("folder", None)
+        given["files"] = Files(
+            name.replace(":", "."),
+            None if folder is None else Path(folder).expanduser(),
+            given.pop("download", False),
+            given.pop("progress", None),
+        )
+    source = loader(**given)
+    if not isinstance(source, Source):
+        raise DataError(f"{name} gave a {type(source).__name__}, not a cupola.data.Source")
+    return source
+
+
+def _parameters(loader: Loader) -> list[inspect.Parameter]:
+    """Options a user may give."""
+    parameters = list(inspect.signature(loader).parameters.values())
+    if not any(p.name == "files" for p in parameters):
+        return parameters
+    common = {"folder": None, "download": False, "progress": None}
+    return [p for p in parameters if p.name != "files"] + [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for key, value in common.items()
+    ]
+
+
+def _loader(name: str) -> Loader:
+    if name in _LOADERS:
+        return _LOADERS[name]
+    if ":" not in name:
+        raise DataError(f"there is no data set {_hint(name, names())}")
+    module, _, function = name.partition(":")
+    try:
+        loader = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise DataError(f"{name}: cannot import {module} ({error})") from error
+    except AttributeError:
+        raise DataError(f"{name}: module {module} has no {function}") from None
+    if not callable(loader):
+        raise DataError(f"{name}: {function} is not a function")
+    return loader
+
+
+def _hint(given: str, known: Iterable[str]) -> str:
+    """'digit'; did you mean 'digits'? - or the list of what there is."""
+    known = list(known)
+    close = difflib.get_close_matches(given, known, n=1)
+    return f"{given!r}; " + (
+        f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+    )

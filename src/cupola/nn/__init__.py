@@ -1,16 +1,22 @@
 """Models, losses and what can be said about them before training."""
 
+from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 from cupola.nn.losses import Loss, NamedLoss, default_loss, find_loss
 from cupola.nn.models import build, describe, model, names, options
+from cupola.nn.suitability import suitability
 
 __all__ = [
     "Loss",
     "NamedLoss",
+    "Properties",
     "build",
     "default_loss",
     "describe",
     "find_loss",
+    "loss_is_batch_dependent",
     "model",
     "names",
     "options",
+    "properties",
+    "suitability",
 ]

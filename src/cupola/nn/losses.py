@@ -125,7 +125,7 @@ def _classes_second(output: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, counted: Tensor | None) -> Tensor:
-    """Mean over each sample's own elements, (n, ...) to (n,); those not counted are zero already."""
+    """Mean over each sample's own elements, (n, ...) to (n,); uncounted ones are zero already."""
     if values.dim() == 1:
         return values
     values = values.flatten(1)

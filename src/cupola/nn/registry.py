@@ -90,10 +90,12 @@ class Registry:
     def _options(self, name: str) -> list[inspect.Parameter]:
         """Keyword-only parameters; for the user's own code all that can be given by name."""
         parameters = inspect.signature(self.find(name)).parameters.values()
-        kinds = {inspect.Parameter.KEYWORD_ONLY}
-        if ":" in name:
-            kinds.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [p for p in parameters if p.kind in kinds]
+        own = ":" in name
+        return [
+            p
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY or (own and p.kind is p.POSITIONAL_OR_KEYWORD)
+        ]
 
     def _value(self, function: Callable[..., Any], option: str, value: Any) -> Any:
         try:

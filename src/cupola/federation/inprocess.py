@@ -24,15 +24,16 @@ from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, find_task
 
-Mode = Literal["auto", "batched", "one-by-one"]
+Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit"]
 
 
 class InProcess(Federation):
     """Runs tasks for the sites of `host` in this process.
 
-    seed: of the simulation. mode: 'auto' lets each task decide whether many sites are computed
-    together, 'batched' insists on it, 'one-by-one' forbids it. workers: threads for sites that
-    run one by one (default: the cores); each computes with one core.
+    seed: of the simulation. mode: 'auto' lets each task decide whether and how many sites are
+    computed together; 'one-by-one' forbids it, 'together' insists on it, the others insist on one
+    form of training (see cupola.learn.together). workers: threads (default: the cores), each
+    computing with one core; the number changes no result.
     cache: how many sites' data are kept ready.
     """
 
@@ -63,9 +64,8 @@ class InProcess(Federation):
         """The site as its tasks see it, in the calling worker's workspace."""
         if not hasattr(self._local, "workspace"):
             self._local.workspace = self.host.workspace()
-        return SiteContext(
-            site, self._site_data(site), self._local.workspace, self.store, self.seed
-        )
+        data, workspace = self._site_data(site), self._local.workspace
+        return SiteContext(site, data, workspace, self.store, self.seed, self.workers, self.mode)
 
     def _site_data(self, site: int) -> Any:
         with self._lock:
@@ -113,10 +113,10 @@ class InProcess(Federation):
             return None
         contexts = [self.context(site) for site in sites]
         partials = task.batched(contexts, question)
-        if partials is None and self.mode == "batched":
+        if partials is None and self.mode != "auto":
             raise CupolaError(
-                f"mode 'batched': '{question.task}' cannot compute these sites together "
-                "(random layers, batch-dependent layers or an unsupported choice); use mode 'auto'"
+                f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this form "
+                "here (random or batch-dependent layers, or an unsupported choice); use 'auto'"
             )
         return partials
 

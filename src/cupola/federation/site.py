@@ -70,13 +70,18 @@ class StateStore:
 
 @dataclass
 class SiteContext:
-    """One site as its tasks see it. seed is None at a real site: its randomness is its own."""
+    """One site as its tasks see it. seed is None at a real site: its randomness is its own.
+
+    workers and mode are the engine's wishes for computations over many sites at once.
+    """
 
     index: int
     data: Any
     workspace: Any
     store: StateStore
     seed: int | None
+    workers: int = 1
+    mode: str = "auto"
 
     def generator(self, purpose: str, round: int) -> np.random.Generator:
         if self.seed is None:

@@ -81,9 +81,10 @@ def _epochs(
     work: list[Work] = [Work([], _used(n, local)) for n in sizes]
     for epoch in range(max(epochs)):
         orders = permutations(seed, f"shuffle {epoch}", round, sites, sizes)
-        for item, order, many, used in zip(work, orders, epochs, map(lambda w: w.used, work)):
+        for item, order, many in zip(work, orders, epochs):
             if epoch < many:
-                item.batches += [order[i : min(i + size, used)] for i in range(0, used, size)]
+                order = order[: item.used]
+                item.batches += [order[i : i + size] for i in range(0, item.used, size)]
     return work
 
 

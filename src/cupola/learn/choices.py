@@ -138,7 +138,7 @@ class Server(Choice):
     """The coordinator's step from the mean update (a pseudo-gradient).
 
     sgd: u = momentum * u + g + weight_decay * w; w -= lr * u. adam, yogi, adagrad: as in Reddi et
-    al. (2021), `eps` is their tau. lr defaults to 1, or to the sites' rate when they send gradients.
+    al. (2021), `eps` is their tau. lr defaults to 1, or to the sites' when they send gradients.
     """
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"

@@ -37,7 +37,7 @@ def train(site: SiteContext, question: Question) -> Contribution:
         raise Declined(work.declined)
     space = workspace_of(site)
     space.load(question.arrays)
-    with _own_randomness(site, question, space):
+    with torch.no_grad(), _own_randomness(site, question, space):
         return _train(site, question, local, work, space)
 
 

@@ -102,7 +102,8 @@ def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:
 
 def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Tensor]) -> None:
     sums["samples"] += len(y)
-    sums["loss"] += problem.loss(output, y).sum().double().cpu()
+    loss = problem.loss(output, y).double().cpu()
+    sums["loss"] += loss.sum() if loss.dim() else loss * len(y)
     if problem.kind == "regression":
         error = (output.reshape(len(y), -1) - y.reshape(len(y), -1)).double()
         sums["squared_error"] += error.square().mean(1).sum().cpu()

@@ -32,18 +32,18 @@ class Training:
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation').
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'best/'.
-    State values: 'round' (completed rounds), 'record' (of the round under way), 'pending' (questions
-    left in it), 'last' (the record of the last completed round), 'best', 'waited', 'stopped'.
+    State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
+    (questions left in it), 'last' (the record of the last completed round), 'best', 'waited', 'stopped'.
     """
 
     problem: Problem
     sites: int
     rounds: int
     seed: int = 0
-    local: Local = Local()
-    server: Server = Server()
-    participation: Participation = Participation()
-    evaluation: Evaluation = Evaluation()
+    local: Local = field(default_factory=Local)
+    server: Server = field(default_factory=Server)
+    participation: Participation = field(default_factory=Participation)
+    evaluation: Evaluation = field(default_factory=Evaluation)
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
 
@@ -146,7 +146,9 @@ class Training:
         if self.local.send == "normalised":
             scale = float(total.mean("steps"))
             update = {n: scale * u for n, u in update.items()}
-        slots = {n.removeprefix("server/"): a for n, a in state.arrays.items() if n[:7] == "server/"}
+        slots = {
+            n.removeprefix("server/"): a for n, a in state.arrays.items() if n[:7] == "server/"
+        }
         moved, kept = server_step(self.server, self.server_lr(round), model, update, slots)
         if not all(np.isfinite(array).all() for array in moved.values()):
             raise FederationError(
@@ -256,7 +258,9 @@ class Training:
             if best is None or score > best["score"]:
                 values |= {"best": {"score": score, "round": record["round"]}, "waited": 0}
                 if judge.best:
-                    models = {n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))}
+                    models = {
+                        n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))
+                    }
                     arrays = {**arrays, **{f"best/{n}": a for n, a in models.items()}}
             else:
                 values["waited"] = values.get("waited", 0) + 1

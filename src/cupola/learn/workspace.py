@@ -14,7 +14,7 @@ from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation import Arrays, SiteContext
 from cupola.nn import Loss
-from cupola.nn.inspect import Properties, properties
+from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 
 Example = tuple[Tensor, Tensor]
 
@@ -80,9 +80,7 @@ class Workspace:
             parameter.data = view
             self.params.append(parameter)
             start += parameter.numel()
-        self.buffers = {
-            name: b for name, b in self.module.named_buffers() if b.is_floating_point()
-        }
+        self.buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
         self.start = self.flat.clone()
         self._properties: Properties | None = None
         self.cache: dict[str, Any] = {}
@@ -100,6 +98,28 @@ class Workspace:
     def serial(self) -> bool:
         """Random layers draw from the process-wide generator, so their sites run one by one."""
         return bool(self.properties.random)
+
+    @property
+    def independent(self) -> bool:
+        """Samples neither see each other nor chance, so they can be computed in any company."""
+        found = self.properties
+        return not (found.random or found.batch_dependent or self.buffers)
+
+    def loss_is_per_sample(self, data: Dataset) -> bool:
+        """Whether the loss gives each sample its own value; found out once, on a few samples."""
+        if "per sample" not in self.cache:
+            x, y = self.batch(data, slice(0, 4))
+            with torch.no_grad():
+                output = self.module(x)
+                own = self.problem.loss(output, y).shape == (len(x),)
+            dependent = own and loss_is_batch_dependent(self.problem.loss, output.cpu(), y.cpu())
+            self.cache["per sample"] = own and not dependent
+        return self.cache["per sample"]
+
+    @property
+    def is_dense_only(self) -> bool:
+        """No convolutions: those gain nothing from stacking."""
+        return not any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set parameters and buffers from the coordinator's arrays; remember them as `start`."""
@@ -142,8 +162,9 @@ class Workspace:
 
     def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradient of the mean loss over a batch, one tensor per parameter."""
-        loss = self.problem.loss(self.module(x), y).mean()
-        return list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+        with torch.enable_grad():
+            loss = self.problem.loss(self.module(x), y).mean()
+            return list(torch.autograd.grad(loss, self.params, materialize_grads=True))
 
 
 def probe_inputs(problem: Problem, n: int) -> Tensor:

@@ -1,0 +1,198 @@
+"""Dense networks (linear models, perceptrons) for many sites at once, with hand-written gradients.
+
+explicit: a stack of models; forward, backward and step are a handful of batched products.
+implicit: SGD moves a layer by sums of outer products, W_t = a_t W_0 - sum_s c_ts d_s' h_s, so its
+output at step t is a_t h W_0' - sum_s c_ts (h h_s') d_s: local models are never made, and the
+cohort's change is one matrix product. It pays when a site has few samples and layers are wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cupola.learn.choices import Local
+from cupola.learn.stacked import run_stack
+from cupola.learn.together import Cohort, answer_weights
+from cupola.learn.workspace import Workspace
+from cupola.nn import NamedLoss
+
+# activation -> its derivative, given its output
+_DERIVATIVE: dict[type, Callable[[Tensor], Tensor]] = {
+    nn.ReLU: lambda h: h > 0,
+    nn.Tanh: lambda h: 1 - h * h,
+    nn.Sigmoid: lambda h: h * (1 - h),
+}
+
+
+def layers_of(space: Workspace) -> list[nn.Linear] | None:
+    """The linear layers of a network that is nothing but Linear and known activations."""
+    if "layers" not in space.cache:
+        space.cache["layers"] = _read(space)
+    found = space.cache["layers"]
+    return None if found is None else found[0]
+
+
+def _read(space: Workspace) -> tuple[list[nn.Linear], list[nn.Module]] | None:
+    """Linear layers and the activations between them, or None."""
+    if not isinstance(space.module, nn.Sequential):
+        return None
+    parts = list(space.module)
+    if parts and isinstance(parts[0], nn.Flatten):
+        parts = parts[1:]
+    linear, between = parts[::2], parts[1::2]
+    if len(linear) != len(between) + 1:
+        return None
+    if not all(type(m) is nn.Linear and m.bias is not None for m in linear):
+        return None
+    if not all(type(m) in _DERIVATIVE for m in between):
+        return None
+    if len(space.params) != 2 * len(linear):
+        return None
+    return [m for m in linear if isinstance(m, nn.Linear)], list(between)
+
+
+def _activations(space: Workspace) -> list[nn.Module]:
+    layers_of(space)
+    return space.cache["layers"][1]
+
+
+def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    """d(sum of share * loss) / d(output), for outputs with any leading dimensions."""
+    if _is_plain_cross_entropy(space):
+        gradient = torch.softmax(output, -1)
+        gradient.scatter_add_(-1, y.unsqueeze(-1), gradient.new_full((), -1).expand(*y.shape, 1))
+        return gradient.mul_(share.unsqueeze(-1))
+    flat = output.detach().reshape(-1, output.shape[-1]).requires_grad_()
+    with torch.enable_grad():
+        target = y.reshape(len(flat), *y.shape[share.dim() :])
+        value = (space.problem.loss(flat, target) * share.reshape(-1)).sum()
+    return torch.autograd.grad(value, flat)[0].view_as(output)
+
+
+def _is_plain_cross_entropy(space: Workspace) -> bool:
+    loss = space.problem.loss
+    return isinstance(loss, NamedLoss) and loss.name == "cross_entropy" and not loss.options
+
+
+def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
+    """sum over sites of weight * answer, with a stack of models."""
+    activations = _activations(space)
+    start = space.split(space.start)
+    stack = [p.unsqueeze(0).expand(len(cohort.steps), *p.shape).clone() for p in start]
+    local = cohort.local
+    plain = local.optimizer == "sgd" and local.send != "gradients"
+    plain = plain and not (local.momentum or local.weight_decay or local.proximal)
+
+    @torch.no_grad()
+    def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
+        inputs = [x.flatten(2)]
+        for i, activation in enumerate([*activations, None]):
+            weight, bias = rows[2 * i], rows[2 * i + 1]
+            z = torch.baddbmm(bias.unsqueeze(1), inputs[-1], weight.mT)
+            inputs.append(z if activation is None else activation(z))
+        back = output_gradient(space, inputs.pop(), y, share)
+        grads: list[Tensor] = []
+        for i in reversed(range(len(inputs))):
+            weight, bias = rows[2 * i], rows[2 * i + 1]
+            forward = back
+            if i:
+                back = torch.bmm(forward, weight)
+                back.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i]))
+            if plain:  # the step itself, without ever writing the gradient
+                weight.baddbmm_(forward.mT, inputs[i], alpha=-cohort.lr)
+                bias.sub_(forward.sum(1), alpha=cohort.lr)
+            else:
+                grads[:0] = [torch.bmm(forward.mT, inputs[i]), forward.sum(1)]
+        return grads
+
+    return run_stack(cohort, start, stack, gradient, steps_itself=plain)
+
+
+def step_coefficients(local: Local, lr: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """SGD as linear algebra: parameters before step t are a[t] * start - sum_s c[t, s] * g_s.
+
+    Found by running the optimizer on the coefficients of (start, g_0, g_1, ...), momentum, weight
+    decay and proximal term included; t runs to `steps`, the end of the round.
+    """
+    basis = np.eye(steps + 1)
+    place, momentum = basis[0].copy(), np.zeros(steps + 1)
+    path = [place.copy()]
+    for t in range(steps):
+        grad = basis[t + 1] + local.proximal * (place - basis[0]) + local.weight_decay * place
+        momentum = local.momentum * momentum + grad if t else grad
+        place = place - lr * (grad + local.momentum * momentum if local.nesterov else momentum)
+        path.append(place.copy())
+    table = np.array(path)
+    return table[:, 0], -table[:, 1:]
+
+
+@torch.no_grad()
+def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
+    """sum over sites of weight * answer, without making any site's model."""
+    activations = _activations(space)
+    start = space.split(space.start)
+    local, longest, width = cohort.local, len(cohort.active), cohort.index.shape[2]
+    keep, drift = step_coefficients(local, cohort.lr, longest)
+    depth = len(start) // 2
+    sites = len(cohort.steps)
+    inputs = [
+        space.flat.new_zeros(sites, longest, width, start[2 * i].shape[1]) for i in range(depth)
+    ]
+    backs = [
+        space.flat.new_zeros(sites, longest, width, start[2 * i].shape[0]) for i in range(depth)
+    ]
+    torch.index_select(
+        cohort.x.flatten(1), 0, cohort.index.reshape(-1), out=inputs[0].view(-1, inputs[0].shape[3])
+    )
+    first = torch.addmm(start[1], inputs[0].flatten(0, 2), start[0].T).view(
+        sites, longest, width, -1
+    )
+
+    for t, active in enumerate(cohort.active):
+        past = np.flatnonzero(drift[t, :t])
+        # The coefficient of every earlier sample, negative: outputs lose what SGD has moved away.
+        scale = torch.from_numpy(-drift[t, :t]).to(space.flat).repeat_interleave(width)
+        for i, activation in enumerate([*activations, None]):
+            h = inputs[i][:active, t]
+            if i == 0:
+                z = first[:active, t] * keep[t]
+            else:
+                z = (h @ start[2 * i].T).add_(start[2 * i + 1]).mul_(keep[t])
+            if len(past):
+                earlier = inputs[i][:active, :t].flatten(1, 2)
+                moved = backs[i][:active, :t].flatten(1, 2)
+                gram = torch.bmm(h, earlier.mT).add_(1).mul_(scale)  # + 1 for the bias
+                z.baddbmm_(gram, moved)
+            if activation is not None:
+                z = inputs[i + 1][:active, t] = activation(z)
+        y, share = cohort.y[cohort.index[:active, t]], cohort.share[:active, t]
+        back = output_gradient(space, z, y, share)
+        for i in reversed(range(depth)):
+            backs[i][:active, t] = back
+            if i:
+                below = (back @ start[2 * i]).mul_(keep[t])
+                if len(past):
+                    earlier = inputs[i][:active, :t].flatten(1, 2)
+                    moved = backs[i][:active, :t].flatten(1, 2)
+                    below.baddbmm_(torch.bmm(back, moved.mT).mul_(scale), earlier)
+                back = below.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i][:active, t]))
+
+    weight = answer_weights(cohort)
+    if local.send == "gradients":
+        each, rest = weight[:, None] * cohort.coefficient, 0.0
+    else:
+        ends = np.array(cohort.steps)
+        each, rest = weight[:, None] * drift[ends], float(weight @ (1 - keep[ends]))
+    factor = torch.from_numpy(each).to(space.flat)[:, :, None, None]
+    result = []
+    for i in range(depth):
+        back = backs[i].mul_(factor).flatten(0, 2)
+        result += [
+            torch.addmm(start[2 * i], back.T, inputs[i].flatten(0, 2), beta=rest),
+            torch.add(back.sum(0), start[2 * i + 1], alpha=rest),
+        ]
+    return result

@@ -1,0 +1,131 @@
+"""The general form for many sites: a stack of models, one gradient for all of them.
+
+The gradient of vmap(loss) is traced once per shape into a flat list of operations, which costs a
+fraction of running vmap and autograd every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cupola.learn.optimizers import LocalOptimizer
+from cupola.learn.together import Cohort, answer_weights
+from cupola.learn.workspace import Workspace
+
+TRACE_AFTER = 3  # a shape is traced when it was met this often
+_SAME = {
+    torch.ops.aten.expand.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_view.default,
+}
+
+
+def stacked(space: Workspace, cohort: Cohort) -> list[Tensor]:
+    """sum over sites of weight * answer, with one model per site in a stack."""
+    start = space.split(space.start)
+    stack = [p.unsqueeze(0).expand(len(cohort.steps), *p.shape).clone() for p in start]
+    return run_stack(cohort, start, stack, lambda rows, *batch: stack_gradient(space, rows, *batch))
+
+
+def run_stack(
+    cohort: Cohort,
+    start: list[Tensor],
+    stack: list[Tensor],
+    gradient: Callable[..., list[Tensor]],
+    steps_itself: bool = False,
+) -> list[Tensor]:
+    """Local training of a whole stack; the models of finished sites stay where they are.
+
+    steps_itself: `gradient` has already made the (plain SGD) step and returns nothing.
+    """
+    local = cohort.local
+    optimizer = LocalOptimizer(local, cohort.lr)
+    total: list[Tensor] = []
+    coefficient = torch.from_numpy(cohort.coefficient).to(stack[0])
+    rows = stack
+    for t, active in enumerate(cohort.active):
+        if active < len(rows[0]):
+            rows = [p[:active] for p in stack]
+            optimizer.active(active)
+        grads = gradient(rows, *cohort.batch(t))
+        if steps_itself:
+            continue
+        if local.proximal:
+            torch._foreach_add_(grads, rows, alpha=local.proximal)
+            torch._foreach_sub_(grads, [s * local.proximal for s in start])
+        if local.send == "gradients":
+            if not total:
+                total = [torch.zeros_like(p) for p in stack]
+            for sum_, g in zip(total, grads):
+                factor = coefficient[:active, t].view(-1, *[1] * (g.dim() - 1))
+                sum_[:active].addcmul_(g, factor)
+        optimizer.step(rows, grads)
+    weight = torch.from_numpy(answer_weights(cohort)).to(stack[0])
+    if local.send == "gradients":
+        return [weighted_sum(weight, p) for p in total]
+    return [weighted_sum(weight, s - p) for s, p in zip(start, stack)]
+
+
+def weighted_sum(weight: Tensor, stack: Tensor) -> Tensor:
+    """sum over the first dimension, as one matrix-vector product."""
+    return (weight @ stack.reshape(len(stack), -1)).view(stack.shape[1:])
+
+
+def stack_gradient(
+    space: Workspace, rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor
+) -> list[Tensor]:
+    """Gradient of every model's own loss, traced for shapes that come again."""
+    key = f"stack {tuple(x.shape)}"
+    known: dict[str, Any] = space.cache
+    if callable(known.get(key)):
+        return known[key](*rows, x, y, share)
+    known[key] = known.get(key, 0) + 1
+    function = _gradient_function(space)
+    if known[key] < TRACE_AFTER:
+        return list(function(*rows, x, y, share))
+    known[key] = _trace(function, (*rows, x, y, share))
+    return known[key](*rows, x, y, share)
+
+
+def _gradient_function(space: Workspace) -> Callable[..., Any]:
+    names, module, loss = space.names, space.module, space.problem.loss
+
+    def site_loss(params: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        output = functional_call(module, dict(zip(names, params)), (x,))
+        return (loss(output, y) * share).sum()
+
+    gradient = vmap(grad(site_loss))
+
+    def flat(*inputs: Tensor) -> Any:
+        *params, x, y, share = inputs
+        return gradient(params, x, y, share)
+
+    return flat
+
+
+def _trace(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., list[Tensor]]:
+    """The operations of one gradient, without those that change nothing."""
+    with torch.no_grad():
+        module = make_fx(function)(*inputs)
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _SAME:
+            source = node.args[0]
+            before, after = source.meta.get("val"), node.meta.get("val")
+            if before is not None and after is not None and before.shape == after.shape:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+    def run(*values: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return list(module.forward(*values))
+
+    return run

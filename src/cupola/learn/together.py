@@ -1,0 +1,234 @@
+"""The task 'train' for many sites in one computation, and the choice between its forms.
+
+common:    one gradient at the common model (FedFGD, FedSMB): all sites' samples share its weights.
+implicit:  dense networks and few samples a site: local models are never made (see `dense`).
+explicit:  dense networks: hand-written gradients over a stack of models.
+stacked:   any network that vmap can take: a stack of models, gradients traced once.
+Each gives what training one by one gives, to rounding. Sites are sorted by their number of steps,
+so that a stack shrinks as sites finish instead of computing masked steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.federation import Arrays, Partial, Question, SiteContext
+from cupola.learn.batches import Work, share_out
+from cupola.learn.choices import Local
+from cupola.learn.local import accumulation_coefficients
+from cupola.learn.optimizers import effective_steps
+from cupola.learn.workspace import Workspace, workspace_of
+
+SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
+CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
+IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
+
+
+@dataclass
+class Cohort:
+    """Sites that train together, most steps first, with all their batches as rectangles.
+
+    x, y: all samples. index (sites, steps, batch): places in x; share (sites, steps, batch):
+    1 / size of the batch, 0 where a batch is padded. active[t]: how many sites make step t.
+    weight: of each site's answer. coefficient (sites, steps): of each gradient in an
+    accumulated answer.
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    share: Tensor
+    active: list[int]
+    steps: list[int]
+    weight: np.ndarray
+    coefficient: np.ndarray
+    lr: float
+    local: Local
+
+    def batch(self, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and shares of step t for the sites that make it."""
+        rows = self.active[t]
+        place = self.index[:rows, t]
+        return self.x[place], self.y[place], self.share[:rows, t]
+
+    def effective(self) -> np.ndarray:
+        """FedNova's effective number of steps of each site."""
+        return np.array([effective_steps(self.local, s, self.lr) for s in self.steps])
+
+
+Form = Callable[[Workspace, Cohort], list[Tensor]]
+
+
+def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
+    """Sums over these sites, or None where one by one is the way."""
+    local = Local.model_validate(question.options["local"])
+    space, mode = workspace_of(sites[0]), sites[0].mode
+    if local.control_variates or not space.independent:
+        return None
+    if any(site.data.train.transform is not None for site in sites):
+        return None
+    held = next((site.data.train for site in sites if len(site.data.train)), None)
+    if held is None or not space.loss_is_per_sample(held):
+        return None
+    work = share_out(sites, question, local)
+    form = _choose(space, local, work, mode)
+    if form is None:
+        return None
+    failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
+    able = [i for i, w in enumerate(work) if w.declined is None]
+    if local.work == "batches":
+        for i in able:
+            sites[i].keep(question, {"cursor": np.array(work[i].cursor)})
+    if not able:
+        return [Partial({}, 0.0, [], failed, {})]
+    space.load(question.arrays)
+    able.sort(key=lambda i: -len(work[i].batches))
+    lr = question.options["lr"]
+    size = _chunk_size(space, form, len(able), sites[0].workers)
+    chunks = [able[i : i + size] for i in range(0, len(able), size)]
+
+    @torch.no_grad()
+    def compute(chunk: list[int]) -> Partial:
+        cohort = gather(space, [sites[i] for i in chunk], [work[i] for i in chunk], local, lr)
+        return _partial(space, cohort, form(space, cohort), [sites[i].index for i in chunk])
+
+    partials = _parallel(compute, chunks, sites[0].workers)
+    partials[0].failed = failed
+    return partials
+
+
+def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> Form | None:
+    from cupola.learn import dense, stacked
+
+    longest = max((len(w.batches) for w in work), default=0)
+    if local.send == "gradients" and longest <= 1:
+        return common if mode in ("auto", "together") else None
+    if local.work == "gradient":
+        return None
+    visited = max((w.used for w in work), default=0) * (
+        local.epochs if local.work == "epochs" else 1
+    )
+    layers = dense.layers_of(space)
+    if mode == "auto" and space.flat.numel() > SMALL_MODEL and layers is None:
+        return None
+    if layers is not None and mode in ("auto", "together"):
+        wide = min(layer.in_features for layer in layers[:1])
+        few = visited <= min(IMPLICIT_SAMPLES, wide // 4) and local.optimizer == "sgd"
+        return dense.implicit if few else dense.explicit
+    if mode in ("implicit", "explicit"):
+        possible = layers is not None and (mode == "explicit" or local.optimizer == "sgd")
+        return getattr(dense, mode) if possible else None
+    if space.properties.stackable and (mode in ("stacked", "together") or space.is_dense_only):
+        return stacked.stacked
+    return None
+
+
+def _chunk_size(space: Workspace, form: Form, sites: int, workers: int) -> int:
+    from cupola.learn import dense
+
+    if form is common or form is dense.implicit:
+        return -(-sites // max(1, min(4 * workers, sites // 32 or 1)))
+    return max(1, min(sites, CACHE_BYTES // (space.flat.numel() * space.flat.element_size())))
+
+
+def gather(
+    space: Workspace,
+    sites: Sequence[SiteContext],
+    work: Sequence[Work],
+    local: Local,
+    lr: float,
+) -> Cohort:
+    """Lay out the batches of sites (sorted by steps, most first) as rectangles."""
+    data = [site.data.train for site in sites]
+    offset = np.cumsum([0, *(len(d) for d in data)])
+    pairs = [space.batch(d, slice(None)) for d in data]
+    steps = [len(w.batches) for w in work]
+    lengths = np.array([len(b) for w in work for b in w.batches])
+    places = np.concatenate([b + o for w, o in zip(work, offset) for b in w.batches])
+    longest, widest = steps[0], int(lengths.max())
+    rows = np.concatenate([k * longest + np.arange(s) for k, s in enumerate(steps)])
+    columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    cells = np.repeat(rows, lengths) * widest + columns
+    index = np.zeros(len(sites) * longest * widest, np.int64)
+    share = np.zeros(len(sites) * longest * widest)
+    index[cells] = places
+    share[cells] = np.repeat(1 / lengths, lengths)
+    shape = (len(sites), longest, widest)
+    coefficient = np.zeros(shape[:2])
+    for k, count in enumerate(steps):
+        coefficient[k, :count] = accumulation_coefficients(local, count)
+    made = np.array(steps)
+    return Cohort(
+        x=torch.cat([x for x, _ in pairs]),
+        y=torch.cat([y for _, y in pairs]),
+        index=torch.from_numpy(index.reshape(shape)).to(space.device),
+        share=torch.from_numpy(share.reshape(shape)).to(space.device, space.problem.dtype),
+        active=[int((made > t).sum()) for t in range(longest)],
+        steps=steps,
+        weight=np.array([w.used if local.weighting == "samples" else 1.0 for w in work], float),
+        coefficient=coefficient,
+        lr=lr,
+        local=local,
+    )
+
+
+def common(space: Workspace, cohort: Cohort) -> list[Tensor]:
+    """sum over sites of weight * gradient at the common model, in passes of bounded size."""
+    from cupola.learn.local import MICRO_BATCH
+
+    weight = torch.from_numpy(cohort.weight).to(cohort.share)
+    each = (cohort.share[:, 0] * weight[:, None]).reshape(-1)
+    places = cohort.index[:, 0].reshape(-1)
+    kept = each > 0
+    each, places = each[kept], places[kept]
+    total = [torch.zeros_like(p) for p in space.params]
+    for part, scale in zip(places.split(MICRO_BATCH), each.split(MICRO_BATCH)):
+        with torch.enable_grad():
+            losses = space.problem.loss(space.module(cohort.x[part]), cohort.y[part])
+            loss = (losses * scale).sum()
+            grads = torch.autograd.grad(loss, space.params, materialize_grads=True)
+        torch._foreach_add_(total, list(grads))
+    return total
+
+
+def answer_weights(cohort: Cohort) -> np.ndarray:
+    """Each site's weight, divided by its effective steps where changes are normalised."""
+    if cohort.local.send == "normalised":
+        return cohort.weight / cohort.effective()
+    return cohort.weight
+
+
+def _partial(space: Workspace, cohort: Cohort, sums: list[Tensor], sites: list[int]) -> Partial:
+    arrays: Arrays = {n: a.astype(np.float64) for n, a in space.named("model", sums).items()}
+    sample: Arrays = {f"model/{n}": _blank(p) for n, p in space.pairs()}
+    if cohort.local.send == "normalised":
+        arrays["steps"] = np.array(float(cohort.weight @ cohort.effective()))
+        sample["steps"] = np.zeros(())
+    return Partial(arrays, float(cohort.weight.sum()), sites, {}, sample)
+
+
+def _blank(parameter: Tensor) -> np.ndarray:
+    """An array with the layout of a parameter that takes no memory."""
+    kind = np.float64 if parameter.dtype == torch.float64 else np.float32
+    return np.broadcast_to(kind(0), tuple(parameter.shape))
+
+
+def _parallel(
+    compute: Callable[[list[int]], Partial], chunks: list[list[int]], workers: int
+) -> list[Partial]:
+    """Chunks side by side, one core each; more cores per operation only slow small models."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if workers == 1 or len(chunks) == 1:
+            return [compute(chunk) for chunk in chunks]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(compute, chunks))
+    finally:
+        torch.set_num_threads(threads)

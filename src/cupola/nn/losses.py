@@ -38,7 +38,7 @@ class NamedLoss:
 
     name: str
     function: Callable[..., Tensor]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
         return self.function(output, y, **self.options)

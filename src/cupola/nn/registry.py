@@ -135,4 +135,10 @@ def _imported(key: str, path: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise PlanError(f"{key} = {path!r} is not callable")
+    try:
+        inspect.signature(found)
+    except ValueError:
+        raise PlanError(
+            f"{key} = {path!r} does not say which parameters it takes; wrap it in a function"
+        ) from None
     return found

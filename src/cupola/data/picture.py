@@ -8,6 +8,7 @@ from typing import Literal
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from cupola.data.dataset import FederatedData
@@ -54,11 +55,13 @@ def picture(
         axes.set_ylabel("class (dot: samples)")
     else:
         colours = matplotlib.colormaps["tab20" if classes > 10 else "tab10"]
-        bottom = np.zeros(shown, np.int64)
+        top = np.cumsum(table, axis=0)
         for c in range(classes):
             name = data.class_names[c] if data.class_names and classes > 1 else str(c)
-            axes.bar(place, table[c], 0.85, bottom=bottom, color=colours(c), label=name)
-            bottom += table[c]
+            bars = _bars(place, top[c] - table[c], top[c])
+            # One collection for all sites: hundreds of single bars would take seconds.
+            axes.add_collection(PolyCollection(bars, facecolors=[colours(c)], label=name))
+        axes.set_ylim(0, 1.05 * max(int(top[-1].max(initial=0)), 1) if classes else 1)
         axes.set_ylabel("training samples")
         if classes > 1:
             figure.legend(loc="outside right center", fontsize="small", frameon=False)
@@ -79,6 +82,13 @@ def picture(
             out, format=format, dpi=120, metadata={"Date": None} if format == "svg" else None
         )
     return out.getvalue()
+
+
+def _bars(place: np.ndarray, low: np.ndarray, high: np.ndarray) -> list[np.ndarray]:
+    """Corners of the bar at each place, shape (4, 2)."""
+    left, right = place - 0.42, place + 0.42
+    corners = [(left, low), (left, high), (right, high), (right, low)]
+    return list(np.stack([np.stack(corner, -1) for corner in corners], 1))
 
 
 def summary(data: FederatedData, shown: int) -> str:

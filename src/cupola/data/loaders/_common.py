@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -34,12 +36,11 @@ def classes(array: np.ndarray) -> Tensor:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file; never unpickles."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, since numpy leaves a damaged file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError) as error:
+    except (OSError, ValueError, EOFError, AttributeError, BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays ({error})") from None
-    except Exception as error:  # zipfile.BadZipFile, zlib.error: damaged archives
-        raise DataError(f"{path}: damaged npz file ({error})") from None
 
 
 def need(stored: dict[str, np.ndarray], keys: list[str], path: Path) -> None:

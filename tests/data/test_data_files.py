@@ -317,6 +317,15 @@ def test_names_and_options_are_checked(tmp_path: Path, monkeypatch: pytest.Monke
         load("npz")
     with pytest.raises(DataError, match=r"test = 1\.5"):
         load("digits", test=1.5)
+    for name, wrong in (
+        ("synthetic", {"sites": 0}),
+        ("synthetic", {"alpha": "x"}),
+        ("cifar10", {"variant": "9k"}),
+        ("sent140", {"length": -1}),
+        ("csv", {"path": "a.csv", "target": "y", "kind": "ranking"}),
+    ):
+        with pytest.raises(DataError, match=f"{name}: {list(wrong)[-1]} = "):
+            load(name, **wrong)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_own_sets.py").write_text(
         "import cupola.data as d\n"

@@ -74,6 +74,7 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None) -> Pat
             raise DataError(
                 f"{remote.url}: {algorithm} is {found}, expected {expected}; nothing was kept"
             )
+        part.chmod(0o644)  # mkstemp's files are for their owner alone
         os.replace(part, target)
     except (urllib.error.URLError, HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error

@@ -7,7 +7,9 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from cupola.data.dataset import Source
 from cupola.data.download import Files
@@ -61,6 +63,8 @@ def load(name: str, **given: Any) -> Source:
     for p in parameters:
         if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given:
             raise DataError(f"{name} needs the option {p.name!r}")
+    if name in _LOADERS:
+        given = {option: _checked(name, loader, option, value) for option, value in given.items()}
     if "files" in inspect.signature(loader).parameters:
         folder = given.pop("folder", None)
         given["files"] = Files(
@@ -85,6 +89,17 @@ def _parameters(loader: Loader) -> list[inspect.Parameter]:
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
         for key, value in common.items()
     ]
+
+
+def _checked(name: str, loader: Loader, option: str, value: Any) -> Any:
+    """The value, if it is of the type the loader says."""
+    common = {"folder": str | Path | None, "download": bool}
+    wanted: Any = (common | get_type_hints(loader, include_extras=True)).get(option, Any)
+    try:
+        return TypeAdapter(wanted).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise DataError(f"{name}: {option} = {value!r}: {reason}") from None
 
 
 def _loader(name: str) -> Loader:

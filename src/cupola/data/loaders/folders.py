@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files, Remote
@@ -40,7 +41,9 @@ _WORDNET = {
 
 
 @dataset("image_folder")
-def image_folder(files: Files, size: int = 64, grey: bool = False, test: float = 0.0) -> Source:
+def image_folder(
+    files: Files, size: PositiveInt = 64, grey: bool = False, test: float = 0.0
+) -> Source:
     """Your own images, a folder per class: folder/class/file, or folder/train/class/file with test/
     (or val/) beside it. Images are scaled and cut centrally to size x size.
 
@@ -65,7 +68,7 @@ def image_folder(files: Files, size: int = 64, grey: bool = False, test: float =
 
 
 @dataset("imagenette")
-def imagenette(files: Files, version: str = "160", size: int = 128) -> Source:
+def imagenette(files: Files, version: str = "160", size: PositiveInt = 128) -> Source:
     """Ten easy classes of ImageNet (fastai): 9,469 / 3,925 images, scaled and cut to size x size.
 
     version: "160", "320" or "full". Reads the official archive, or the folder it unpacks to.
@@ -86,7 +89,7 @@ def imagenette(files: Files, version: str = "160", size: int = 128) -> Source:
 
 
 @dataset("office_home")
-def office_home(files: Files, size: int = 64, test: float = 0.0) -> Source:
+def office_home(files: Files, size: PositiveInt = 64, test: float = 0.0) -> Source:
     """Office-Home (Venkateswara et al. 2017): 15,500 images, 65 classes; natural owners are the
     four domains. Reads the folder of the official archive, domain/class/file.
 
@@ -106,7 +109,7 @@ def office_home(files: Files, size: int = 64, test: float = 0.0) -> Source:
 
 
 @dataset("pacs")
-def pacs(files: Files, size: int = 64, test: float = 0.0) -> Source:
+def pacs(files: Files, size: PositiveInt = 64, test: float = 0.0) -> Source:
     """PACS (Li et al. 2017): photo, art, cartoon and sketch as natural owners, 7 classes.
 
     Reads pacs.npz or pacs_128px.npz: jpeg (all files in a row), offset, domain, y, domain_names,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files
@@ -44,7 +45,10 @@ def femnist(files: Files) -> Source:
 
 @dataset("sent140")
 def sent140(
-    files: Files, length: int = 25, words: int = 10_000, vocabulary: str | None = None
+    files: Files,
+    length: PositiveInt = 25,
+    words: PositiveInt = 10_000,
+    vocabulary: str | Path | None = None,
 ) -> Source:
     """Tweets by user, negative or positive, as `length` int64 word ids (0 pads at the end, 1 is any
     other word). Reads LEAF's layout, or sent140_users.npz (text, y, user, local_test).
@@ -97,7 +101,7 @@ def sent140(
 
 
 @dataset("shakespeare")
-def shakespeare(files: Files, length: int = 80) -> Source:
+def shakespeare(files: Files, length: PositiveInt = 80) -> Source:
     """Next character in the lines of a role: x and y are int64 (n, length), y is x one step on; 80
     characters (LEAF's). Reads LEAF's layout (windows as LEAF made them), or shakespeare_roles.npz
     (text, role, local_test, role_names), whose speeches are joined and cut into windows end to end;
@@ -177,7 +181,12 @@ class _Rows:
     def __init__(self, files: Files) -> None:
         folder = _leaf_folder(files)
         if folder is None:
-            raise files.missing(f"{files.name}/train (LEAF's JSON layout, leaf.cmu.edu)")
+            looked = ", ".join(str(p) for p in files.places())
+            raise DataError(
+                f"{files.name}: no train/ or all_data/ folder of LEAF's JSON files in {looked}; make "
+                f"them with LEAF (leaf.cmu.edu) and put it at {files.places()[-1]}, or name its "
+                "folder with folder=..."
+            )
         self.x, self.y, self.owner, held = [], [], [], []
         parts = ["train", "test"] if (folder / "train").is_dir() else ["all_data"]
         for part in parts:

@@ -22,7 +22,7 @@ from cupola.errors import DataError
 
 @dataset("csv")
 def csv(
-    path: str,
+    path: str | Path,
     target: str,
     site: str | None = None,
     drop: Sequence[str] = (),
@@ -38,8 +38,6 @@ def csv(
     test: public share. standardise: features to mean 0, deviation 1 of the training part (in
     simulation; real sites would have to agree on it).
     """
-    if kind not in ("auto", "classification", "regression"):
-        raise DataError(f"csv: kind = {kind!r}; there are: auto, classification, regression")
     file = Path(path).expanduser()
     header, rows, lines = _read(file, delimiter)
     for name in [target, *([] if site is None else [site]), *drop]:
@@ -128,7 +126,7 @@ def _fraction(cell: str) -> bool:
 
 
 @dataset("npz")
-def npz(path: str, kind: Kind | None = None, test: float = 0.2) -> Source:
+def npz(path: str | Path, kind: Kind | None = None, test: float = 0.2) -> Source:
     """Arrays of your own: x, y (of which `test` is the public share), or x_train, y_train, x_test,
     y_test. Optional, one for each training row: site (natural owner), local_test (held out there).
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from scipy.special import ndtri
 
 from cupola.data.dataset import Dataset, FederatedData, SiteData, Source
 from cupola.data.registry import dataset
-from cupola.errors import DataError
 from cupola.federation.randomness import generator, uniforms
 
 
@@ -67,18 +67,18 @@ class Devices:
 
 @dataset("synthetic")
 def synthetic(
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: NonNegativeFloat = 1.0,
+    beta: NonNegativeFloat = 1.0,
     iid: bool = False,
-    sites: int = 30,
-    features: int = 60,
-    classes: int = 10,
+    sites: PositiveInt = 30,
+    features: PositiveInt = 60,
+    classes: PositiveInt = 10,
     seed: int = 0,
-    max_samples: int | None = None,
+    max_samples: PositiveInt | None = None,
 ) -> Source:
     """Synthetic(alpha, beta) or, with iid = true, its IID form: devices are natural owners, each
     holding out 10 %. For very many devices use `synthetic_population`, which makes them lazily."""
-    devices = _devices(alpha, beta, iid, sites, features, classes, seed, max_samples)
+    devices = Devices(alpha, beta, iid, features, classes, seed, max_samples)
     parts = [devices.rows(k) for k in range(sites)]
     training = devices.training(np.arange(sites))
     held = [np.arange(len(p)) >= n for p, n in zip(parts, training)]
@@ -105,7 +105,7 @@ def synthetic_population(
     max_samples: int | None = None,
 ) -> FederatedData:
     """The devices of `synthetic`, each made when asked for: a million cost nothing."""
-    devices = _devices(alpha, beta, iid, sites, features, classes, seed, max_samples)
+    devices = Devices(alpha, beta, iid, features, classes, seed, max_samples)
     return FederatedData.lazy(
         sites,
         devices.site,
@@ -116,22 +116,3 @@ def synthetic_population(
         site_name="device {}".format,
         name="synthetic",
     )
-
-
-def _devices(
-    alpha: float,
-    beta: float,
-    iid: bool,
-    sites: int,
-    features: int,
-    classes: int,
-    seed: int,
-    max_samples: int | None,
-) -> Devices:
-    counts = {"sites": sites, "features": features, "classes": classes, "max_samples": max_samples}
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise DataError(f"synthetic: {name} = {value}: must be at least 1")
-    if min(alpha, beta) < 0:
-        raise DataError("synthetic: alpha and beta are standard deviations: 0 or more")
-    return Devices(alpha, beta, iid, features, classes, seed, max_samples)

@@ -183,9 +183,9 @@ class _Rows:
         if folder is None:
             looked = ", ".join(str(p) for p in files.places())
             raise DataError(
-                f"{files.name}: no train/ or all_data/ folder of LEAF's JSON files in {looked}; make "
-                f"them with LEAF (leaf.cmu.edu) and put it at {files.places()[-1]}, or name its "
-                "folder with folder=..."
+                f"{files.name}: no train/ or all_data/ folder of LEAF's JSON files in {looked}; "
+                f"make them with LEAF (leaf.cmu.edu) and put it at {files.places()[-1]}, "
+                "or name its folder with folder=..."
             )
         self.x, self.y, self.owner, held = [], [], [], []
         parts = ["train", "test"] if (folder / "train").is_dir() else ["all_data"]

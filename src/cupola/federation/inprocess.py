@@ -88,7 +88,7 @@ class InProcess(Federation):
             for site in sites:
                 yield site, self._answer(task, question, site)
             return
-        with _single_threaded():
+        with one_core_each():
             pool = self._threads()
             waiting: deque[tuple[int, Future[Contribution | Failure]]] = deque()
             for site in sites:
@@ -145,7 +145,7 @@ def cores() -> int:
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
+def one_core_each() -> Iterator[None]:
     """One core per operation while several workers compute side by side."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@ cohort's change is one matrix product. It pays when a site has few samples and l
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from cupola.learn.choices import Local
 from cupola.learn.stacked import run_stack
 from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
-from cupola.nn import NamedLoss
 
 # activation -> its derivative, given its output
 _DERIVATIVE: dict[type, Callable[[Tensor], Tensor]] = {
@@ -62,10 +62,10 @@ def _activations(space: Workspace) -> list[nn.Module]:
 
 def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """d(sum of share * loss) / d(output), for outputs with any leading dimensions."""
-    if _is_plain_cross_entropy(space):
-        gradient = torch.softmax(output, -1)
-        gradient.scatter_add_(-1, y.unsqueeze(-1), gradient.new_full((), -1).expand(*y.shape, 1))
-        return gradient.mul_(share.unsqueeze(-1))
+    if space.plain_cross_entropy:
+        share = share.unsqueeze(-1)
+        gradient = torch.softmax(output, -1).mul_(share)
+        return gradient.scatter_add_(-1, y.unsqueeze(-1), -share)
     flat = output.detach().reshape(-1, output.shape[-1]).requires_grad_()
     with torch.enable_grad():
         target = y.reshape(len(flat), *y.shape[share.dim() :])
@@ -73,43 +73,44 @@ def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) 
     return torch.autograd.grad(value, flat)[0].view_as(output)
 
 
-def _is_plain_cross_entropy(space: Workspace) -> bool:
-    loss = space.problem.loss
-    return isinstance(loss, NamedLoss) and loss.name == "cross_entropy" and not loss.options
-
-
 def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
-    """sum over sites of weight * answer, with a stack of models."""
+    """sum over sites of weight * answer, with a stack of models.
+
+    The bias is one more column of the weight, and every layer's input has a last column of ones.
+    """
     activations = _activations(space)
-    start = space.split(space.start)
-    stack = [p.unsqueeze(0).expand(len(cohort.steps), *p.shape).clone() for p in start]
+    params = space.split(space.start)
+    start = [torch.cat([w, b[:, None]], 1) for w, b in zip(params[::2], params[1::2])]
+    stack = [w.expand(len(cohort), *w.shape).clone() for w in start]
     local = cohort.local
     plain = local.optimizer == "sgd" and local.send != "gradients"
     plain = plain and not (local.momentum or local.weight_decay or local.proximal)
+    cohort = replace(cohort, x=_with_ones(cohort.x.flatten(1)))
 
     @torch.no_grad()
     def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
-        inputs = [x.flatten(2)]
-        for i, activation in enumerate([*activations, None]):
-            weight, bias = rows[2 * i], rows[2 * i + 1]
-            z = torch.baddbmm(bias.unsqueeze(1), inputs[-1], weight.mT)
-            inputs.append(z if activation is None else activation(z))
-        back = output_gradient(space, inputs.pop(), y, share)
+        inputs = [x]
+        for weight, activation in zip(rows, activations):
+            inputs.append(_with_ones(activation(torch.bmm(inputs[-1], weight.mT))))
+        back = output_gradient(space, torch.bmm(inputs[-1], rows[-1].mT), y, share)
         grads: list[Tensor] = []
-        for i in reversed(range(len(inputs))):
-            weight, bias = rows[2 * i], rows[2 * i + 1]
-            forward = back
+        for i in reversed(range(len(rows))):
+            above = back
             if i:
-                back = torch.bmm(forward, weight)
-                back.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i]))
+                back = torch.bmm(above, rows[i][..., :-1])
+                back.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i][..., :-1]))
             if plain:  # the step itself, without ever writing the gradient
-                weight.baddbmm_(forward.mT, inputs[i], alpha=-cohort.lr)
-                bias.sub_(forward.sum(1), alpha=cohort.lr)
+                rows[i].baddbmm_(above.mT, inputs[i], alpha=-cohort.lr)
             else:
-                grads[:0] = [torch.bmm(forward.mT, inputs[i]), forward.sum(1)]
+                grads.insert(0, torch.bmm(above.mT, inputs[i]))
         return grads
 
-    return run_stack(cohort, start, stack, gradient, steps_itself=plain)
+    sums = run_stack(cohort, start, stack, gradient, steps_itself=plain)
+    return [part for w in sums for part in (w[:, :-1].contiguous(), w[:, -1].contiguous())]
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(()).expand(*x.shape[:-1], 1)], -1)
 
 
 def step_coefficients(local: Local, lr: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -138,16 +139,15 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     local, longest, width = cohort.local, len(cohort.active), cohort.index.shape[2]
     keep, drift = step_coefficients(local, cohort.lr, longest)
     depth = len(start) // 2
-    sites = len(cohort.steps)
+    sites = len(cohort)
     inputs = [
         space.flat.new_zeros(sites, longest, width, start[2 * i].shape[1]) for i in range(depth)
     ]
     backs = [
         space.flat.new_zeros(sites, longest, width, start[2 * i].shape[0]) for i in range(depth)
     ]
-    torch.index_select(
-        cohort.x.flatten(1), 0, cohort.index.reshape(-1), out=inputs[0].view(-1, inputs[0].shape[3])
-    )
+    places = cohort.index.transpose(0, 1).reshape(-1)
+    torch.index_select(cohort.x.flatten(1), 0, places, out=inputs[0].flatten(0, 2))
     first = torch.addmm(start[1], inputs[0].flatten(0, 2), start[0].T).view(
         sites, longest, width, -1
     )
@@ -169,7 +169,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
                 z.baddbmm_(gram, moved)
             if activation is not None:
                 z = inputs[i + 1][:active, t] = activation(z)
-        y, share = cohort.y[cohort.index[:active, t]], cohort.share[:active, t]
+        y, share = cohort.y[cohort.index[t, :active]], cohort.share[t, :active]
         back = output_gradient(space, z, y, share)
         for i in reversed(range(depth)):
             backs[i][:active, t] = back

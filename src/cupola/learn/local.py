@@ -6,7 +6,7 @@ once are in `together`; tests hold them equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -42,7 +42,7 @@ def train(site: SiteContext, question: Question) -> Contribution:
 
 
 @train.many
-def train_together(sites: list[SiteContext], question: Question) -> list[Partial] | None:
+def train_together(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
     from cupola.learn.together import train_many  # it needs this module's definitions
 
     return train_many(sites, question)
@@ -67,7 +67,7 @@ def _train(
             torch._foreach_add_(grads, correction)
         if local.send == "gradients":
             if not total:
-                total = torch._foreach_mul(grads, alpha)
+                total = list(torch._foreach_mul(grads, alpha))
             else:
                 torch._foreach_add_(total, grads, alpha=alpha)
             if index is work.batches[-1]:
@@ -110,7 +110,7 @@ def _gradient(
         if total:
             torch._foreach_add_(total, grads, alpha=share)
         else:
-            total = torch._foreach_mul(grads, share)
+            total = list(torch._foreach_mul(grads, share))
     return total
 
 

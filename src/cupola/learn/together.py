@@ -10,15 +10,16 @@ so that a stack shrinks as sites finish instead of computing masked steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.federation import Arrays, Partial, Question, SiteContext
+from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local
 from cupola.learn.local import accumulation_coefficients
@@ -27,6 +28,8 @@ from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
 CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
+GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
+GATHER_SITES = 2048  # sites whose samples are held together
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
 
 
@@ -34,7 +37,7 @@ IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is consider
 class Cohort:
     """Sites that train together, most steps first, with all their batches as rectangles.
 
-    x, y: all samples. index (sites, steps, batch): places in x; share (sites, steps, batch):
+    x, y: all samples. index (steps, sites, batch): places in x; share (steps, sites, batch):
     1 / size of the batch, 0 where a batch is padded. active[t]: how many sites make step t.
     weight: of each site's answer. coefficient (sites, steps): of each gradient in an
     accumulated answer.
@@ -51,11 +54,35 @@ class Cohort:
     lr: float
     local: Local
 
-    def batch(self, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, targets and shares of step t for the sites that make it."""
-        rows = self.active[t]
-        place = self.index[:rows, t]
-        return self.x[place], self.y[place], self.share[:rows, t]
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def part(self, start: int, stop: int) -> Cohort:
+        """Some of the sites; they stay sorted."""
+        steps = self.steps[start:stop]
+        return replace(
+            self,
+            index=self.index[: steps[0], start:stop],
+            share=self.share[: steps[0], start:stop],
+            active=[min(a, stop) - start for a in self.active[: steps[0]]],
+            steps=steps,
+            weight=self.weight[start:stop],
+            coefficient=self.coefficient[start:stop, : steps[0]],
+        )
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs, targets and shares of every step, for the sites that make it."""
+        size = self.x[0].numel() * self.x.element_size() * self.index.numel()
+        if size > GATHER_BYTES:
+            for t, rows in enumerate(self.active):
+                place = self.index[t, :rows]
+                yield self.x[place], self.y[place], self.share[t, :rows]
+            return
+        place = self.index.reshape(-1)
+        x = self.x.index_select(0, place).view(*self.index.shape, *self.x.shape[1:])
+        y = self.y.index_select(0, place).view(*self.index.shape, *self.y.shape[1:])
+        for t, rows in enumerate(self.active):
+            yield x[t, :rows], y[t, :rows], self.share[t, :rows]
 
     def effective(self) -> np.ndarray:
         """FedNova's effective number of steps of each site."""
@@ -91,14 +118,21 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     able.sort(key=lambda i: -len(work[i].batches))
     lr = question.options["lr"]
     size = _chunk_size(space, form, len(able), sites[0].workers)
-    chunks = [able[i : i + size] for i in range(0, len(able), size)]
+    partials = []
+    with one_core_each():
+        for first in range(0, len(able), GATHER_SITES):
+            some = able[first : first + GATHER_SITES]
+            cohort = gather(space, [sites[i] for i in some], [work[i] for i in some], local, lr)
+            numbers = [sites[i].index for i in some]
+            starts = range(0, len(some), size)
 
-    @torch.no_grad()
-    def compute(chunk: list[int]) -> Partial:
-        cohort = gather(space, [sites[i] for i in chunk], [work[i] for i in chunk], local, lr)
-        return _partial(space, cohort, form(space, cohort), [sites[i].index for i in chunk])
+            @torch.no_grad()
+            def compute(start: int, cohort: Cohort = cohort, n: list[int] = numbers) -> Partial:
+                stop = min(start + size, len(cohort))
+                part = cohort.part(start, stop)
+                return _partial(space, part, form(space, part), n[start:stop])
 
-    partials = _parallel(compute, chunks, sites[0].workers)
+            partials += _side_by_side(compute, starts, sites[0].workers)
     partials[0].failed = failed
     return partials
 
@@ -152,15 +186,15 @@ def gather(
     lengths = np.array([len(b) for w in work for b in w.batches])
     places = np.concatenate([b + o for w, o in zip(work, offset) for b in w.batches])
     longest, widest = steps[0], int(lengths.max())
-    rows = np.concatenate([k * longest + np.arange(s) for k, s in enumerate(steps)])
+    rows = np.concatenate([k + len(sites) * np.arange(s) for k, s in enumerate(steps)])
     columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     cells = np.repeat(rows, lengths) * widest + columns
     index = np.zeros(len(sites) * longest * widest, np.int64)
     share = np.zeros(len(sites) * longest * widest)
     index[cells] = places
     share[cells] = np.repeat(1 / lengths, lengths)
-    shape = (len(sites), longest, widest)
-    coefficient = np.zeros(shape[:2])
+    shape = (longest, len(sites), widest)
+    coefficient = np.zeros((len(sites), longest))
     for k, count in enumerate(steps):
         coefficient[k, :count] = accumulation_coefficients(local, count)
     made = np.array(steps)
@@ -183,8 +217,8 @@ def common(space: Workspace, cohort: Cohort) -> list[Tensor]:
     from cupola.learn.local import MICRO_BATCH
 
     weight = torch.from_numpy(cohort.weight).to(cohort.share)
-    each = (cohort.share[:, 0] * weight[:, None]).reshape(-1)
-    places = cohort.index[:, 0].reshape(-1)
+    each = (cohort.share[0] * weight[:, None]).reshape(-1)
+    places = cohort.index[0].reshape(-1)
     kept = each > 0
     each, places = each[kept], places[kept]
     total = [torch.zeros_like(p) for p in space.params]
@@ -219,16 +253,10 @@ def _blank(parameter: Tensor) -> np.ndarray:
     return np.broadcast_to(kind(0), tuple(parameter.shape))
 
 
-def _parallel(
-    compute: Callable[[list[int]], Partial], chunks: list[list[int]], workers: int
+def _side_by_side(
+    compute: Callable[[int], Partial], starts: Sequence[int], workers: int
 ) -> list[Partial]:
-    """Chunks side by side, one core each; more cores per operation only slow small models."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        if workers == 1 or len(chunks) == 1:
-            return [compute(chunk) for chunk in chunks]
-        with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(compute, chunks))
-    finally:
-        torch.set_num_threads(threads)
+    if workers == 1 or len(starts) == 1:
+        return [compute(start) for start in starts]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(compute, starts))

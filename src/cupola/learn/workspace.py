@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation import Arrays, SiteContext
-from cupola.nn import Loss
+from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 
 Example = tuple[Tensor, Tensor]
@@ -104,6 +104,12 @@ class Workspace:
         """Samples neither see each other nor chance, so they can be computed in any company."""
         found = self.properties
         return not (found.random or found.batch_dependent or self.buffers)
+
+    @property
+    def plain_cross_entropy(self) -> bool:
+        """Cross-entropy without options, whose gradient is known in closed form."""
+        loss = self.problem.loss
+        return isinstance(loss, NamedLoss) and loss.name == "cross_entropy" and not loss.options
 
     def loss_is_per_sample(self, data: Dataset) -> bool:
         """Whether the loss gives each sample its own value; found out once, on a few samples."""

@@ -1,3 +1,35 @@
-"""Cupola: federated learning and analysis that shows its cost in communication, utility, privacy."""
+"""Cupola: federated learning and analysis, and what it costs in communication and privacy."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cupola.plan.folder import Run as Run
+    from cupola.plan.plan import Plan as Plan
+    from cupola.plan.run import resume as resume
+    from cupola.plan.run import run as run
+    from cupola.plan.run import run_all as run_all
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "Plan": "cupola.plan.plan",
+    "Run": "cupola.plan.folder",
+    "resume": "cupola.plan.run",
+    "run": "cupola.plan.run",
+    "run_all": "cupola.plan.run",
+}
+__all__ = ["Plan", "Run", "__version__", "resume", "run", "run_all"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch only when it is used, so that `import cupola` is quick."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'cupola' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,127 @@
+"""From a plan to the objects it stands for: data, problem, program, federation.
+
+The same objects can be made by hand; see `examples/quickstart.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cupola import data as datasets
+from cupola import nn
+from cupola.data import FederatedData, Source
+from cupola.errors import DataError
+from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
+from cupola.learn import Problem, Training, TrainingHost
+from cupola.plan import registries
+from cupola.plan.plan import Plan
+
+
+def federated_data(plan: Plan) -> FederatedData:
+    """The sites of a plan, made when asked for."""
+    choice = plan.data
+    seed = plan.seed if choice.partition_seed is None else choice.partition_seed
+    source = _loaded(plan)
+    if isinstance(source, Source):
+        source = datasets.partition(source, choice.partition, seed)
+    if choice.augment:
+        source = datasets.transforms(list(choice.augment)).apply(source)
+    return source
+
+
+def _loaded(plan: Plan) -> Source | FederatedData:
+    choice = plan.data
+    if ":" not in choice.name:
+        return datasets.load(choice.name, **choice.options)
+    made = registries.imported("data.name", choice.name)(**choice.options)
+    if not isinstance(made, Source | FederatedData):
+        raise DataError(
+            f"{choice.name} gave a {type(made).__name__}; it must give a cupola.data Source, "
+            "or FederatedData if it makes the sites itself"
+        )
+    return made
+
+
+def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
+    """Model, loss and kind of task; the model's initial weights come from the plan's seed."""
+    data = federated_data(plan) if data is None else data
+    options = plan.model.options
+    if data.vocabulary is not None and "vocabulary" in nn.options(plan.model.name):
+        options.setdefault("vocabulary", data.vocabulary)
+    build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
+    build.tokens = data.vocabulary is not None  # type: ignore[attr-defined]
+    if plan.loss is None:
+        loss = nn.default_loss(data.kind)
+    else:
+        loss = nn.find_loss(plan.loss.name, **plan.loss.options)
+    dtype = torch.float64 if plan.dtype == "float64" else torch.float32
+    return Problem(
+        build, loss, data.kind, data.classes, data.input_shape, device=plan.device, dtype=dtype
+    )
+
+
+def host(**plan: Any) -> TrainingHost:
+    """The sites' side of a plan given as plain values: what a separate process makes for itself."""
+    whole = Plan.model_validate(plan)
+    data = federated_data(whole)
+    return TrainingHost(problem(whole, data), data)
+
+
+def training(plan: Plan, of: TrainingHost | None = None) -> Training:
+    """The program of a plan."""
+    of = host(**plan.to_dict()) if of is None else of
+    return Training(
+        of.problem,
+        sites=len(of),
+        rounds=plan.rounds,
+        seed=plan.seed,
+        local=plan.local,
+        server=plan.server,
+        participation=plan.participation,
+        evaluation=plan.evaluation,
+        public=of.sites.public,
+        site_splits=_splits(plan, of.sites),
+    )
+
+
+def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:
+    """What sites hold out, from the partition or a look at the first sites."""
+    spec = plan.data.partition
+    found = {split for split in ("validation", "test") if getattr(spec, split)}
+    for i in range(min(len(data), 10)):
+        site = data.site(i)
+        found |= {split for split in ("validation", "test") if len(getattr(site, split))}
+    return frozenset(found)
+
+
+def federation(
+    plan: Plan,
+    of: TrainingHost,
+    ledger: Ledger | None = None,
+    folder: Path | None = None,
+) -> Federation:
+    """The engine a plan asks for. folder: where separate sites keep their state."""
+    engine = plan.engine
+    if engine.kind == "separate":
+        return SeparateProcesses(
+            "cupola.plan:host",
+            plan.to_dict(),
+            len(of),
+            seed=plan.seed,
+            quorum=engine.quorum,
+            timeout=engine.timeout,
+            folder=folder,
+            ledger=ledger,
+        )
+    return InProcess(
+        of,
+        seed=plan.seed,
+        mode=engine.mode,
+        workers=engine.workers,
+        quorum=engine.quorum,
+        ledger=ledger,
+    )

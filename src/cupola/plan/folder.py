@@ -1,0 +1,203 @@
+"""A run folder: who may write to it, and what is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cupola.errors import CupolaError, PlanError
+from cupola.plan.compose import federated_data, problem
+from cupola.plan.load import load
+from cupola.plan.plan import Plan
+
+LOCK = ".lock"
+#: All that a run may leave in its folder.
+CONTENTS = (
+    "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
+    "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
+)  # fmt: skip
+
+
+class Run:
+    """What a plan's execution left in its folder, finished or not."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder = folder
+        self.plan = plan
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in this folder."""
+        folder = Path(folder)
+        if (folder / "runs.json").exists():
+            raise CupolaError(f"{folder} holds several runs; open one of its folders")
+        if not (folder / "plan.toml").exists():
+            raise CupolaError(f"{folder} holds no run (there is no plan.toml)")
+        return cls(folder, load(folder / "plan.toml"))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record per finished round."""
+        path = self.folder / "history.jsonl"
+        return list(read_lines(path)) if path.exists() else []
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The summary in result.json; empty while the run is under way or was killed."""
+        try:
+            return json.loads((self.folder / "result.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    @property
+    def status(self) -> str:
+        """'finished', 'stopped' or 'failed'; 'unfinished' if it was killed or is under way."""
+        return self.result.get("status", "unfinished")
+
+    def model(self) -> nn.Module:
+        """The trained model, on the CPU, in evaluation mode."""
+        from safetensors.torch import load_file
+
+        path = self.folder / "model.safetensors"
+        if not path.exists():
+            raise CupolaError(f"{self.folder} has no model yet; finish it with `{self.resume}`")
+        made = problem(self.plan, federated_data(self.plan))
+        module = made.build().to(made.dtype)
+        module.load_state_dict(load_file(path), strict=False)
+        return module.eval()
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with this run."""
+        text = str(self.folder)
+        return f"cupola resume {text!r}" if " " in text else f"cupola resume {text}"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.status})"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a file of JSON lines; a line torn by a crash ends it."""
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield json.loads(line)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder against other processes; the system frees it when its holder dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise PlanError(f"cannot write to {folder}: {error.strerror}") from None
+    with file:
+        if not _take(file.fileno()):
+            file.seek(0)
+            raise CupolaError(
+                f"{folder} is in use by process {file.read().strip() or 'unknown'}; "
+                "wait for it, or choose another folder"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _take(handle: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError:
+            return False
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def holds(folder: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (folder / "plan.toml").exists() or (folder / "runs.json").exists()
+
+
+def claim(folder: Path, plan: Plan, overwrite: bool) -> None:
+    """Make sure a new run of `plan` may fill this folder; with `overwrite` the old run goes."""
+    if overwrite:
+        clear(folder)
+    elif holds(folder):
+        what = Run(folder, plan)
+        same = not (folder / "runs.json").exists() and same_plan(folder, plan)
+        if same and what.status == "finished":
+            raise PlanError(
+                f"{folder} already holds this run, finished; "
+                "choose another folder (--out) or run it again with --overwrite"
+            )
+        if same:
+            raise PlanError(
+                f"{folder} already holds this run, not finished; go on with `{what.resume}` "
+                "or begin again with --overwrite"
+            )
+        raise PlanError(
+            f"{folder} holds a run of another plan; choose another folder (--out), "
+            "or replace it with --overwrite"
+        )
+    elif folder.is_dir() and any(_foreign(folder)):
+        raise PlanError(f"{folder} holds other files; choose a new folder (--out)")
+
+
+def same_plan(folder: Path, plan: Plan) -> bool:
+    """Whether the run in this folder is of this plan."""
+    try:
+        return load(folder / "plan.toml") == plan
+    except CupolaError:
+        return False
+
+
+def clear(folder: Path) -> None:
+    """Remove what runs leave behind, and nothing else. The plan goes last: a crash leaves a run."""
+    runs = folder / "runs.json"
+    if runs.exists():
+        for entry in json.loads(runs.read_text()):
+            inner = folder / Path(entry["folder"]).name
+            if holds(inner):
+                clear(inner)
+                (inner / LOCK).unlink(missing_ok=True)
+                inner.rmdir()
+    for name in reversed(CONTENTS):
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _foreign(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part")
+
+
+def free_folder(plan: Plan, root: Path = Path("runs")) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, ... that is free; an unfinished run of the same
+    plan is not passed over: it wants to be resumed."""
+    for number in range(1, 100_000):
+        folder = root / (plan.name if number == 1 else f"{plan.name}-{number}")
+        if not folder.exists() or not (holds(folder) or any(_foreign(folder))):
+            return folder
+        if Run(folder, plan).status in ("unfinished", "stopped") and same_plan(folder, plan):
+            return folder
+    raise PlanError(f"{root} is full; choose a folder with --out")

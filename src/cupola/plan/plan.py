@@ -1,0 +1,278 @@
+"""The plan: everything that decides a run, as one frozen value.
+
+A plan is written as TOML (see `cupola.plan.load`) or made in Python with the same names. Settings
+of its recipe are defaults below its own. A plan with `seeds` or `[grid]` stands for many runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from cupola.data import IID, Partition
+from cupola.errors import CupolaError
+from cupola.federation.inprocess import Mode
+from cupola.learn.choices import Choice, Evaluation, Local, Participation, Server
+from cupola.plan import registries
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Named(BaseModel):
+    """A thing by its name, or the user's own by 'module:name'; all other keys are its options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Model(Named):
+    @model_validator(mode="after")
+    def _options_fit(self) -> Model:
+        return _checked(self, registries.check_model)
+
+
+class Loss(Named):
+    @model_validator(mode="after")
+    def _options_fit(self) -> Loss:
+        return _checked(self, registries.check_loss)
+
+
+class Data(Named):
+    """A data set, how it is cut into sites, and augmentation; other keys go to its loader.
+
+    partition_seed: of the cut; default: the plan's seed, so that every seed has its own sites.
+    """
+
+    partition: Partition = IID()
+    partition_seed: int | None = None
+    augment: tuple[str | dict[str, Any], ...] = ()
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Data:
+        return _checked(self, registries.check_data)
+
+
+class Engine(Choice):
+    """How sites are reached: all in this process, or each in a process of its own (for trials).
+
+    mode: whether sites are computed together. workers: threads for sites that run one by one.
+    quorum: share of the asked sites that must answer. timeout: seconds a separate site has.
+    """
+
+    kind: Literal["in-process", "separate"] = "in-process"
+    mode: Mode = "auto"
+    workers: Annotated[int, Field(ge=1)] | None = None
+    quorum: Share = 0.0
+    timeout: Annotated[float, Field(gt=0)] = 120.0
+
+
+class Plan(BaseModel):
+    """One experiment. Unknown keys are refused.
+
+    checkpoint_seconds: at most this much work is lost in a crash. twin: also run the centralised
+    twin. seeds, grid ({"local.lr": [0.1, 0.2]}): many runs in one plan, see `expand`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")]
+    seed: Annotated[int, Field(ge=0)] = 1
+    rounds: Annotated[int, Field(ge=1)]
+    recipe: str = "fedavg"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    twin: bool = False
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 10.0
+    data: Data
+    model: Model
+    loss: Loss | None = None
+    local: Local = Local()
+    server: Server = Server()
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    engine: Engine = Engine()
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_recipe(cls, value: Any, handler: Any) -> Plan:
+        if isinstance(value, Plan):
+            return value
+        given = normal(value)
+        plan: Plan = handler(_under(given))
+        plan._given = given
+        return plan
+
+    @field_validator("grid", mode="after")
+    @classmethod
+    def _no_seed_twice(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key in ("seeds", "grid", "name"):
+            if key in grid:
+                raise ValueError(f"'{key}' cannot be varied in a grid")
+        return grid
+
+    @model_validator(mode="after")
+    def _one_kind_of_seed(self) -> Plan:
+        if self.seeds and ("seed" in self.model_fields_set or "seed" in self.grid):
+            raise ValueError("give either seed or seeds")
+        if self.device == "mps" and self.dtype == "float64":
+            raise ValueError("device 'mps' has no float64; use device = 'cpu'")
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.model_dump() == other.model_dump()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def many(self) -> bool:
+        """Whether this plan stands for many runs."""
+        return bool(self.seeds or self.grid)
+
+    def given(self) -> dict[str, Any]:
+        """What was said, without defaults and without the recipe's settings."""
+        return normal(self._given)
+
+    def change(self, settings: Mapping[str, Any]) -> Plan:
+        """The same plan with other values for dotted keys; what it fixes is no longer varied."""
+        return Plan.model_validate(changed(self._given, settings))
+
+    def expand(self) -> list[tuple[str, Plan]]:
+        """Every run of this plan with its label ('lr=0.1,seed=2'); one without label if single."""
+        return [(label, self.change(settings)) for label, settings in self.settings()]
+
+    def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Label and settings of every run, grid first, seeds innermost."""
+        axes: dict[str, list[Any]] = dict(self.grid)
+        if self.seeds:
+            axes["seed"] = list(self.seeds)
+        leaves = [key.rsplit(".", 1)[-1] for key in axes]
+        words = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(axes, leaves)]
+        for place in itertools.product(*(range(len(values)) for values in axes.values())):
+            chosen = {key: axes[key][i] for key, i in zip(axes, place)}
+            parts = [f"{w}={_word(v, i)}" for w, v, i in zip(words, chosen.values(), place)]
+            yield ",".join(parts), chosen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: all defaults written out, or for many runs only what was said."""
+        if self.many:
+            return self.given()
+        return normal(self.model_dump(mode="json", exclude_none=True, exclude={"grid"}))
+
+    def to_toml(self) -> str:
+        """TOML that loads to an equal plan."""
+        return tomli_w.dumps(self.to_dict())
+
+
+def normal(value: Any) -> Any:
+    """Plain nested values: short forms written out, models as what was set, no None."""
+    if isinstance(value, Plan):
+        return normal(value._given)
+    plain = _plain(value)
+    if not isinstance(plain, dict):
+        return plain
+    for section, key in (("data", "name"), ("model", "name"), ("loss", "name")):
+        if isinstance(plain.get(section), str):
+            plain[section] = {key: plain[section]}
+    data = plain.get("data")
+    if isinstance(data, dict) and isinstance(data.get("partition"), str):
+        data["partition"] = {"kind": data["partition"]}
+    if isinstance(plain.get("grid"), dict):
+        plain["grid"] = dict(_flat(plain["grid"]))
+    return plain
+
+
+def changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `given` with dotted keys set."""
+    result = normal(given)
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place = result
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[last] = _plain(value)
+        result = normal(result)
+        if isinstance(result.get("grid"), dict):
+            result["grid"].pop(key, None)
+            if not result["grid"]:
+                del result["grid"]
+        if key == "seed":
+            result.pop("seeds", None)
+        elif key == "seeds":
+            result.pop("seed", None)
+    return result
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        unset = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        kind = getattr(value, "kind", None)  # which partition it is goes without saying in code
+        return {**unset, **({} if kind is None else {"kind": kind})}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _under(given: Any) -> Any:
+    """`given` on top of its recipe's settings."""
+    if not isinstance(given, dict):
+        return given
+    recipe = given.get("recipe", "fedavg")
+    if not isinstance(recipe, str):
+        return given
+    try:
+        method = registries.recipe(recipe)
+    except CupolaError as error:
+        raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from error
+    merged = dict(given)
+    for section in ("local", "server", "participation"):
+        own = merged.get(section, {})
+        if isinstance(own, dict) and (defaults := getattr(method, section)):
+            merged[section] = {**_plain(defaults), **own}
+    return merged
+
+
+def _checked(thing: Any, check: Any) -> Any:
+    try:
+        check(thing)
+    except CupolaError as error:
+        raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from error
+    return thing
+
+
+def _word(value: Any, place: int) -> str:
+    """A value as part of a folder's name; tables and long lists by their place."""
+    if isinstance(value, dict):
+        value = value.get("name", value.get("kind", place))
+    elif isinstance(value, list):
+        value = "x".join(str(v) for v in value)
+    elif isinstance(value, bool):
+        value = str(value).lower()
+    text = re.sub(r"[^\w.+-]+", "_", str(value))
+    return text if 0 < len(text) <= 40 else str(place)

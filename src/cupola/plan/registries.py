@@ -1,0 +1,74 @@
+"""Names in plans: recipes, data sets, models and losses, known ones or the user's 'module:name'."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from cupola import data as datasets
+from cupola.errors import PlanError
+from cupola.learn.recipes import Recipe, find_recipe
+from cupola.nn import find_loss
+from cupola.nn import options as model_options
+from cupola.plan.suggest import hint
+
+
+def recipe(name: str) -> Recipe:
+    """A published recipe, or the user's own object at 'module:name'."""
+    if ":" not in name:
+        return find_recipe(name)
+    found = imported("recipe", name)
+    if not isinstance(found, Recipe):
+        raise PlanError(f"recipe = '{name}' is a {type(found).__name__}, not a cupola Recipe")
+    return found
+
+
+def imported(key: str, path: str) -> Any:
+    """What stands at 'module:name'."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise PlanError(
+            f"{key} = '{path}': cannot import {module} ({error}); "
+            "modules are looked for in the current folder and where Python finds them"
+        ) from error
+    except AttributeError:
+        raise PlanError(f"{key} = '{path}': module {module} has no {name}") from None
+
+
+def check_model(model: Any) -> None:
+    """The model exists and takes these options; their values are checked when it is built."""
+    known = model_options(model.name)
+    for option in model.options:
+        if known and option not in known:
+            raise PlanError(
+                f"model.{option} is unknown; {hint(option, known, f'{model.name} takes', 'model.')}"
+            )
+        if not known:
+            raise PlanError(f"model.{option} is unknown; '{model.name}' takes no options")
+
+
+def check_loss(loss: Any) -> None:
+    find_loss(loss.name, **loss.options)
+
+
+def check_data(data: Any) -> None:
+    """The data set exists and takes these options; the transforms exist."""
+    if ":" in data.name:
+        imported("data.name", data.name)
+    elif data.name not in datasets.names():
+        raise PlanError(
+            f"data.name = '{data.name}' is unknown; {hint(data.name, datasets.names(), 'known')}"
+        )
+    else:
+        known = [*datasets.options(data.name), "partition", "augment", "partition_seed"]
+        for option in data.options:
+            if option not in known:
+                inner = type(data.partition).model_fields
+                where = "did you mean data.partition." + option + "?"
+                raise PlanError(
+                    f"data.{option} is unknown; "
+                    + (where if option in inner else hint(option, known, "data.*", "data."))
+                )
+    datasets.transforms(list(data.augment))

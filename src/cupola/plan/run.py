@@ -1,0 +1,302 @@
+"""Carrying out a plan: a folder that always holds a run one can go on with.
+
+After every step the state is complete; now and then it is saved. A resume starts from the saved
+state, cuts the files back to it, and repeats what was lost, bit for bit.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save as to_safetensors
+
+from cupola.errors import CupolaError, PlanError
+from cupola.federation import Entry, Federation, Ledger, State, drive
+from cupola.learn import Training, TrainingHost
+from cupola.plan import compose
+from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
+from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
+from cupola.plan.load import load
+from cupola.plan.plan import Plan
+from cupola.plan.summary import partition_table, result
+
+Source = str | Path | Mapping[str, Any] | Plan
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A finished round: its record, and the pace of this session."""
+
+    round: int
+    rounds: int
+    record: dict[str, Any]
+    rounds_per_second: float
+    seconds_left: float
+    folder: Path
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(
+    plan: Source,
+    folder: str | Path | None = None,
+    *,
+    settings: Iterable[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Watch | None = None,
+    report: bool = True,
+) -> Run:
+    """Carry out a plan and fill a run folder (default: runs/NAME, numbered if taken).
+
+    settings: 'local.lr=0.2' on top of the plan. resume: go on with a run of the same plan in
+    `folder` if there is one. overwrite: replace the run that is there. progress: called after
+    every round. Ctrl-C saves the state and raises KeyboardInterrupt.
+    """
+    plan = load(plan, settings)
+    if plan.many:
+        raise PlanError(
+            f"plan '{plan.name}' stands for several runs (seeds or grid); "
+            "use cupola.run_all(plan), or pick one of plan.expand()"
+        )
+    folder = free_folder(plan) if folder is None else Path(folder)
+    with locked(folder):
+        if not (resume and holds(folder)):
+            claim(folder, plan, overwrite)
+            write_atomically(folder / "plan.toml", plan.to_toml())
+        elif not same_plan(folder, plan):
+            raise PlanError(f"{folder} holds a run of another plan; choose another folder")
+        made = Run(folder, plan)
+        if made.status != "finished":
+            (folder / "result.json").unlink(missing_ok=True)
+            _Session(plan, folder, progress).execute()
+            if report:
+                _report(folder)
+    return made
+
+
+def run_all(
+    plan: Source,
+    folder: str | Path | None = None,
+    *,
+    settings: Iterable[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Watch | None = None,
+    report: bool = True,
+) -> list[Run]:
+    """Like `run`, also for a plan with seeds or a grid: one sub-folder per run, and runs.json."""
+    plan = load(plan, settings)
+    if not plan.many:
+        return [
+            run(plan, folder, resume=resume, overwrite=overwrite, progress=progress, report=report)
+        ]
+    folder = free_folder(plan) if folder is None else Path(folder)
+    with locked(folder):
+        if not (resume and holds(folder)):
+            claim(folder, plan, overwrite)
+            write_atomically(folder / "plan.toml", plan.to_toml())
+        elif not same_plan(folder, plan):
+            raise PlanError(f"{folder} holds runs of another plan; choose another folder")
+        entries = [
+            {"label": label, "folder": label, "settings": chosen}
+            for label, chosen in plan.settings()
+        ]
+        write_atomically(folder / "runs.json", json_line(entries, indent=2))
+        runs = [
+            run(one, folder / label, resume=True, progress=progress, report=report)
+            for label, one in plan.expand()
+        ]
+        if report:
+            _report(folder)
+    return runs
+
+
+def resume(folder: str | Path, *, progress: Watch | None = None, report: bool = True) -> list[Run]:
+    """Go on with whatever a folder holds: one run, or several."""
+    folder = Path(folder)
+    if not (folder / "plan.toml").exists():
+        raise PlanError(f"{folder} holds no run to go on with (there is no plan.toml)")
+    plan = load(folder / "plan.toml")
+    return run_all(plan, folder, resume=True, progress=progress, report=report)
+
+
+class _Session:
+    """One process's work on one run."""
+
+    def __init__(self, plan: Plan, folder: Path, watch: Watch | None) -> None:
+        self.plan, self.folder, self.watch = plan, folder, watch
+        self.stopping = False
+        self.began = self.saved_at = time.monotonic()
+        self.save_took = 0.0
+
+    def execute(self) -> None:
+        try:
+            host = compose.host(**self.plan.to_dict())
+            program = compose.training(self.plan, host)
+            table = self.folder / "partition.json"
+            if not table.exists():
+                write_atomically(table, json_line(partition_table(host.sites)))
+        except CupolaError as error:
+            self._conclude("failed", str(error))
+            raise
+        saved = Checkpoint.load(self.folder / "checkpoint")
+        lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
+        self.history = Log(self.folder / "history.jsonl", lengths["history"])
+        self.entries = Log(self.folder / "ledger.jsonl", lengths["ledger"])
+        self.booked: list[dict[str, Any]] = []  # since the last complete step
+        self.ledger = Ledger(self._book)
+        try:
+            with compose.federation(self.plan, host, self.ledger, self.folder / "sites") as reach:
+                self._restore(saved, program, reach)
+                self._drive(host, program, reach)
+        finally:
+            self.history.close()
+            self.entries.close()
+
+    def _book(self, entry: dict[str, Any]) -> None:
+        self.booked.append(entry)
+        self.entries.write(entry)
+
+    def _restore(self, saved: Checkpoint | None, program: Training, reach: Federation) -> None:
+        self.before = saved.seconds if saved else 0.0
+        self.state = saved.state if saved else program.start()
+        self.lengths = {"history": self.history.length, "ledger": self.entries.length}
+        self.first = self.state.values["round"]
+        if saved:
+            self.ledger.restore({"down": saved.down, "up": saved.up})
+            reach.restore(saved.state.step - 1, dict(saved.sites))
+            self._confirm(reach)
+
+    def _drive(self, host: TrainingHost, program: Training, reach: Federation) -> None:
+        began, self.driving = self.state.step, time.monotonic()
+        facts = {"host": host, "model": program.space.module}
+        try:
+            with _signals(self._stop):
+                drive(program, reach, self.state, lambda state: self._after(state, reach))
+                self._save(reach)
+        except KeyboardInterrupt:
+            round = self.state.values["round"]
+            self._conclude("stopped", f"interrupted after round {round}", **facts)
+            raise KeyboardInterrupt(
+                f"stopped after round {round} of {self.plan.rounds}; "
+                f"go on with `{Run(self.folder, self.plan).resume}`"
+            ) from None
+        except Exception as error:
+            if isinstance(error, CupolaError) and self.state.step > began:
+                self._save(reach)
+            kind = "" if isinstance(error, CupolaError) else f"{type(error).__name__}: "
+            self._conclude("failed", kind + str(error), **facts)
+            raise
+        arrays = program.model(self.state)
+        write_atomically(self.folder / "model.safetensors", to_safetensors(arrays))
+        self._conclude("finished", self.state.values["stopped"], **facts)
+
+    def _after(self, state: State, reach: Federation) -> None:
+        """A step is complete: write its round down, and save if it is time."""
+        new = state.values["round"] > self.state.values["round"]
+        self.state = state
+        self.booked.clear()
+        if new:
+            record = {
+                **state.values["last"],
+                "bytes_down": self.ledger.bytes_down,
+                "bytes_up": self.ledger.bytes_up,
+                "seconds": self.seconds(),
+            }
+            self.history.write(record)
+        self.lengths = {"history": self.history.length, "ledger": self.entries.length}
+        if self.stopping:
+            self._save(reach)
+            raise KeyboardInterrupt
+        # Writing may take at most a tenth of the time.
+        wait = max(self.plan.checkpoint_seconds, 10 * self.save_took)
+        if time.monotonic() - self.saved_at >= wait or _is_power_of_ten(state.step - 1):
+            self._save(reach)
+        if new and self.watch is not None:
+            self.watch(self._pace(record))
+
+    def _save(self, reach: Federation) -> None:
+        """Save the last complete step; what was booked after it does not belong to it."""
+        start = time.monotonic()
+        self.history.sync()
+        self.entries.sync()
+        kept = Ledger()
+        kept.restore(self.ledger.export())
+        for entry in (Entry(**e) for e in self.booked):
+            for site in (*entry.sites, *entry.failed):
+                kept.down[site] -= entry.bytes_down
+            for site, size in zip(entry.sites, entry.up()):
+                kept.up[site] -= size
+        sites = reach.export(self.state.step - 1)
+        Checkpoint(self.state, sites, kept.down, kept.up, self.lengths, self.seconds()).save(
+            self.folder / "checkpoint"
+        )
+        self._confirm(reach)
+        self.saved_at = time.monotonic()
+        self.save_took = self.saved_at - start
+
+    def _confirm(self, reach: Federation) -> None:
+        """Tell the sites what is durable.
+
+        Its digits are sent and counted with every question. Saving at the powers of ten, and
+        confirming nothing below 10, keeps bytes independent of when a run was saved.
+        """
+        if self.state.step - 1 >= 10:
+            reach.confirm(self.state.step - 1)
+
+    def seconds(self) -> float:
+        """Time spent on this run, in all sessions up to now."""
+        return round(self.before + time.monotonic() - self.began, 6)
+
+    def _pace(self, record: dict[str, Any]) -> Progress:
+        done = record["round"] - self.first
+        pace = done / max(time.monotonic() - self.driving, 1e-9)
+        left = (self.plan.rounds - record["round"]) / pace if pace else float("inf")
+        return Progress(record["round"], self.plan.rounds, record, pace, left, self.folder)
+
+    def _stop(self) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        if sys.stderr.isatty():
+            print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
+
+    def _conclude(self, status: str, reason: str | None, **facts: Any) -> None:
+        summary = result(Run(self.folder, self.plan), status, reason, **facts)
+        write_atomically(self.folder / "result.json", json_line(summary, indent=2))
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and a request to terminate stop between two steps (in the main thread)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    known = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in known}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_power_of_ten(n: int) -> bool:
+    return n >= 10 and n == 10 ** (len(str(n)) - 1)
+
+
+def _report(folder: Path) -> None:
+    from cupola import report
+
+    if hasattr(report, "write"):
+        report.write(folder)

@@ -1,0 +1,48 @@
+"""What a misspelt name may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_SYNONYMS = {
+    "clients": "sites",
+    "n_clients": "sites",
+    "num_clients": "sites",
+    "tau": "batches",
+    "mu": "proximal",
+    "client": "local",
+    "dataset": "data",
+    "n_rounds": "rounds",
+    "num_rounds": "rounds",
+    "eta": "lr",
+}
+
+
+def closest(given: str, known: Iterable[str]) -> str | None:
+    """The known name that `given` most likely stands for: spelling, initials, common synonyms."""
+    known = list(known)
+    if _SYNONYMS.get(given) in known:
+        return _SYNONYMS[given]
+    plain = given.lower().replace("-", "_")
+    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
+    if close:
+        return close[0]
+    for name in known:
+        if _initials(plain) == name or _initials(name) == plain:
+            return name
+    return next(iter(difflib.get_close_matches(plain, known, n=1)), None)
+
+
+def hint(given: str, known: Iterable[str], what: str = "allowed", prefix: str = "") -> str:
+    """'did you mean x?', or the list of what there is."""
+    known = list(known)
+    close = closest(given, known)
+    if close is not None:
+        return f"did you mean {prefix}{close}?"
+    return f"{what}: {', '.join(known)}"
+
+
+def _initials(name: str) -> str | None:
+    words = [word for word in name.split("_") if word]
+    return "".join(word[0] for word in words) if len(words) > 1 else None

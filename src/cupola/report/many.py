@@ -1,0 +1,215 @@
+"""The report of many runs: mean and spread, curves with bands, cost against utility."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from cupola.report import charts, page
+from cupola.report.charts import Axis, Line
+from cupola.report.folder import SPLITS, RunFolder
+from cupola.report.groups import Group, common_metric, easy_target, group
+from cupola.report.single import plan_section, x_axis, y_axis
+from cupola.report.words import (
+    LOWER_IS_BETTER,
+    byte_unit,
+    count,
+    duration,
+    goal,
+    metric,
+    number,
+    size,
+    text,
+    title,
+)
+
+_TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
+_MOST_CURVES = 16
+
+
+def many(
+    runs: Sequence[RunFolder],
+    name: str,
+    where: Path,
+    target: float | None = None,
+    extra: Sequence[str] = (),
+    remark: str = "",
+) -> str:
+    """The whole document; links are relative to the folder `where`. `extra` is HTML put first."""
+    groups = group(runs)
+    measured = common_metric(runs)
+    if target is None:
+        target = easy_target(groups, measured)
+    rows = [g.row(measured, target) for g in groups]
+    low = measured in LOWER_IS_BETTER
+    scored = [(r[measured], i) for i, r in enumerate(rows) if r[measured] is not None]
+    winner = (min(scored) if low else max(scored))[1] if scored else None
+    body = [
+        f'<p class="alert">{text(remark)}</p>' if remark else "",
+        _headline(groups, rows, winner, measured, target),
+        *extra,
+        _table(groups, rows, winner, measured, target),
+        _exchange(groups, measured),
+        _curves(groups, measured),
+        _runs(runs, measured, where),
+        plan_section(runs[0]) if len(groups) == 1 else "",
+    ]
+    done = sum(run.status in ("finished", "stopped") for run in runs)
+    state = "good" if done == len(runs) else "warn"
+    chips = [(f"{done} of {len(runs)} finished", state)]
+    if all(run.result.get("simulated", True) for run in runs):
+        chips.append(("simulated", "warn"))
+    chips += [(d, "") for d in sorted({_data(run) for run in runs} - {""})]
+    return page.page(name, "comparison", page.chips(chips), body)
+
+
+def _data(run: RunFolder) -> str:
+    data = run.plan.get("data")
+    return str(run.result.get("data") or (data.get("name", "") if isinstance(data, dict) else ""))
+
+
+def _headline(
+    groups: Sequence[Group],
+    rows: list[dict],
+    winner: int | None,
+    measured: str,
+    target: float | None,
+) -> str:
+    items = [("Settings", number(len(groups)), count(sum(len(g.runs) for g in groups), "run"))]
+    if winner is not None:
+        best = rows[winner]
+        items.insert(
+            0, (f"Best {title(measured).lower() if measured == 'accuracy' else title(measured)}",
+                metric(measured, best[measured], best["spread"]), groups[winner].label)
+        )  # fmt: skip
+    cheap = [(r["bytes_to_target"], i) for i, r in enumerate(rows) if r["bytes_to_target"]]
+    if cheap and target is not None:
+        cost, i = min(cheap)
+        shown = goal(measured, target)
+        items.insert(1, (f"Fewest bytes to {shown}", size(cost), groups[i].label))
+    items.append(("Sent in all", size(sum(r["bytes"] * r["runs"] for r in rows if r["bytes"])), ""))
+    times = [r["seconds"] * r["runs"] for r in rows if r["seconds"]]
+    items.append(("Time in all", duration(sum(times)) if times else "–", ""))
+    return page.numbers(items)
+
+
+def _table(
+    groups: Sequence[Group],
+    rows: list[dict],
+    winner: int | None,
+    measured: str,
+    target: float | None,
+) -> str:
+    said = goal(measured, target)
+    head = [
+        ("setting", False), ("runs", True), (title(measured), True), ("best round", True),
+        ("rounds", True), ("sent", True), ("time", True),
+        (f"rounds to {said}", True), (f"bytes to {said}", True),
+    ]  # fmt: skip
+    lines = []
+    for i, (g, row) in enumerate(zip(groups, rows)):
+        value = text(metric(measured, row[measured], row["spread"]))
+        missed = f"{row['reached']} of {row['runs']} reach it" if row["reached"] else "not reached"
+        lines.append(
+            (
+                text(g.label),
+                f"{row['runs']}",
+                f"<b>{value}</b>" if i == winner else value,
+                text(metric(measured, row["best"])),
+                number(row["rounds"], 3),
+                size(row["bytes"]),
+                duration(row["seconds"]),
+                number(row["rounds_to_target"], 3) if row["rounds_to_target"] else missed,
+                size(row["bytes_to_target"]) if row["bytes_to_target"] else missed,
+            )
+        )
+    split = groups[0].runs[0].split or ""
+    several = any(len(g.runs) > 1 for g in groups)
+    lead = f"Measured on {SPLITS.get(split, 'held-out data')} at the end of each run."
+    if several:
+        lead += " ± is the standard deviation over seeds."
+    return page.section("Side by side", lead, page.table(head, lines))
+
+
+def _exchange(groups: Sequence[Group], measured: str) -> str:
+    """Utility against communication: the best level reached so far for the bytes sent."""
+    pick = min if measured in LOWER_IS_BETTER else max
+    series = []
+    for i, g in enumerate(groups[:_MOST_CURVES]):
+        x, y, _ = g.band(measured, "bytes")
+        best, so_far = [], None
+        for value in y:
+            so_far = value if so_far is None else pick(so_far, value)
+            best.append(so_far)
+        series.append(Line(g.label, x, best, colour=i, steps=True))
+    most = max((v for s in series for v in s.x), default=0.0)
+    if most <= 0:
+        return ""
+    axis = Axis("sent, all sites", byte_unit(most / 10), log=True)
+    chart = charts.lines(
+        series, axis, y_axis(measured), "best so far against bytes sent", 320, True
+    )
+    lead = (
+        "The best level reached so far for the bytes sent (logarithmic). Further up and to the "
+        "left is better."
+    )
+    return page.section("Communication and utility", lead, chart)
+
+
+def _curves(groups: Sequence[Group], measured: str) -> str:
+    shown = [measured] if measured == "loss" else [measured, "loss"]
+    panels = []
+    for axis, name in _TAB.items():
+        figures = []
+        for quantity in shown:
+            series = []
+            for i, g in enumerate(groups[:_MOST_CURVES]):
+                x, y, spread = g.band(quantity, axis)
+                series.append(Line(g.label, x, y, spread, colour=i))
+            most = max((v for s in series for v in s.x), default=0.0)
+            if axis != "rounds" and most <= 0:
+                continue
+            what = f"{title(quantity)} {name} for each setting"
+            chart = charts.lines(series, x_axis(axis, most), y_axis(quantity), what)
+            figures.append(page.figure(title(quantity), chart))
+        if figures:
+            panels.append((name, page.pair(*figures)))
+    lead = (
+        "Bands are one standard deviation over seeds."
+        if any(len(g.runs) > 1 for g in groups)
+        else ""
+    )
+    if len(groups) > _MOST_CURVES:
+        lead += f" The first {_MOST_CURVES} of {len(groups)} settings are drawn."
+    return page.section("How they learned", lead, page.tabs(panels))
+
+
+def _runs(runs: Sequence[RunFolder], measured: str, where: Path) -> str:
+    rows = []
+    for run in runs:
+        report = run.path / "report.html"
+        label = text(run.label)
+        if report.is_file():
+            link = quote(Path(os.path.relpath(report, where)).as_posix())
+            label = f'<a href="{text("./" + link)}">{label}</a>'
+        rows.append(
+            (
+                label,
+                text(run.seed if run.seed is not None else "–"),
+                text(run.status),
+                text(metric(measured, run.final(measured))),
+                number(run.rounds),
+                size(run.bytes_sent),
+                duration(run.seconds),
+            )
+        )
+    head = [
+        ("run", False), ("seed", True), ("status", False), (title(measured), True),
+        ("rounds", True), ("sent", True), ("time", True),
+    ]  # fmt: skip
+    listing = page.table(head, rows)
+    if len(rows) > 12:
+        listing = f"<details><summary>{count(len(rows), 'run')}</summary>{listing}</details>"
+    return page.section("Every run", "", listing)

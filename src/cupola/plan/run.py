@@ -136,7 +136,6 @@ class _Session:
     def __init__(self, plan: Plan, folder: Path, watch: Watch | None) -> None:
         self.plan, self.folder, self.watch = plan, folder, watch
         self.stopping = False
-        self.began = self.saved_at = time.monotonic()
         self.save_took = 0.0
 
     def execute(self) -> None:
@@ -178,7 +177,8 @@ class _Session:
             self._confirm(reach)
 
     def _drive(self, host: TrainingHost, program: Training, reach: Federation) -> None:
-        began, self.driving = self.state.step, time.monotonic()
+        began = self.state.step
+        self.began = self.saved_at = time.monotonic()
         facts = {"host": host, "model": program.space.module}
         try:
             with _signals(self._stop):
@@ -260,7 +260,7 @@ class _Session:
 
     def _pace(self, record: dict[str, Any]) -> Progress:
         done = record["round"] - self.first
-        pace = done / max(time.monotonic() - self.driving, 1e-9)
+        pace = done / max(time.monotonic() - self.began, 1e-9)
         left = (self.plan.rounds - record["round"]) / pace if pace else float("inf")
         return Progress(record["round"], self.plan.rounds, record, pace, left, self.folder)
 
@@ -298,5 +298,4 @@ def _is_power_of_ten(n: int) -> bool:
 def _report(folder: Path) -> None:
     from cupola import report
 
-    if hasattr(report, "write"):
-        report.write(folder)
+    report.write(folder)

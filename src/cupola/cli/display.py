@@ -1,0 +1,134 @@
+"""What people see while and after a run: a progress bar on stderr, the result on stdout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from cupola.report import words
+
+if TYPE_CHECKING:
+    from cupola.plan.folder import Run
+    from cupola.plan.run import Progress
+
+LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
+
+
+@contextmanager
+def watching(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress callback: a bar on a terminal, a line now and then in a log, or none."""
+    console = Console(stderr=True)
+    if quiet:
+        yield None
+        return
+    if not console.is_terminal:
+        yield _Log()
+        return
+    bar = Bar(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        console=console,
+    )
+    with bar:
+        task = None
+        folder = None
+
+        def show(progress: Progress) -> None:
+            nonlocal task, folder
+            if folder != progress.folder:
+                folder = progress.folder
+                task = bar.add_task(folder.name, total=progress.rounds, pace="")
+            assert task is not None
+            bar.update(task, completed=progress.round, pace=pace(progress))
+
+        yield show
+
+
+class _Log:
+    """A line every half minute, for logs."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self.last < LOG_EVERY:
+            return
+        self.last = time.monotonic()
+        done = f"round {progress.round} of {progress.rounds}"
+        Console(stderr=True).print(f"{progress.folder.name}: {done}, {pace(progress)}")
+
+
+def pace(progress: Progress) -> str:
+    """'12.3 rounds/s, accuracy 91.2 %, 8 s left'."""
+    parts = [f"{progress.rounds_per_second:.3g} rounds/s"]
+    if headline := main_metric(progress.record):
+        parts.append(headline)
+    parts.append(f"{words.duration(progress.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def main_metric(record: dict[str, Any]) -> str:
+    """The first metric worth a glance in a record."""
+    for where in ("test", "sites_test", "validation", "sites_validation"):
+        for name in ("accuracy", "rmse", "loss"):
+            if (value := record.get(where, {}).get(name)) is not None:
+                return f"{name} {words.metric(name, value)}"
+    return ""
+
+
+def show_runs(runs: list[Run], quiet: bool) -> None:
+    """The result of one run or several."""
+    console = Console()
+    if len(runs) > 1:
+        console.print(comparison([str(run.folder) for run in runs], None, "runs"))
+        console.print(f"[dim]everything is in[/] {runs[0].folder.parent}")
+        return
+    run, result = runs[0], runs[0].result
+    final = result.get("final") or {}
+    line = f"{result['rounds']} rounds, {main_metric(final) or 'not evaluated'}"
+    sent = result["bytes_down"] + result["bytes_up"]
+    line += f", {words.size(sent)} sent, {words.duration(result['seconds'])}"
+    console.print(line, highlight=False)
+    if result.get("reason"):
+        console.print(f"stopped early: {result['reason']}", highlight=False)
+    if result.get("twin"):
+        console.print(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
+    failures = final.get("failed") or {}
+    for code, n in failures.items():
+        console.print(f"[yellow]{words.count(n, 'site')} without answer:[/] {code}")
+    if not quiet:
+        console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
+
+
+def comparison(folders: list[str], target: float | None, title: str) -> Table:
+    """Accuracy, bytes and time of runs, and what the target cost them."""
+    from cupola import report
+
+    rows = report.table(folders, target=target)
+    metric = rows[0]["metric"]
+    goal = words.goal(metric, rows[0]["target"])
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in (
+        metric, "bytes", f"rounds to {goal}", f"bytes to {goal}", "time",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["label"],
+            words.metric(metric, row[metric], row["spread"]),
+            words.size(row["bytes"]),
+            words.number(row["rounds_to_target"]),
+            words.size(row["bytes_to_target"]),
+            words.duration(row["seconds"]),
+        )
+    return table

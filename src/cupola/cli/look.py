@@ -1,0 +1,215 @@
+"""cupola check, data, recipes, models: what there is, and what a plan would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cupola.cli.runs import AsJson, PlanFile, Settings
+from cupola.cli.shell import Shell, app, print_json
+
+if TYPE_CHECKING:
+    from cupola.plan.plan import Plan
+
+
+@app.command()
+def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Say what a plan will do and cost, and whether it equals centralised training."""
+    from cupola.plan.load import load
+
+    Shell.json = as_json
+    runs = load(plan, settings or ()).expand()
+    facts = {"runs": len(runs), **_facts(runs[0][1])}
+    if as_json:
+        print_json(facts)
+        return
+    from rich.console import Console
+
+    from cupola.report import words
+
+    data, model, sent = facts["data"], facts["model"], facts["bytes"]
+    size = data["samples_per_site"]
+    lines = [
+        ("plan", f"{facts['name']}: {facts['recipe']}, {words.count(facts['rounds'], 'round')}"),
+        ("runs", f"{len(runs)} (below: the first)" if len(runs) > 1 else "1"),
+        ("data", f"{data['name']}, {data['kind']}, {words.count(data['samples'], 'sample')}"),
+        ("sites", f"{data['sites']:,}, {data['partition']}; samples {size['least']:,} to "
+                  f"{size['most']:,}, median {size['median']:,}, {data['empty']:,} empty"),
+        ("judged on", ", ".join(f"{n:,} {k}" for k, n in data["public"].items()) or "sites only"),
+        ("model", f"{model['name']}, {words.count(model['parameters'], 'parameter')}"),
+        ("a round", f"{sent['sites']:g} sites, {words.size(sent['per_site_down'])} down and "
+                    f"{words.size(sent['per_site_up'])} up at each"),
+        ("bytes", f"{words.size(sent['per_round'])} a round, {words.size(sent['total'])} in all"),
+    ]  # fmt: skip
+    console = Console(highlight=False)
+    for name, text in lines:
+        console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
+    if facts["utility"]:
+        console.print(str(facts["utility"].get("text", "")), soft_wrap=True)
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    import numpy as np
+
+    from cupola.plan import compose
+    from cupola.plan.cost import predict
+
+    host = compose.host(**plan.to_dict())
+    program = compose.training(plan, host)
+    cost = predict(program)
+    data = host.sites
+    sizes = data.sizes(np.arange(min(len(data), 100_000)))
+    return {
+        "name": plan.name,
+        "recipe": plan.recipe,
+        "rounds": plan.rounds,
+        "data": {
+            "name": plan.data.name,
+            "kind": data.kind,
+            "classes": data.classes,
+            "sites": len(data),
+            "partition": plan.data.partition.kind,
+            "samples": int(sizes.sum()),
+            "samples_per_site": {
+                "least": int(sizes.min()),
+                "median": int(np.median(sizes)),
+                "most": int(sizes.max()),
+            },
+            "empty": int((sizes == 0).sum()),
+            "public": {name: len(part) for name, part in data.public.items()},
+        },
+        "model": {
+            "name": plan.model.name,
+            "parameters": sum(p.numel() for p in program.space.module.parameters()),
+        },
+        "bytes": {
+            "sites": cost.sites,
+            "per_site_down": cost.per_site_down,
+            "per_site_up": cost.per_site_up,
+            "per_round": cost.per_round,
+            "total": cost.total,
+        },
+        "utility": None,
+    }
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the published methods that a plan can name."""
+    from cupola.learn.recipes import RECIPES
+
+    rows = [
+        {
+            "name": r.name,
+            "summary": r.summary,
+            "source": r.source,
+            "local": r.local,
+            "server": r.server,
+            "participation": r.participation,
+        }
+        for r in RECIPES.values()
+    ]
+    _list(rows, ["name", "summary", "source"], as_json)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the models that a plan can name, with their options."""
+    from cupola import nn
+
+    rows = [
+        {"name": name, "summary": about, "options": _options(nn.options(name))}
+        for name, about in nn.describe().items()
+    ]
+    _list(rows, ["name", "summary", "options"], as_json)
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    import inspect
+
+    return {k: "(needed)" if v is inspect.Parameter.empty else v for k, v in options.items()}
+
+
+def _list(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column == "name", overflow="fold")
+    for row in rows:
+        cells = (row[column] for column in columns)
+        table.add_row(*(_pairs(c) if isinstance(c, dict) else str(c) for c in cells))
+    Console(highlight=False).print(table)
+
+
+def _pairs(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}".lower() for key, value in options.items())
+
+
+data_app = typer.Typer(help="List data sets, get them, and see who holds what.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback(invoke_without_command=True)
+def data(context: typer.Context, as_json: AsJson = False) -> None:
+    """List data sets, get them, and see who holds what."""
+    if context.invoked_subcommand is not None:
+        return
+    from cupola import data as datasets
+
+    rows = [
+        {
+            "name": name,
+            "summary": " ".join(datasets.describe(name).partition("\n\n")[0].split()),
+            "options": _options(datasets.options(name)),
+        }
+        for name in datasets.names()
+    ]
+    _list(rows, ["name", "summary"], as_json)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set that has an official address.")],
+    options: Settings = None,
+) -> None:
+    """Download a data set from its official address and check it."""
+    from cupola import data as datasets
+    from cupola.errors import PlanError
+    from cupola.plan.load import parse_setting
+
+    if name in datasets.names() and "download" not in datasets.options(name):
+        raise PlanError(f"{name} needs no download")
+    source = datasets.load(name, download=True, **dict(parse_setting(o) for o in options or ()))
+    test = f", {len(source.test):,} for testing" if source.test is not None else ""
+    typer.echo(f"{name} is ready: {len(source.train):,} samples for training{test}")
+
+
+@data_app.command("show")
+def data_show(
+    plan: PlanFile,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="PNG or SVG file.")
+    ] = None,
+) -> None:
+    """Draw which site holds which classes."""
+    from cupola.data import picture
+    from cupola.errors import PlanError
+    from cupola.plan.compose import federated_data
+    from cupola.plan.load import load
+
+    whole = load(plan, settings or ()).expand()[0][1]
+    path = out or Path(f"{whole.name}-sites.png")
+    if path.suffix not in (".png", ".svg"):
+        raise PlanError(f"--out {path}: the picture is a .png or .svg file")
+    sites = federated_data(whole)
+    path.write_bytes(picture(sites, "svg" if path.suffix == ".svg" else "png"))
+    sizes = sites.sizes()
+    typer.echo(f"{len(sites):,} sites, {int(sizes.sum()):,} samples; wrote {path}")

@@ -1,0 +1,102 @@
+"""cupola run, resume, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cupola.cli.shell import Shell, app, print_json
+from cupola.errors import CupolaError, PlanError
+
+if TYPE_CHECKING:
+    from cupola.plan.folder import Run
+
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan: a TOML file.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+
+
+@app.command()
+def run(
+    plan: PlanFile,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the run that DIR holds.")] = False,
+    twin: Annotated[bool, typer.Option("--twin", help="Also run the centralised twin.")] = False,
+) -> None:
+    """Carry out a plan: one run, or several if it has seeds or a grid."""
+    from cupola.cli.display import watching
+    from cupola.plan.load import load
+    from cupola.plan.run import run_all
+
+    Shell.json = as_json
+    whole = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
+    with watching(quiet) as watch:
+        runs = run_all(whole, out, overwrite=overwrite, progress=watch)
+    _show(runs, as_json, quiet)
+
+
+@app.command()
+def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped or killed; the result is the same as without the stop."""
+    from cupola.cli.display import watching
+    from cupola.plan.run import resume as go_on
+
+    Shell.json = as_json
+    with watching(quiet) as watch:
+        runs = go_on(folder, progress=watch)
+    _show(runs, as_json, quiet)
+
+
+def _show(runs: list[Run], as_json: bool, quiet: bool) -> None:
+    if as_json:
+        results = [{"folder": str(run.folder), **run.result} for run in runs]
+        print_json(results[0] if len(results) == 1 else {"runs": results})
+        return
+    from cupola.cli.display import show_runs
+
+    show_runs(runs, quiet)
+
+
+@app.command()
+def export(
+    folder: Folder,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="CSV file.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="TensorBoard logs.")
+    ] = None,
+) -> None:
+    """Write the history of a run, or of a folder of runs, for other tools."""
+    import json
+
+    from cupola.plan.export import to_csv, to_tensorboard
+    from cupola.plan.folder import Run
+
+    if csv is None and tensorboard is None:
+        raise PlanError("say where to: --csv FILE or --tensorboard DIR")
+    listed = folder / "runs.json"
+    places = (
+        [folder / entry["folder"] for entry in json.loads(listed.read_text())]
+        if listed.exists()
+        else [folder]
+    )
+    runs = [Run.open(place) for place in places if not listed.exists() or place.exists()]
+    if not any(run.history for run in runs):
+        raise CupolaError(f"{folder} has no finished round yet")
+    if csv is not None:
+        to_csv(runs, csv)
+        typer.echo(f"wrote {csv}")
+    if tensorboard is not None:
+        to_tensorboard(runs, tensorboard)
+        typer.echo(f"wrote {tensorboard}; look at it with `tensorboard --logdir {tensorboard}`")

@@ -1,0 +1,71 @@
+"""What a plan will send, computed from the sizes of its messages before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupola.federation import Ask, Question, State
+from cupola.federation.message import contribution_size, question_size
+from cupola.learn import Participation, Training
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Expected bytes over all sites, without drop-outs.
+
+    sites: asked in a round (a mean under Poisson sampling). per_site: down and up, of the training
+    question. per_round: training and evaluation questions, evaluation spread over the rounds.
+    """
+
+    sites: float
+    per_site_down: int
+    per_site_up: int
+    per_round: float
+    total: float
+
+
+def predict(program: Training) -> Cost:
+    """The cost of all rounds; exact to a few digits of step numbers."""
+    state = program.start()
+    ask = program.ask(state)
+    assert ask is not None
+    down, up = question_size(ask.question), _answer(ask.question)
+    asked = expected_sites(program.participation, program.sites)
+    training = asked * (down + up)
+    evaluation = sum(len(a.sites) * _both(a) for a in _evaluations(program, state))
+    times = program.rounds // program.evaluation.every
+    times += program.rounds % program.evaluation.every > 0
+    total = program.rounds * training + times * evaluation
+    return Cost(asked, down, up, total / program.rounds, total)
+
+
+def expected_sites(choice: Participation, sites: int) -> float:
+    """Sites asked in a round."""
+    if choice.kind == "all":
+        return sites
+    if choice.kind == "poisson":
+        return sites * (choice.fraction or 0.0)
+    return choice.count or max(1, int(np.floor(sites * (choice.fraction or 0.0) + 0.5)))
+
+
+def _evaluations(program: Training, state: State) -> list[Ask]:
+    asks = [kind for kind in program._judgements() if kind[0] != "public"]
+    found = (program.ask(State(0, state.arrays, {**state.values, "pending": [a]})) for a in asks)
+    return [ask for ask in found if ask is not None]
+
+
+def _both(ask: Ask) -> int:
+    return question_size(ask.question) + _answer(ask.question)
+
+
+def _answer(question: Question) -> int:
+    """Size of an answer of the expected layout; floats come as they went out, counts as 64 bits."""
+    types = {"float": np.dtype(np.float64), "int": np.dtype(np.int64), "bool": np.dtype(bool)}
+    arrays = {}
+    for name, spec in question.expects.items():
+        sent = question.arrays.get(name)
+        dtype = types[spec.kind] if sent is None else sent.dtype
+        arrays[name] = np.broadcast_to(np.zeros((), dtype), spec.shape)
+    return contribution_size(arrays)

@@ -1,0 +1,56 @@
+"""History for other tools: CSV and TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import CupolaError
+from cupola.plan.folder import Run
+
+
+def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A record as 'test/accuracy' -> value; lists are left out."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}/")
+        elif not isinstance(value, list):
+            yield prefix + key, value
+
+
+def to_csv(runs: list[Run], path: Path) -> None:
+    """One line per round; several runs are told apart by the column 'run'."""
+    rows = [
+        ({"run": run.folder.name} if len(runs) > 1 else {}) | dict(flat(record))
+        for run in runs
+        for record in run.history
+    ]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        path.write_text(text.getvalue(), "utf-8", newline="")
+    except OSError as error:
+        raise CupolaError(f"cannot write {path}: {error.strerror}") from None
+
+
+def to_tensorboard(runs: list[Run], folder: Path) -> None:
+    """Every number of every round as a scalar; one log per run."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise CupolaError(
+            "TensorBoard is not installed; get it with `pip install 'cupola[tensorboard]'`"
+        ) from None
+    for run in runs:
+        place = folder / run.folder.name if len(runs) > 1 else folder
+        with SummaryWriter(str(place)) as writer:
+            for record in run.history:
+                for key, value in flat(record):
+                    if isinstance(value, int | float) and key != "round":
+                        writer.add_scalar(key, value, record["round"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,9 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
 
 
-def comparison(folders: list[str], target: float | None, title: str) -> Table:
+def comparison(
+    folders: list[str], target: float | None, title: str, labels: Sequence[str] = ()
+) -> Table:
     """Accuracy, bytes and time of runs, and what the target cost them."""
     from cupola import report
 
@@ -122,9 +124,9 @@ def comparison(folders: list[str], target: float | None, title: str) -> Table:
         metric, "bytes", f"rounds to {goal}", f"bytes to {goal}", "time",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
-    for row in rows:
+    for i, row in enumerate(rows):
         table.add_row(
-            row["label"],
+            labels[i] if len(labels) == len(rows) else row["label"],
             words.metric(metric, row[metric], row["spread"]),
             words.size(row["bytes"]),
             words.number(row["rounds_to_target"]),

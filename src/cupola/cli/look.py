@@ -11,6 +11,8 @@ from cupola.cli.runs import AsJson, PlanFile, Settings
 from cupola.cli.shell import Shell, app, print_json
 
 if TYPE_CHECKING:
+    from cupola.data import FederatedData
+    from cupola.learn import Training
     from cupola.plan.plan import Plan
 
 
@@ -46,8 +48,16 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     console = Console(highlight=False)
     for name, text in lines:
         console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
-    if facts["utility"]:
-        console.print(str(facts["utility"].get("text", "")), soft_wrap=True)
+    utility = facts["utility"]
+    answer = "[green]yes" if utility["preserved"] else "[red]no"
+    console.print(
+        f"[bold]equals centralised training: {answer}[/][/] "
+        f"(weights of a probe in float64 differ by {utility['difference']:.1g})"
+    )
+    for condition in utility["conditions"]:
+        mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
+        reason = f": {condition['reason']}" if condition["reason"] else ""
+        console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
@@ -91,7 +101,20 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "per_round": cost.per_round,
             "total": cost.total,
         },
-        "utility": None,
+        "utility": _utility(program, data),
+    }
+
+
+def _utility(program: Training, data: FederatedData) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from cupola.learn.utility import check as equal
+
+    verdict = equal(program, data)
+    return {
+        "preserved": verdict.preserved,
+        "difference": verdict.difference,
+        "conditions": [asdict(condition) for condition in verdict.conditions],
     }
 
 

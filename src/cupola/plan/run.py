@@ -27,6 +27,7 @@ from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.plan.summary import partition_table, result
+from cupola.plan.twin import run_twin
 
 Source = str | Path | Mapping[str, Any] | Plan
 
@@ -179,11 +180,13 @@ class _Session:
     def _drive(self, host: TrainingHost, program: Training, reach: Federation) -> None:
         began = self.state.step
         self.began = self.saved_at = time.monotonic()
-        facts = {"host": host, "model": program.space.module}
+        facts: dict[str, Any] = {"host": host, "model": program.space.module}
         try:
             with _signals(self._stop):
                 drive(program, reach, self.state, lambda state: self._after(state, reach))
                 self._save(reach)
+                if self.plan.twin:
+                    facts["twin"] = self._twin(host, program)
         except KeyboardInterrupt:
             round = self.state.values["round"]
             self._conclude("stopped", f"interrupted after round {round}", **facts)
@@ -200,6 +203,19 @@ class _Session:
         arrays = program.model(self.state)
         write_atomically(self.folder / "model.safetensors", to_safetensors(arrays))
         self._conclude("finished", self.state.values["stopped"], **facts)
+
+    def _twin(self, host: TrainingHost, program: Training) -> dict[str, Any]:
+        def between(record: dict[str, Any]) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            if self.watch is not None:
+                pace = record["round"] / max(record["seconds"], 1e-9)
+                left = (rounds - record["round"]) / pace
+                self.watch(Progress(record["round"], rounds, record, pace, left, folder))
+
+        rounds, folder = self.state.values["round"], self.folder / "twin"
+        ours = program.model(self.state)
+        return run_twin(self.plan, folder, program, host, rounds, ours, between)
 
     def _after(self, state: State, reach: Federation) -> None:
         """A step is complete: write its round down, and save if it is time."""

@@ -24,6 +24,7 @@ def result(
     reason: str | None,
     host: TrainingHost | None = None,
     model: nn.Module | None = None,
+    twin: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run. `final` is its last round, `best` the one chosen on validation data."""
     plan, history = run.plan, run.history
@@ -52,7 +53,7 @@ def result(
             "numpy": np.__version__,
         },
         "simulated": True,
-        "twin": None,
+        "twin": twin,
     }
 
 

@@ -1,0 +1,234 @@
+"""cupola report, compare, sweep, reproduce: looking at many runs, and making them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cupola.cli.runs import AsJson, Folder, PlanFile, Quiet, Settings
+from cupola.cli.shell import Shell, app, print_json
+from cupola.errors import PlanError
+
+if TYPE_CHECKING:
+    from cupola.reproduce import Table
+
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the runs.")
+]
+
+
+class Strategy(StrEnum):
+    grid = "grid"
+    random = "random"
+    halving = "halving"
+
+
+@app.command()
+def report(folder: Folder) -> None:
+    """Make report.html again, for a run or a folder of runs, and print its path."""
+    from cupola import report as reports
+    from cupola.reproduce.run import draw as draw_table
+    from cupola.reproduce.sweep import draw as draw_sweep
+
+    if (folder / "sweep.json").is_file():
+        path = draw_sweep(folder)
+    elif (folder / "results.json").is_file():
+        path = draw_table(folder)
+    else:
+        path = reports.write(folder)
+    typer.echo(str(path))
+
+
+@app.command()
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders of runs.")
+    ],
+    target: Annotated[
+        float | None,
+        typer.Option(help="Count rounds and bytes up to this level, for example 0.9."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write an HTML report.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: what they reached, and what it cost to reach the target."""
+    from cupola import report as reports
+
+    Shell.json = as_json
+    if out is not None and out.suffix != ".html":
+        raise PlanError(f"--out {out}: the report is an .html file")
+    rows = reports.table(folders, target)
+    if out is not None:
+        reports.compare(folders, out, target)
+    if as_json:
+        print_json({"runs": rows, "report": str(out) if out else None})
+        return
+    from rich.console import Console
+
+    from cupola.cli.display import comparison
+
+    console = Console(highlight=False)
+    console.print(comparison([str(f) for f in folders], target, "comparison"))
+    if out is not None:
+        console.print(f"report: {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def sweep(
+    plan: PlanFile,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,C", help="What to vary; also KEY=LOW..HIGH[:log]."),
+    ] = None,
+    strategy: Annotated[Strategy, typer.Option(help="How to search.")] = Strategy.grid,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Settings to draw (random, halving).")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, metavar="ROUNDS", help="Most rounds in all.")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try many settings of a plan, choose on validation data; call it again to go on."""
+    from cupola.cli.display import watching
+    from cupola.reproduce import define
+    from cupola.reproduce import sweep as carry_out
+
+    Shell.json = as_json
+    made = define(plan, over or (), strategy.value, trials, budget, settings or ())
+    folder = out or Path("runs") / f"{made.plan.name}-sweep"
+    silent = quiet or as_json
+    _tell(silent, f"{len(made.plans)} settings, {made.cost():,} rounds in all, into {folder}")
+    with watching(silent) as watch:
+        found = carry_out(made, folder, watch)
+    if as_json:
+        print_json({"folder": str(folder), **found})
+        return
+    _show_sweep(found, folder)
+
+
+def _show_sweep(found: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Sheet
+
+    from cupola.report import words
+
+    console = Console(highlight=False)
+    sheet = Sheet(title=f"sweep of {escape(found['name'])}", title_justify="left")
+    sheet.add_column("setting", overflow="fold")
+    sheet.add_column(f"{escape(found['metric'])}, validation", justify="right")
+    sheet.add_column("rounds", justify="right")
+    for trial in found["trials"][:20]:
+        score = trial["score"]
+        said = words.metric(found["metric"], score) if score is not None else trial["reason"]
+        sheet.add_row(escape(trial["label"]), escape(said or "not run"), str(trial["rounds"]))
+    console.print(sheet)
+    if found["best"]:
+        console.print(f"best: {found['best']['label']}", markup=False, style="bold")
+        console.print(f"plan: {folder / 'best.toml'}", soft_wrap=True, markup=False)
+    else:
+        console.print("no setting was measured on validation data", style="red")
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, markup=False)
+    console.print(found["privacy"], style="dim", markup=False)
+    if not found["best"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A published table.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None,
+    plans: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the published tables.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the plans behind a published table; call it again to go on."""
+    from cupola.cli.display import watching
+    from cupola.reproduce import find_table, jobs, seeds_of, tables
+    from cupola.reproduce import reproduce as carry_out
+
+    Shell.json = as_json
+    if listing or name is None:
+        _list(list(tables(plans).values()), as_json)
+        return
+    table = find_table(name, plans)
+    folder = out or Path("runs") / "reproduce" / table.name
+    chosen = seeds_of(table, seeds)
+    work = jobs(table, folder, chosen)
+    rounds = sum(job.plan.rounds for job in work)
+    silent = quiet or as_json
+    _tell(silent, f"{table.name}: {len(work)} runs, {rounds:,} rounds in all, into {folder}")
+    with watching(silent) as watch:
+        found = carry_out(table, folder, chosen, watch)
+    if as_json:
+        print_json({"folder": str(folder), **found})
+        return
+    _show_table(found, folder)
+
+
+def _list(found: list[Table], as_json: bool) -> None:
+    if as_json:
+        facts = [
+            {
+                "name": t.name,
+                "caption": t.caption,
+                "source": t.source,
+                "seeds": list(t.seeds),
+                "cells": [c.model_dump(exclude={"plan", "settings"}) for c in t.cells()],
+            }
+            for t in found
+        ]
+        print_json(facts)
+        return
+    from cupola.reproduce.outcome import value
+
+    for t in found:
+        typer.secho(t.name, bold=True)
+        typer.echo(f"  {t.caption} ({t.source}); {len(t.seeds)} seeds")
+        for cell in t.cells():
+            typer.echo(f"  {cell.row} · {cell.column}: {value(cell.published, cell.spread)}")
+
+
+def _show_table(found: dict[str, Any], folder: Path) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as Sheet
+
+    from cupola.reproduce.outcome import difference_rows, grid_rows
+
+    console = Console(highlight=False)
+    differences = "paired differences (same seeds)"
+    for title, words, (head, rows) in (
+        (f"{found['caption']} ({found['source']})", 1, grid_rows(found)),
+        (differences, 2, difference_rows(found)),
+    ):
+        if not rows:
+            continue
+        sheet = Sheet(title=escape(title), title_justify="left")
+        for i, column in enumerate(head):
+            sheet.add_column(escape(column), justify="left" if i < words else "right")
+        for row in rows:
+            sheet.add_row(*(escape(cell) for cell in row))
+        console.print(sheet)
+    if found["note"]:
+        console.print(found["note"], style="dim", markup=False)
+    for file in ("table.md", "report.html"):
+        console.print(str(folder / file), soft_wrap=True, markup=False)
+
+
+def _tell(silent: bool, line: str) -> None:
+    if not silent:
+        typer.echo(line, err=True)

@@ -43,11 +43,15 @@ def compare(
     name: str | None = None,
     extra: Sequence[str] = (),
     remark: str = "",
+    crown: bool = True,
 ) -> Path:
-    """One report over any runs or folders of runs. `extra`: sections as HTML, put first."""
+    """One report over any runs or folders of runs.
+
+    extra: sections as HTML, put first. crown: whether to point out the best setting.
+    """
     out = Path(out)
     runs = _all(folders)
-    return save(many(runs, name or "Comparison", out.parent, target, extra, remark), out)
+    return save(many(runs, name or "Comparison", out.parent, target, extra, remark, crown), out)
 
 
 def table(folders: Sequence[Path | str], target: float | None = None) -> list[dict[str, Any]]:

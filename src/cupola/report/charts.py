@@ -307,3 +307,39 @@ def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _clip(name: str, most: int) -> str:
     return name if len(name) <= most else name[: max(1, most - 1)] + "…"
+
+
+def dots(
+    points: Sequence[tuple[float, float, str]],
+    x: Axis,
+    y: Axis,
+    what: str,
+    names: Sequence[str] = (),
+    best: int | None = None,
+    height: int = 250,
+) -> str:
+    """Points (x, y, tip), one of them the best; `names` label x = 0, 1, ... where given."""
+    if not points:
+        return nothing("nothing was measured yet")
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    low, high = (-0.5, len(names) - 0.5) if names else (min(xs), max(xs))
+    if not names:
+        low, high = (low / 1.3, high * 1.3) if x.log else span(xs)
+    y_low, y_high = span(ys, False, y.top)
+    sx, sy = (
+        Scale(low, high, LEFT, WIDTH - RIGHT, x.log),
+        Scale(y_low, y_high, height - BOTTOM, TOP),
+    )
+    marks = [] if names else log_ticks(low, high, x.unit) if x.log else ticks(low, high, x.unit)
+    parts = [_grid(sx, sy, marks, ticks(y_low, y_high, y.unit, 5), x, y, height)]
+    parts += [
+        f'<text class="tick mid" x="{sx(i)}" y="{height - BOTTOM + 15}">{text(_clip(n, 14))}</text>'
+        for i, n in enumerate(names)
+    ]
+    for i, (a, b, tip) in enumerate(points):
+        look = "f1" if i == best else "f0 soft"
+        parts.append(
+            f'<circle class="{look}" cx="{sx(a)}" cy="{sy(b)}" r="{6 if i == best else 4.5}">'
+            f"<title>{text(tip)}</title></circle>"
+        )
+    return f'<div class="chart">{_svg("".join(parts), height, what)}</div>'

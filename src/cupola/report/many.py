@@ -36,8 +36,12 @@ def many(
     target: float | None = None,
     extra: Sequence[str] = (),
     remark: str = "",
+    crown: bool = True,
 ) -> str:
-    """The whole document; links are relative to the folder `where`. `extra` is HTML put first."""
+    """The whole document; links are relative to the folder `where`. `extra` is HTML put first.
+
+    crown: point out the best setting (not where something else than this data chose it).
+    """
     groups = group(runs)
     measured = common_metric(runs)
     if target is None:
@@ -45,7 +49,7 @@ def many(
     rows = [g.row(measured, target) for g in groups]
     low = measured in LOWER_IS_BETTER
     scored = [(r[measured], i) for i, r in enumerate(rows) if r[measured] is not None]
-    winner = (min(scored) if low else max(scored))[1] if scored else None
+    winner = (min(scored) if low else max(scored))[1] if scored and crown else None
     body = [
         f'<p class="alert">{text(remark)}</p>' if remark else "",
         _headline(groups, rows, winner, measured, target),
@@ -103,8 +107,9 @@ def _table(
     target: float | None,
 ) -> str:
     said = goal(measured, target)
+    extreme = "lowest" if measured in LOWER_IS_BETTER else "highest"
     head = [
-        ("setting", False), ("runs", True), (title(measured), True), ("best round", True),
+        ("setting", False), ("runs", True), (title(measured), True), (extreme, True),
         ("rounds", True), ("sent", True), ("time", True),
         (f"rounds to {said}", True), (f"bytes to {said}", True),
     ]  # fmt: skip

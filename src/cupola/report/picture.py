@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from cupola.errors import DataError
 from cupola.report.folder import SPLITS, find_runs
 from cupola.report.groups import common_metric, group
 from cupola.report.words import SHARES, metric_unit, title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _COLOURS = ("#0b6cb8", "#d55e00", "#008a66", "#b5508f", "#a87900", "#1d9bd1", "#5a4fcf", "#5b6672")
 _INK, _SOFT = "#16202c", "#5a6776"
@@ -23,6 +22,10 @@ def overview_picture(
     folders: Sequence[Path | str], path: Path | str, heading: str | None = None
 ) -> Path:
     """Draw the runs of these folders into a .png or .svg; names stand at the ends of the lines."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise DataError(f"{path}: the picture's name must end in .png or .svg")

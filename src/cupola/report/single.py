@@ -219,7 +219,11 @@ def holdings(run: RunFolder) -> str:
     most = 100
     if sites > most:
         lead += f" The first {min(most, len(sizes))} are drawn."
-    names = [str(i) for i in range(min(len(sizes), most))]
+    known = run.partition.get("names")
+    names = [str(i) for i in range(len(sizes))]
+    if isinstance(known, list):
+        names[: len(known)] = [str(n) for n in known][: len(names)]
+    names = names[:most]
     bars = charts.bars(
         names, [("samples", sizes[:most])], Axis("training samples"), "site", "samples per site"
     )
@@ -227,9 +231,9 @@ def holdings(run: RunFolder) -> str:
     if counts is not None and counts.shape[1] > 1:
         classes = [str(c) for c in run.partition.get("classes") or range(counts.shape[1])]
         classes += [str(c) for c in range(len(classes), counts.shape[1])]
-        shown = counts[:most].T
+        shown = counts[: len(names)].T
         chart = charts.heat(
-            shown, classes, [str(i) for i in range(shown.shape[1])], "class", "site",
+            shown, classes, names[: shown.shape[1]], "class", "site",
             "training samples of each class at each site",
         )  # fmt: skip
         figures.append(page.figure("Classes at each site (darker: more)", chart))

@@ -1,0 +1,74 @@
+"""One number from a run: what a table's cell or a sweep's trial is judged by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from cupola.errors import DataError
+from cupola.report import RunFolder
+from cupola.report.folder import sent
+from cupola.report.words import LOWER_IS_BETTER, finite
+
+COSTS = ("rounds", "bytes", "seconds")
+TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
+_HELD_OUT = ("test", "sites_test")
+_VALIDATION = ("validation", "sites_validation")
+
+
+def kept(run: RunFolder, metric: str, validation: bool = False) -> float | None:
+    """The metric of the model the run leaves behind, on test or on validation data.
+
+    That is its last model, or with evaluation.best the one that was best on validation data.
+    """
+    splits = _VALIDATION if validation else _HELD_OUT
+    judged = [(r, v) for split in splits for r, v in run.curve(metric, split)]
+    if not judged:
+        return None
+    evaluation = run.plan.get("evaluation")
+    evaluation = evaluation if isinstance(evaluation, dict) else {}
+    if not evaluation.get("best"):
+        return _last(judged)
+    by = str(evaluation.get("metric", "accuracy"))
+    choice = [(v, r) for split in _VALIDATION for r, v in run.curve(by, split)]
+    if not choice:
+        return _last(judged)
+    best = (min if by in LOWER_IS_BETTER else max)(choice, key=lambda pair: pair[0])[1]
+    return next((v for r, v in judged if r is best), None)
+
+
+def _last(judged: list) -> float:
+    """Of the last round; public data before sites."""
+    final = max(r.get("round", 0) for r, _ in judged)
+    return next(v for r, v in judged if r.get("round", 0) == final)
+
+
+def measure(run: RunFolder, what: str, target: float | None = None) -> float | None:
+    """A metric at the end; rounds, bytes or seconds, in all or '..._to' a target; weights_mse."""
+    if what in COSTS:
+        value = {"rounds": run.rounds, "bytes": run.bytes_sent, "seconds": run.seconds}[what]
+        return float(value) if finite(value) else None
+    if what in TO_TARGET:
+        record = run.reached(target) if target is not None else None
+        if record is None:
+            return None
+        keys = {"rounds_to": record.get("round"), "seconds_to": record.get("seconds")}
+        value = sent(record) if what == "bytes_to" else keys[what]
+        return float(value) if finite(value) else None
+    if what == "weights_mse":
+        return weights_mse(run.path)
+    return kept(run, what)
+
+
+def weights_mse(folder: Path) -> float:
+    """Mean over all weights of the squared difference between a run's model and its twin's."""
+    from safetensors.numpy import load_file
+
+    files = [folder / "model.safetensors", folder / "twin" / "model.safetensors"]
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path} is missing; measure = 'weights_mse' needs twin = true")
+    ours, theirs = (load_file(path) for path in files)
+    gaps = [np.ravel(ours[n].astype(np.float64) - theirs[n].astype(np.float64)) for n in ours]
+    return float(np.mean(np.concatenate(gaps) ** 2))

@@ -1,0 +1,90 @@
+"""Sections of the reports of sweeps and of reproduced tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupola.report import charts, page
+from cupola.report.charts import Axis
+from cupola.report.single import y_axis
+from cupola.report.words import count, finite, metric, number, text, title
+
+
+def sweep_section(summary: dict[str, Any]) -> str:
+    """Validation score against every key that was varied, and the ranking."""
+    measured = str(summary["metric"])
+    trials = [t for t in summary["trials"] if finite(t["score"])]
+    rungs = summary["rungs"]
+    lead = (
+        f"{count(len(summary['trials']), 'setting')}, strategy {summary['strategy']}, "
+        f"{number(summary['rounds'])} rounds in all; chosen by {measured} on validation data."
+    )
+    if len(rungs) > 1:
+        steps = ", then ".join(f"{r['trials']} to round {r['rounds']}" for r in rungs)
+        lead += f" Halving: {steps}."
+    best = summary["best"]
+    figures = [
+        page.figure(str(axis["key"]), _against(axis, trials, measured)) for axis in summary["over"]
+    ]
+    rows = [
+        (
+            text(t["label"]) + (" (best)" if best and t["label"] == best["label"] else ""),
+            text(metric(measured, t["score"]) if finite(t["score"]) else t["reason"] or "not run"),
+            number(t["rounds"]),
+        )
+        for t in summary["trials"]
+    ]
+    head = [("setting", False), (f"{title(measured)}, validation", True), ("rounds", True)]
+    ranking = page.table(head, rows)
+    if len(rows) > 12:
+        ranking = f"<details><summary>All {len(rows)} settings</summary>{ranking}</details>"
+    crown = ""
+    if best:
+        score = metric(measured, best["score"])
+        crown = page.numbers(
+            [(str(k), number(v) if finite(v) else str(v), "best setting")
+             for k, v in best["settings"].items()]
+            + [(f"{title(measured)} on validation data", score, "of the best setting")]
+        )  # fmt: skip
+    return page.section("The sweep", lead, crown, page.pair(*figures), ranking)
+
+
+def _against(axis: dict[str, Any], trials: list[dict[str, Any]], measured: str) -> str:
+    """Score against one key; numbers on a scale (logarithmic if wide), words side by side."""
+    key = str(axis["key"])
+    values = [t["settings"].get(key) for t in trials]
+    tips = [f"{t['label']}: {metric(measured, t['score'])}" for t in trials]
+    numeric = bool(values) and all(finite(v) for v in values)
+    if numeric:
+        positive = min(values) > 0
+        log = positive and (bool(axis.get("log")) or max(values) / min(values) > 15)
+        points = [(float(v), t["score"], tip) for v, t, tip in zip(values, trials, tips)]
+        return charts.dots(points, Axis(key, log=log), y_axis(measured), key, best=0)
+    names = list(dict.fromkeys(str(v) for v in axis["values"] or values))
+    places = {name: float(i) for i, name in enumerate(names)}
+    points = [(places[str(v)], t["score"], tip) for v, t, tip in zip(values, trials, tips)]
+    return charts.dots(points, Axis(key), y_axis(measured), key, names, best=0)
+
+
+def table_section(results: dict[str, Any]) -> str:
+    """Published beside measured, and the paired differences."""
+    from cupola.reproduce.outcome import difference_rows, grid_rows
+
+    head, rows = grid_rows(results)
+    parts = [
+        page.table(
+            [(h, i > 0) for i, h in enumerate(head)], [[text(c) for c in row] for row in rows]
+        )
+    ]
+    head, rows = difference_rows(results)
+    if rows:
+        parts.append("<h3>Paired differences (same seeds)</h3>")
+        parts.append(
+            page.table(
+                [(h, i > 1) for i, h in enumerate(head)], [[text(c) for c in row] for row in rows]
+            )
+        )
+    lead = f"{results['source']}. Measured over {count(len(results['seeds']), 'seed')}."
+    if results.get("note"):
+        lead += f" {results['note']}"
+    return page.section("Published beside measured", lead, *parts)

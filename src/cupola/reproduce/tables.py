@@ -1,0 +1,218 @@
+"""Published tables, each one file: experiments/NAME/table.toml beside the plans it names.
+
+caption = "Weighted gradient accumulation improves accuracy"
+source = "Nasirigerdeh et al. 2023, Table 5"
+plan = "cifar.toml"
+seeds = [1, 2, 3]
+measure = "accuracy"
+
+[[row]]
+name = "FedCMB"
+settings = ["recipe=fedcmb"]
+published = { "accuracy" = [66.36, 0.35] }
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import cupola
+from cupola.errors import PlanError
+from cupola.plan.load import load
+from cupola.plan.plan import Plan
+from cupola.report.words import SHARES
+from cupola.reproduce.measure import TO_TARGET
+
+Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Column(_Part):
+    """A column: settings on top of the table's."""
+
+    name: str
+    plan: str | None = None
+    settings: tuple[str, ...] = ()
+
+
+class Row(Column):
+    """A row: settings on top of the column's; published values by column, [mean, spread] or mean.
+
+    skip: columns that have no cell in this row.
+    """
+
+    published: dict[str, Number] = {}
+    skip: tuple[str, ...] = ()
+
+
+class Special(_Part):
+    """Settings of one cell, on top of everything."""
+
+    row: str
+    column: str
+    plan: str | None = None
+    settings: tuple[str, ...] = ()
+
+
+class Cell(_Part):
+    """One number of the table."""
+
+    row: str
+    column: str
+    plan: str
+    settings: tuple[str, ...]
+    published: float | None = None
+    spread: float | None = None
+
+
+class Table(_Part):
+    """A published table and the plans behind it.
+
+    measure: a metric at the end of a run (accuracy, loss, ...); rounds, bytes, seconds; rounds_to,
+    bytes_to, seconds_to (with target); weights_mse (against the twin). scale: measured values are
+    multiplied by it (100 for shares, so that per cent stand beside per cent). reference: the row
+    the others are compared with (default: the first). reference_column: likewise, if wanted.
+    """
+
+    name: str
+    folder: Path
+    caption: str
+    source: str
+    plan: str
+    settings: tuple[str, ...] = ()
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    measure: str = "accuracy"
+    target: float | None = None
+    scale: float | None = None
+    reference: str | None = None
+    reference_column: str | None = None
+    note: str = ""
+    row: Annotated[tuple[Row, ...], Field(min_length=1)]
+    column: tuple[Column, ...] = ()
+    cell: tuple[Special, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Table:
+        rows, columns = [r.name for r in self.row], self.columns
+        for what, names in (("row", rows), ("column", columns)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"two {what}s have the same name")
+        _known("reference", self.reference, rows)
+        _known("reference_column", self.reference_column, columns)
+        for row in self.row:
+            for name in (*row.published, *row.skip):
+                _known(f"row '{row.name}'", name, columns)
+        for special in self.cell:
+            _known("cell.row", special.row, rows)
+            _known("cell.column", special.column, columns)
+        if self.measure in TO_TARGET and self.target is None:
+            raise ValueError(f"measure = '{self.measure}' needs target")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        return [c.name for c in self.column] or [self.measure]
+
+    @property
+    def factor(self) -> float:
+        return self.scale if self.scale is not None else 100.0 if self.measure in SHARES else 1.0
+
+    def cells(self) -> list[Cell]:
+        """All cells, row by row."""
+        columns = self.column or (Column(name=self.measure),)
+        special = {(c.row, c.column): c for c in self.cell}
+        found = []
+        for row in self.row:
+            for column in columns:
+                if column.name in row.skip:
+                    continue
+                own = special.get((row.name, column.name))
+                plan = (own and own.plan) or row.plan or column.plan or self.plan
+                settings = (*self.settings, *column.settings, *row.settings)
+                value = row.published.get(column.name)
+                both = value if isinstance(value, list) else [] if value is None else [value]
+                found.append(
+                    Cell(
+                        row=row.name,
+                        column=column.name,
+                        plan=plan,
+                        settings=(*settings, *(own.settings if own else ())),
+                        published=both[0] if both else None,
+                        spread=both[1] if len(both) > 1 else None,
+                    )
+                )
+        return found
+
+    def plan_of(self, cell: Cell, seed: int) -> Plan:
+        """The plan of one cell and seed."""
+        path = self.folder / cell.plan
+        if not path.is_file():
+            raise PlanError(f"{self.folder / 'table.toml'}: plan '{cell.plan}' is not there")
+        plan = load(path, [*cell.settings, f"seed={seed}"])
+        if plan.grid:
+            raise PlanError(f"{path}: a plan behind a table has no [grid]; use rows and columns")
+        return plan
+
+
+def _known(where: str, name: str | None, names: list[str]) -> None:
+    if name is not None and name not in names:
+        raise ValueError(f"{where}: '{name}' is unknown; there are: {', '.join(names)}")
+
+
+def experiments(plans: Path | str | None = None) -> Path:
+    """The folder with the published tables: given, in the source checkout, or here."""
+    if plans is not None:
+        if not Path(plans).is_dir():
+            raise PlanError(f"--plans {plans} is no folder")
+        return Path(plans)
+    checkout = Path(cupola.__file__).resolve().parents[2] / "experiments"
+    for folder in (checkout, Path("experiments")):
+        if any(folder.glob("*/table.toml")):
+            return folder
+    raise PlanError(
+        "the published tables are not here: they are part of the source checkout, in its folder "
+        "experiments; say where it is with --plans DIR"
+    )
+
+
+def tables(plans: Path | str | None = None) -> dict[str, Table]:
+    """All tables by name."""
+    found = (read(path) for path in sorted(experiments(plans).glob("*/table.toml")))
+    return {table.name: table for table in found}
+
+
+def find_table(name: str, plans: Path | str | None = None) -> Table:
+    """A table by name; an unknown one is refused with a suggestion."""
+    folder = experiments(plans)
+    names = sorted(path.parent.name for path in folder.glob("*/table.toml"))
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        hint = (
+            f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
+        )
+        raise PlanError(f"table '{name}' is unknown; {hint}")
+    return read(folder / name / "table.toml")
+
+
+def read(path: Path) -> Table:
+    """A table from its file; every problem in one line."""
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return Table.model_validate({**values, "name": path.parent.name, "folder": path.parent})
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{path}: not TOML: {error}") from None
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            said = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {key + ': ' if key else ''}{said}")
+        raise PlanError("\n".join(lines)) from None

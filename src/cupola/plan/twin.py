@@ -42,7 +42,8 @@ def run_twin(
     record: dict[str, Any] = {}
     arrays: Arrays = {}
     try:
-        for record, arrays in islice(centralised(program, host.sites), rounds):
+        for record, model in islice(centralised(program, host.sites), rounds):
+            arrays = model
             seconds = round(time.monotonic() - began, 6)
             record |= {"bytes_down": 0, "bytes_up": 0, "seconds": seconds}
             history.write(record)

@@ -30,12 +30,14 @@ class Strategy(StrEnum):
 def report(folder: Folder) -> None:
     """Make report.html again, for a run or a folder of runs, and print its path."""
     from cupola import report as reports
-    from cupola.reproduce.run import draw as draw_table
-    from cupola.reproduce.sweep import draw as draw_sweep
 
     if (folder / "sweep.json").is_file():
+        from cupola.reproduce.sweeps import draw as draw_sweep
+
         path = draw_sweep(folder)
     elif (folder / "results.json").is_file():
+        from cupola.reproduce.run import draw as draw_table
+
         path = draw_table(folder)
     else:
         path = reports.write(folder)

@@ -24,7 +24,10 @@ _METRICS = ("accuracy", "r2", "rmse", "loss")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one run left behind. `label` is its name among others."""
+    """What one run left behind.
+
+    label: its name among others. group: what it shares with runs of the same setting, if named.
+    """
 
     path: Path
     label: str
@@ -34,6 +37,7 @@ class RunFolder:
     result: dict[str, Any]
     partition: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
+    group: str = ""
 
     @property
     def name(self) -> str:
@@ -129,7 +133,10 @@ def is_run(folder: Path) -> bool:
 
 
 def open_run(
-    folder: Path, label: str | None = None, settings: dict[str, Any] | None = None
+    folder: Path,
+    label: str | None = None,
+    settings: dict[str, Any] | None = None,
+    group: str = "",
 ) -> RunFolder:
     """Read a run folder; only the plan's text and whole lines of the history count."""
     source = _read(folder / "plan.toml")
@@ -146,6 +153,7 @@ def open_run(
         _json(folder / "result.json"),
         _json(folder / "partition.json"),
         settings or {},
+        group,
     )
 
 
@@ -188,7 +196,8 @@ def _listed(folder: Path, entry: dict[str, Any]) -> RunFolder | None:
     settings = entry.get("settings")
     if isinstance(settings, list):
         settings = dict(str(s).split("=", 1) for s in settings if "=" in str(s))
-    return open_run(path, label, settings if isinstance(settings, dict) else {})
+    known = settings if isinstance(settings, dict) else {}
+    return open_run(path, label, known, str(entry.get("group") or ""))
 
 
 def _read(path: Path) -> str:

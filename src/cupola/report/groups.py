@@ -113,6 +113,8 @@ def easy_target(groups: Sequence[Group], metric: str) -> float | None:
 
 
 def _key(run: RunFolder) -> str:
+    if run.group:
+        return json.dumps([str(run.path.parent), run.group])
     if not run.plan:
         return json.dumps([run.recipe, run.name, str(run.path.parent)])
     rest = {k: v for k, v in run.plan.items() if k not in _NEUTRAL}
@@ -122,7 +124,11 @@ def _key(run: RunFolder) -> str:
 def _labels(members: list[list[RunFolder]]) -> list[str]:
     """The shortest names that tell the groups apart: recipe, then what differs, then folders."""
     first = [held[0] for held in members]
-    for name in ([run.recipe for run in first], [run.name for run in first]):
+    for name in (
+        [run.group for run in first],
+        [run.recipe for run in first],
+        [run.name for run in first],
+    ):
         if all(name) and len(set(name)) == len(name):
             return name
     flat = [flatten({k: v for k, v in run.plan.items() if k not in _NEUTRAL}) for run in first]
@@ -131,7 +137,9 @@ def _labels(members: list[list[RunFolder]]) -> list[str]:
     for run, mine in zip(first, flat):
         peers = [f for r, f in zip(first, flat) if r.recipe == run.recipe]
         keys = [k for k in mine if any(mine[k] != p.get(k) for p in peers) and k != "recipe"]
-        said = ", ".join(f"{k.removeprefix('data.')} = {_short(mine[k])}" for k in keys[:4])
+        leaves = [k.rsplit(".", 1)[-1] for k in keys]
+        names = [leaf if leaves.count(leaf) == 1 else k for k, leaf in zip(keys, leaves)]
+        said = ", ".join(f"{n} = {_short(mine[k])}" for n, k in zip(names[:4], keys))
         labels.append(said if one_recipe and said else " · ".join(filter(None, (run.recipe, said))))
     if len(set(labels)) == len(labels):
         return labels

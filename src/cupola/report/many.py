@@ -89,7 +89,7 @@ def _headline(
                 metric(measured, best[measured], best["spread"]), groups[winner].label)
         )  # fmt: skip
     cheap = [(r["bytes_to_target"], i) for i, r in enumerate(rows) if r["bytes_to_target"]]
-    if cheap and target is not None:
+    if winner is not None and cheap and target is not None:
         cost, i = min(cheap)
         shown = goal(measured, target)
         items.insert(1, (f"Fewest bytes to {shown}", size(cost), groups[i].label))

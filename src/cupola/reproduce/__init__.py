@@ -6,7 +6,7 @@ sweep(define("plan.toml", ["local.lr=0.01,0.1"]), "runs/sweep")["best"]
 """
 
 from cupola.reproduce.run import jobs, reproduce, seeds_of
-from cupola.reproduce.sweep import Sweep, define, sweep
+from cupola.reproduce.sweeps import Sweep, define, sweep
 from cupola.reproduce.tables import Table, find_table, tables
 
 __all__ = [

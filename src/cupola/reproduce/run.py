@@ -66,7 +66,13 @@ def reproduce(
     work = jobs(table, folder, seeds)
     folder.mkdir(parents=True, exist_ok=True)
     entries = [
-        {"label": j.label, "folder": j.folder.name, "settings": {"seed": j.seed}} for j in work
+        {
+            "label": job.label,
+            "folder": job.folder.name,
+            "group": f"{job.cell.row} · {job.cell.column}",
+            "settings": {"seed": job.seed},
+        }
+        for job in work
     ]
     write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
     values: Values = {}

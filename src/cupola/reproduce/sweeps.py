@@ -221,6 +221,7 @@ def _list(folder: Path, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
         {
             "label": trial.label + (f", seed {seed}" if len(seeds) > 1 else ""),
             "folder": path.name,
+            "group": trial.label,
             "settings": {**trial.settings, "seed": seed},
         }
         for trial in trials

@@ -1,0 +1,237 @@
+"""Published tables: reading them, running them resumably, published beside measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from cupola.cli import study  # noqa: F401 (registers the commands)
+from cupola.cli.shell import app
+from cupola.errors import DataError, PlanError
+from cupola.report import open_run
+from cupola.reproduce import find_table, jobs, reproduce, seeds_of, tables
+from cupola.reproduce.measure import kept, measure, weights_mse
+from cupola.reproduce.outcome import markdown, paired, value
+
+PLAN = """
+name = "tiny"
+rounds = 3
+[data]
+name = "digits"
+[data.partition]
+kind = "iid"
+sites = 4
+[model]
+name = "linear"
+[local]
+lr = 0.1
+batch_size = 64
+"""
+
+TABLE = """
+caption = "Momentum | helps <FedAvg>"
+source = "Someone 2020, Table 1"
+note = "Digits, three rounds."
+plan = "base.toml"
+seeds = [1, 2]
+reference_column = "slow"
+
+[[column]]
+name = "slow"
+settings = ["local.lr=0.05"]
+
+[[column]]
+name = "fast"
+settings = ["local.lr=0.2"]
+
+[[row]]
+name = "FedAvg"
+published = { "slow" = [60.0, 0.5], "fast" = 70 }
+
+[[row]]
+name = "FedAvgM"
+settings = ["recipe=fedavgm"]
+published = { "slow" = [62.5, 0.4] }
+skip = ["fast"]
+
+[[cell]]
+row = "FedAvgM"
+column = "slow"
+settings = ["rounds=2"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def plans(tmp_path):
+    folder = tmp_path / "experiments" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "base.toml").write_text(PLAN)
+    (folder / "table.toml").write_text(TABLE)
+    return tmp_path / "experiments"
+
+
+def test_cells_and_settings(plans):
+    table = find_table("tiny", plans)
+    cells = {(c.row, c.column): c for c in table.cells()}
+    assert list(cells) == [("FedAvg", "slow"), ("FedAvg", "fast"), ("FedAvgM", "slow")]
+    special = cells["FedAvgM", "slow"]
+    assert special.settings == ("local.lr=0.05", "recipe=fedavgm", "rounds=2")
+    assert (special.published, special.spread) == (62.5, 0.4)
+    plan = table.plan_of(special, 2)
+    assert (plan.recipe, plan.rounds, plan.local.lr, plan.seed) == ("fedavgm", 2, 0.05, 2)
+    assert list(tables(plans)) == ["tiny"]
+    assert seeds_of(table) == (1, 2)
+    assert seeds_of(table, 1) == (1,)
+    assert seeds_of(table, 4) == (1, 2, 3, 4)
+
+
+def test_runs_measures_and_goes_on(plans, tmp_path):
+    table = find_table("tiny", plans)
+    out = tmp_path / "out"
+    first = reproduce(table, out, (1,))
+    stamp = (out / "fedavg-slow-seed-1" / "history.jsonl").stat().st_mtime_ns
+    found = reproduce(table, out)
+    assert (out / "fedavg-slow-seed-1" / "history.jsonl").stat().st_mtime_ns == stamp
+    assert found == json.loads((out / "results.json").read_text())
+    cell = found["cells"][0]
+    assert cell["values"]["1"] == first["cells"][0]["values"]["1"]
+    ends = [open_run(out / f"fedavg-slow-seed-{s}").final("accuracy", "test") for s in (1, 2)]
+    assert cell["mean"] == pytest.approx(100 * statistics.mean(ends))
+    assert cell["spread"] == pytest.approx(100 * statistics.stdev(ends))
+    rows = {(d["what"], d["against"], d["within"]): d for d in found["differences"]}
+    assert set(rows) == {("FedAvgM", "FedAvg", "slow"), ("fast", "slow", "FedAvg")}
+    momentum = rows["FedAvgM", "FedAvg", "slow"]
+    assert momentum["published"] == pytest.approx(2.5)
+    assert momentum["pairs"] == 2
+    other = {c["row"]: c for c in found["cells"] if c["column"] == "slow"}["FedAvgM"]
+    gaps = [other["values"][s] - cell["values"][s] for s in ("1", "2")]
+    assert momentum["mean"] == pytest.approx(statistics.mean(gaps))
+    text = (out / "table.md").read_text()
+    assert "| FedAvg | 60.00 ± 0.50 | " in text
+    assert "Momentum \\| helps &lt;FedAvg>" in text
+    html = (out / "report.html").read_text()
+    assert "Published beside measured" in html
+    assert "Momentum | helps &lt;FedAvg&gt;" in html
+
+
+def test_paired_differences():
+    found = paired({1: 3.0, 2: 5.0, 3: 1.0}, {1: 1.0, 2: 2.0, 4: 9.0})
+    assert (found["mean"], found["pairs"]) == (2.5, 2)
+    assert found["interval"] == pytest.approx(12.706 * 0.5, rel=1e-3)
+    assert paired({1: None}, {1: 2.0}) == {
+        "mean": None,
+        "spread": None,
+        "pairs": 0,
+        "interval": None,
+    }
+
+
+def test_values_in_words():
+    assert value(66.361, 0.35) == "66.36 ± 0.35"
+    assert value(4e-20) == "4e-20"
+    assert value(2.5, sign=True) == "+2.50"
+    assert value(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("caption =", "captoin ="), "captoin"),
+        (('"fast" = 70', '"fats" = 70'), "'fats' is unknown; there are: slow, fast"),
+        (('reference_column = "slow"', 'reference_column = "x"'), "reference_column"),
+        (('name = "fast"', 'name = "slow"'), "same name"),
+        (("seeds = [1, 2]", "seeds = []"), "seeds"),
+        (("seeds = [1, 2]", 'measure = "rounds_to"'), "needs target"),
+        (("caption", "= ="), "not TOML"),
+    ],
+)
+def test_faulty_tables_are_refused(plans, change, said):
+    path = plans / "tiny" / "table.toml"
+    path.write_text(TABLE.replace(*change, 1))
+    with pytest.raises(PlanError, match=said):
+        find_table("tiny", plans)
+
+
+def test_missing_things_are_named(plans, tmp_path, monkeypatch):
+    with pytest.raises(PlanError, match="did you mean 'tiny'"):
+        find_table("tiny1", plans)
+    with pytest.raises(PlanError, match="no folder"):
+        tables(tmp_path / "nowhere")
+    (plans / "tiny" / "base.toml").unlink()
+    with pytest.raises(PlanError, match=r"plan 'base\.toml' is not there"):
+        jobs(find_table("tiny", plans), tmp_path, (1,))
+    monkeypatch.setattr(
+        "cupola.__file__", str(tmp_path / "lib" / "site-packages" / "cupola" / "x.py")
+    )
+    monkeypatch.chdir(tmp_path / "experiments" / "tiny")
+    with pytest.raises(PlanError, match="--plans DIR"):
+        tables()
+
+
+def make(folder, history, best=False):
+    folder.mkdir()
+    rows = "".join(json.dumps(r) + "\n" for r in history)
+    (folder / "history.jsonl").write_text(rows)
+    (folder / "plan.toml").write_text(f"[evaluation]\nbest = {str(best).lower()}\n")
+    return open_run(folder)
+
+
+def test_measures(tmp_path):
+    history = [
+        {"round": r, "test": {"accuracy": t}, "validation": {"accuracy": v}, "bytes_up": 10 * r,
+         "bytes_down": r, "seconds": r / 2}
+        for r, t, v in ((1, 0.5, 0.9), (2, 0.7, 0.6), (3, 0.6, 0.8))
+    ]  # fmt: skip
+    run = make(tmp_path / "last", history)
+    assert kept(run, "accuracy") == 0.6
+    assert kept(run, "accuracy", validation=True) == 0.8
+    assert measure(run, "rounds") == 3
+    assert measure(run, "bytes") == 33
+    assert measure(run, "rounds_to", 0.7) == 2
+    assert measure(run, "bytes_to", 0.7) == 22
+    assert measure(run, "rounds_to", 0.99) is None
+    assert measure(run, "auroc") is None
+    chosen = make(tmp_path / "best", history, best=True)
+    assert kept(chosen, "accuracy") == 0.5  # best on validation, whatever the test data say
+
+
+def test_weights_against_the_twin(tmp_path):
+    (tmp_path / "twin").mkdir()
+    save_file({"a": np.array([1.0, 2.0]), "b": np.array([0.0])}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="twin = true"):
+        weights_mse(tmp_path)
+    twin = {"a": np.array([1.0, 2.5]), "b": np.array([1.0])}
+    save_file(twin, tmp_path / "twin" / "model.safetensors")
+    assert weights_mse(tmp_path) == pytest.approx((0.25 + 1) / 3)
+
+
+def test_commands(plans, tmp_path):
+    listed = CliRunner().invoke(app, ["reproduce", "--list", "--plans", str(plans)])
+    assert listed.exit_code == 0, listed.output
+    assert "FedAvg · slow: 60.00 ± 0.50" in listed.stdout
+    out = tmp_path / "out"
+    command = ["reproduce", "tiny", "--plans", str(plans), "--seeds", "1", "-o", str(out)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "3 runs, 8 rounds in all" in done.stderr
+    assert "60.00" in done.stdout
+    again = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(again.stdout)["cells"][0]["runs"] == 1
+    assert markdown(json.loads((out / "results.json").read_text()))
+    unknown = CliRunner().invoke(app, ["reproduce", "tin", "--plans", str(plans)])
+    assert unknown.exit_code == 2
+    assert "did you mean 'tiny'" in unknown.stderr

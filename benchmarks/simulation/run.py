@@ -2,10 +2,10 @@
 
     python benchmarks/simulation/run.py [--workloads w1,w3] [--repeat 3] [--rounds N]
 
-Per workload: a short pilot of every mode of every side, which finds each side's better modes and how
-many rounds fill the time; then the better modes (of Cupola: all) in turn, A B C A B C ...; then
-the plain loop once more for the losses everybody should have come to. Prints one JSON document on
-stdout, progress and a table on stderr.
+Per workload: a short pilot of every mode of every side, which finds each side's better modes and
+how many rounds fill the time; then the better modes (of Cupola: all) in turn, A B C A B C ...;
+then the plain loop once more for the losses everybody should have come to. Prints one JSON document
+on stdout, progress and a table on stderr.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ fraction of running vmap and autograd every step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def stacked(space: Workspace, cohort: Cohort) -> list[Tensor]:
     """sum over sites of weight * answer, with one model per site in a stack."""
     start = space.split(space.start)
     stack = [p.unsqueeze(0).expand(len(cohort.steps), *p.shape).clone() for p in start]
-    return run_stack(cohort, start, stack, lambda rows, *batch: stack_gradient(space, rows, *batch))
+    return run_stack(cohort, start, stack, partial(stack_gradient, space), widths=8)
 
 
 def run_stack(
@@ -38,22 +39,31 @@ def run_stack(
     start: list[Tensor],
     stack: list[Tensor],
     gradient: Callable[..., list[Tensor]],
+    *,
     steps_itself: bool = False,
+    widths: int = 0,
 ) -> list[Tensor]:
     """Local training of a whole stack; the models of finished sites stay where they are.
 
     steps_itself: `gradient` has already made the (plain SGD) step and returns nothing.
+    widths: how many widths of stack `gradient` may see, if it is slow on those it has not met;
+    then it also computes, in vain, for some sites that have finished.
     """
     local = cohort.local
     optimizer = LocalOptimizer(local, cohort.lr)
     total: list[Tensor] = []
     coefficient = torch.from_numpy(cohort.coefficient).to(stack[0])
+    grain = -(-len(cohort) // widths) if widths else 1
+    widened = [min(len(cohort), -(-a // grain) * grain) for a in cohort.active]
     rows = stack
-    for t, (active, batch) in enumerate(zip(cohort.active, cohort.batches())):
+    for t, (active, batch) in enumerate(zip(cohort.active, cohort.batches(widened))):
         if active < len(rows[0]):
             rows = [p[:active] for p in stack]
             optimizer.active(active)
-        grads = gradient(rows, *batch)
+        if widened[t] == active:
+            grads = gradient(rows, *batch)
+        else:
+            grads = [g[:active] for g in gradient([p[: widened[t]] for p in stack], *batch)]
         if steps_itself:
             continue
         if local.proximal:

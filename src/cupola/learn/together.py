@@ -70,18 +70,18 @@ class Cohort:
             coefficient=self.coefficient[start:stop, : steps[0]],
         )
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs, targets and shares of every step, for the sites that make it."""
+    def batches(self, active: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs, targets and shares of every step, for its first `active` sites."""
         size = self.x[0].numel() * self.x.element_size() * self.index.numel()
         if size > GATHER_BYTES:
-            for t, rows in enumerate(self.active):
+            for t, rows in enumerate(active):
                 place = self.index[t, :rows]
                 yield self.x[place], self.y[place], self.share[t, :rows]
             return
         place = self.index.reshape(-1)
         x = self.x.index_select(0, place).view(*self.index.shape, *self.x.shape[1:])
         y = self.y.index_select(0, place).view(*self.index.shape, *self.y.shape[1:])
-        for t, rows in enumerate(self.active):
+        for t, rows in enumerate(active):
             yield x[t, :rows], y[t, :rows], self.share[t, :rows]
 
     def effective(self) -> np.ndarray:

@@ -33,7 +33,7 @@ class Training:
     what sites hold out ('test', 'validation').
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'best/'.
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
-    (questions left in it), 'last' (the record of the last completed round), 'best', 'waited', 'stopped'.
+    (questions left in it), 'last' (record of the last completed round), 'best', 'stopped'.
     """
 
     problem: Problem

@@ -13,12 +13,14 @@ import torch
 
 from cupola import data as datasets
 from cupola import nn
-from cupola.data import FederatedData, Source
+from cupola.data import Dataset, FederatedData, SiteData, Source
 from cupola.errors import DataError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
 from cupola.plan import registries
 from cupola.plan.plan import Plan
+
+SITES_CHECKED = 1000  # of a user's own making, before a run begins
 
 
 def federated_data(plan: Plan) -> FederatedData:
@@ -68,12 +70,34 @@ def host(**plan: Any) -> TrainingHost:
     """The sites' side of a plan given as plain values: what a separate process makes for itself."""
     whole = Plan.model_validate(plan)
     data = federated_data(whole)
-    return TrainingHost(problem(whole, data), data)
+    kind = CheckedHost if ":" in whole.data.name else TrainingHost
+    return kind(problem(whole, data), data)
+
+
+class CheckedHost(TrainingHost):
+    """Sites made by the user's own code: their numbers are checked when a site is made."""
+
+    def data(self, site: int) -> SiteData:
+        held = super().data(site)
+        for part in ("train", "validation", "test"):
+            rows: Dataset = getattr(held, part)
+            for what, values in (("inputs", rows.x), ("targets", rows.y)):
+                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                    wrong = (~torch.isfinite(values.reshape(len(values), -1))).any(1)
+                    raise DataError(
+                        f"site {site} ({self.sites.site_name(site)}): {part} {what} hold NaN or "
+                        f"infinity, first in row {int(wrong.nonzero()[0])}; correct these rows "
+                        "or leave them out"
+                    )
+        return held
 
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
     """The program of a plan."""
     of = host(**plan.to_dict()) if of is None else of
+    if isinstance(of, CheckedHost):
+        for site in range(min(len(of), SITES_CHECKED)):
+            of.data(site)
     return Training(
         of.problem,
         sites=len(of),

@@ -111,7 +111,7 @@ def _path(loc: tuple[int | str, ...]) -> list[str]:
                 path[-1] += f"[{part}]"
             continue
         fields = section.model_fields if _is_model(section) else {}
-        if path and part not in fields and path[-1] == "partition":
+        if path and section is None and path[-1] == "partition":
             section = _partitions().get(part)
             continue
         if path and not fields:  # inside a plain value: the rest names types, not keys

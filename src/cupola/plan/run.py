@@ -234,8 +234,10 @@ class _Session:
         if self.stopping:
             self._save(reach)
             raise KeyboardInterrupt
-        # Writing may take at most a tenth of the time.
-        wait = max(self.plan.checkpoint_seconds, 10 * self.save_took)
+        # Writing may take at most a tenth of the time, unless every step is to be saved.
+        wait = self.plan.checkpoint_seconds and max(
+            self.plan.checkpoint_seconds, 10 * self.save_took
+        )
         if time.monotonic() - self.saved_at >= wait or _is_power_of_ten(state.step - 1):
             self._save(reach)
         if new and self.watch is not None:

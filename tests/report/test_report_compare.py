@@ -85,6 +85,18 @@ def test_compare_writes_where_told(tmp_path):
     assert "rounds to 50 %" in html
 
 
+def test_a_centralised_run_is_a_level_to_compare_with(tmp_path):
+    central = make_run(tmp_path / "central", sites=1, recipe="fedsgd", size=1)
+    other = make_run(tmp_path / "other", top=0.8)
+    html = report.compare([central, other], tmp_path / "c.html").read_text()
+    assert "Dashed: all data at one site" in html
+    cheapest = html.split("Fewest bytes to")[1].split("</div>")[0]
+    assert "fedavg" in cheapest
+    report.overview_picture([central, other], tmp_path / "p.svg")
+    with pytest.raises(DataError, match="nothing to draw"):
+        report.overview_picture([central], tmp_path / "p.svg")
+
+
 def test_overview_picture(tmp_path):
     folder = make_runs(tmp_path / "runs")
     png = report.overview_picture([folder], tmp_path / "images" / "demo.png")

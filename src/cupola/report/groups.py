@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,17 @@ class Group:
 
     label: str
     runs: list[RunFolder]
+
+    @property
+    def central(self) -> bool:
+        """Whether all data lie at one site: its bytes are no cost of learning together."""
+        sites = (r.result.get("sites") or r.partition.get("sites") for r in self.runs)
+        return all(n == 1 for n in sites)
+
+    def reached(self, metric: str) -> tuple[list[float], list[float]]:
+        """Bytes sent, and the best mean level reached by then."""
+        x, y, _ = self.band(metric, "bytes")
+        return x, list(accumulate(y, min if metric in LOWER_IS_BETTER else max))
 
     def finals(self, metric: str) -> list[float]:
         return [v for run in self.runs if (v := run.final(metric)) is not None]

@@ -99,9 +99,10 @@ def traffic(run: RunFolder) -> str:
     order = sorted(down, key=lambda s: (not s.isdigit(), int(s) if s.isdigit() else 0, s))
     total = np.array([down[s] + up.get(s, 0) for s in order], float)
     low, middle, high = np.percentile(total, [0, 50, 100])
+    amount = f"{size(low)} to {size(high)}, median {size(middle)}" if low < high else size(low)
     lead = (
-        f"{count(len(order), 'site')} took part; each exchanged {size(low)} to {size(high)}, "
-        f"median {size(middle)}. Counted on what is really sent."
+        f"{count(len(order), 'site')} took part; each exchanged {amount}. "
+        "Counted on what is really sent."
     )
     x_title = "site"
     if len(order) > _MOST:  # evenly spaced ranks instead of a thousand bars

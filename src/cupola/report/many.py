@@ -88,7 +88,11 @@ def _headline(
             0, (f"Best {title(measured).lower() if measured == 'accuracy' else title(measured)}",
                 metric(measured, best[measured], best["spread"]), groups[winner].label)
         )  # fmt: skip
-    cheap = [(r["bytes_to_target"], i) for i, r in enumerate(rows) if r["bytes_to_target"]]
+    cheap = [
+        (r["bytes_to_target"], i)
+        for i, r in enumerate(rows)
+        if r["bytes_to_target"] and not groups[i].central
+    ]
     if winner is not None and cheap and target is not None:
         cost, i = min(cheap)
         shown = goal(measured, target)
@@ -140,18 +144,20 @@ def _table(
 
 def _exchange(groups: Sequence[Group], measured: str) -> str:
     """Utility against communication: the best level reached so far for the bytes sent."""
-    pick = min if measured in LOWER_IS_BETTER else max
-    series = []
-    for i, g in enumerate(groups[:_MOST_CURVES]):
-        x, y, _ = g.band(measured, "bytes")
-        best, so_far = [], None
-        for value in y:
-            so_far = value if so_far is None else pick(so_far, value)
-            best.append(so_far)
-        series.append(Line(g.label, x, best, colour=i, steps=True))
-    most = max((v for s in series for v in s.x), default=0.0)
-    if most <= 0:
+    drawn = groups[:_MOST_CURVES]
+    series = [
+        Line(g.label, *g.reached(measured), colour=i, steps=True)
+        for i, g in enumerate(drawn)
+        if not g.central
+    ]
+    costs = [v for s in series for v in s.x if v > 0]
+    if not costs:
         return ""
+    most = max(costs)
+    for i, g in enumerate(drawn):
+        if g.central and (level := g.band(measured, "bytes")[1]):
+            ends = [min(costs), most]
+            series.append(Line(g.label, ends, [level[-1]] * 2, colour=i, dashed=True))
     axis = Axis("sent, all sites", byte_unit(most / 10), log=True)
     chart = charts.lines(
         series, axis, y_axis(measured), "best so far against bytes sent", 320, True
@@ -160,6 +166,8 @@ def _exchange(groups: Sequence[Group], measured: str) -> str:
         "The best level reached so far for the bytes sent (logarithmic). Further up and to the "
         "left is better."
     )
+    if any(g.central for g in drawn):
+        lead += " Dashed: all data at one site, for comparison."
     return page.section("Communication and utility", lead, chart)
 
 

@@ -182,7 +182,7 @@ def _twin(run: RunFolder) -> str:
         parts.append(page.figure("Difference by round", chart))
     if isinstance(facts, dict):
         more = [
-            (k, number(v) if finite(v) else str(v))
+            (str(k).replace("_", " "), number(v) if finite(v) else str(v))
             for k, v in facts.items()
             if not isinstance(v, dict | list)
         ]
@@ -210,10 +210,12 @@ def holdings(run: RunFolder) -> str:
     sites = run.partition.get("sites")
     sites = int(sites) if finite(sites) else len(sizes)
     low, middle, high = np.percentile(sizes, [0, 50, 100])
-    lead = (
-        f"{count(sites, 'site')} with {number(int(low))} to {number(int(high))} training samples, "
-        f"median {number(float(middle))}."
-    )
+    held = number(int(low))
+    if low == high:
+        lead = f"{count(sites, 'site')} with {held} training samples each."
+    else:
+        held = f"{held} to {number(int(high))} training samples, median {number(float(middle))}"
+        lead = f"{count(sites, 'site')} with {held}."
     if empty := sum(v == 0 for v in sizes):
         lead += f" {count(empty, 'site')} empty."
     most = 100
@@ -222,7 +224,7 @@ def holdings(run: RunFolder) -> str:
     known = run.partition.get("names")
     names = [str(i) for i in range(len(sizes))]
     if isinstance(known, list):
-        names[: len(known)] = [str(n) for n in known][: len(names)]
+        names[: len(known)] = [str(n).removeprefix("site ") for n in known][: len(names)]
     names = names[:most]
     bars = charts.bars(
         names, [("samples", sizes[:most])], Axis("training samples"), "site", "samples per site"

@@ -103,6 +103,14 @@ def test_errors_are_one_line_and_have_a_code(arguments: list[str], code: int, sa
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_one_failed_run_of_several_does_not_stop_the_others() -> None:
+    grid = ["--set", 'grid={"local.lr"=[1e38,0.1]}', "--set", "local.weight_decay=0.1"]
+    result = cupola("run", "plan.toml", "-o", "r", *grid, "--json", code=1)
+    assert [run["status"] for run in json.loads(result.stdout)["runs"]] == ["failed", "finished"]
+    assert "cupola: r/lr=1e+38: 'train' in round 1: 0 of 3 sites answered" in result.stderr
+    assert "lr=1e+38" in cupola("run", "plan.toml", "-o", "s", *grid, code=1).stderr
+
+
 def test_usage_errors_have_code_two() -> None:
     cupola("run", code=2)
     cupola("fly", code=2)

@@ -38,7 +38,10 @@ def demo(
         "Seven ways to learn one model from them, and what each has to send:"
     )
     folders = []
-    with watching(quiet) as watch, as_file(files("cupola.plan") / "plans" / "demo") as plans:
+    with (
+        watching(quiet, log=not as_json) as watch,
+        as_file(files("cupola.plan") / "plans" / "demo") as plans,
+    ):
         for name in METHODS:
             folder = out / name
             run(load(plans / f"{name}.toml"), folder, overwrite=True, progress=watch)

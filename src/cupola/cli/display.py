@@ -22,14 +22,14 @@ LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A progress callback: a bar on a terminal, a line now and then in a log, or none."""
+def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress callback: a bar on a terminal, a line now and then if stderr is a log, or none."""
     console = Console(stderr=True)
     if quiet:
         yield None
         return
     if not console.is_terminal:
-        yield _Log()
+        yield _Log() if log else None
         return
     bar = Bar(
         TextColumn("[bold]{task.description}"),
@@ -89,7 +89,8 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
     """The result of one run or several."""
     console = Console()
     if len(runs) > 1:
-        console.print(comparison([str(run.folder) for run in runs], None, "runs"))
+        if any(run.history for run in runs):
+            console.print(comparison([str(run.folder) for run in runs], None, ""))
         console.print(f"[dim]everything is in[/] {runs[0].folder.parent}")
         return
     run, result = runs[0], runs[0].result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import FAILED, Shell, app, print_json
 from cupola.errors import CupolaError, PlanError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(
 
     Shell.json = as_json
     whole = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
-    with watching(quiet) as watch:
+    with watching(quiet, log=not as_json) as watch:
         runs = run_all(whole, out, overwrite=overwrite, progress=watch)
     _show(runs, as_json, quiet)
 
@@ -54,7 +54,7 @@ def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> Non
     from cupola.plan.run import resume as go_on
 
     Shell.json = as_json
-    with watching(quiet) as watch:
+    with watching(quiet, log=not as_json) as watch:
         runs = go_on(folder, progress=watch)
     _show(runs, as_json, quiet)
 
@@ -63,10 +63,15 @@ def _show(runs: list[Run], as_json: bool, quiet: bool) -> None:
     if as_json:
         results = [{"folder": str(run.folder), **run.result} for run in runs]
         print_json(results[0] if len(results) == 1 else {"runs": results})
-        return
-    from cupola.cli.display import show_runs
+    else:
+        from cupola.cli.display import show_runs
 
-    show_runs(runs, quiet)
+        show_runs(runs, quiet)
+    failed = [run for run in runs if run.status != "finished"]
+    for run in failed:
+        typer.echo(f"cupola: {run.folder}: {run.result.get('reason', run.status)}", err=True)
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 @app.command()

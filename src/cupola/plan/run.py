@@ -95,7 +95,11 @@ def run_all(
     progress: Watch | None = None,
     report: bool = True,
 ) -> list[Run]:
-    """Like `run`, also for a plan with seeds or a grid: one sub-folder per run, and runs.json."""
+    """Like `run`, also for a plan with seeds or a grid: one sub-folder per run, and runs.json.
+
+    A run of several that fails (a learning rate too high, say) does not keep the others from
+    running; its status is 'failed'.
+    """
     plan = load(plan, settings)
     if not plan.many:
         return [
@@ -113,10 +117,14 @@ def run_all(
             for label, chosen in plan.settings()
         ]
         write_atomically(folder / "runs.json", json_line(entries, indent=2))
-        runs = [
-            run(one, folder / label, resume=True, progress=progress, report=report)
-            for label, one in plan.expand()
-        ]
+        runs = []
+        for label, one in plan.expand():
+            runs.append(Run(folder / label, one))
+            try:
+                run(one, folder / label, resume=True, progress=progress, report=report)
+            except CupolaError:
+                if runs[-1].status != "failed":  # it did not even begin
+                    raise
         if report:
             _report(folder)
     return runs

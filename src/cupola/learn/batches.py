@@ -35,28 +35,39 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     seed = sites[0].seed if sites[0].seed is not None else secrets.randbits(62)
     numbers = [site.index for site in sites]
     sizes = [len(site.data.train) for site in sites]
-    epochs, declined = _who_works(seed, question, local, numbers)
+    epochs, parts, declined = _who_works(seed, question, local, numbers)
     if local.work == "epochs":
         work = _epochs(seed, question.round, local, numbers, sizes, epochs)
     elif local.work == "batches":
         cursors = [int(site.recall(question).get("cursor", 0)) for site in sites]
         work = [
-            _next_batches(seed, local, site, size, cursor)
-            for site, size, cursor in zip(numbers, sizes, cursors)
+            _next_batches(seed, local, site, size, cursor, _some(local.batches, part))
+            for site, size, cursor, part in zip(numbers, sizes, cursors, parts)
         ]
     else:
         work = [Work([np.arange(size)], size) for size in sizes]
+    if local.work == "epochs" and local.epochs == 1:
+        for item, part in zip(work, parts):
+            if part is not None and item.batches:
+                item.batches = item.batches[: _some(len(item.batches), part)]
+                item.used = sum(len(batch) for batch in item.batches)
     for item, size, reason in zip(work, sizes, declined):
         item.declined = reason or (None if size else "no samples")
     return work
 
 
+def _some(whole: int, part: float | None) -> int:
+    """1 .. whole-1, uniform in `part` from [0, 1); all where there is no part."""
+    return whole if part is None else 1 + int(part * (whole - 1))
+
+
 def _who_works(
     seed: int, question: Question, local: Local, sites: list[int]
-) -> tuple[list[int], list[str | None]]:
-    """Local epochs of each site and why it gives no answer, in a simulation with such sites."""
+) -> tuple[list[int], list[float | None], list[str | None]]:
+    """Epochs of each site, a straggler's part of the work, and why a site gives no answer."""
     choice = Participation.model_validate(question.options.get("participation", {"kind": "all"}))
     epochs: list[int] = [local.epochs] * len(sites)
+    parts: list[float | None] = [None] * len(sites)
     declined: list[str | None] = [None] * len(sites)
     draw = question.options.get("draw", question.round)
     if choice.stragglers:
@@ -64,14 +75,14 @@ def _who_works(
         for i, (lot, part) in enumerate(lots):
             if lot < choice.stragglers:
                 if choice.keep_stragglers:
-                    epochs[i] = 1 + int(part * (local.epochs - 1))
+                    epochs[i], parts[i] = _some(local.epochs, part), float(part)
                 else:
                     declined[i] = "straggler"
     if choice.dropouts:
         for i, lot in enumerate(uniforms(seed, "dropouts", draw, sites)[:, 0]):
             if lot < choice.dropouts:
                 declined[i] = "dropped out"
-    return epochs, declined
+    return epochs, parts, declined
 
 
 def _epochs(
@@ -95,17 +106,17 @@ def _used(n: int, local: Local) -> int:
     return n
 
 
-def _next_batches(seed: int, local: Local, site: int, n: int, cursor: int) -> Work:
-    """The next tau batches of an endless iterator: shuffled epochs without their short rest."""
+def _next_batches(seed: int, local: Local, site: int, n: int, cursor: int, many: int) -> Work:
+    """The next `many` batches of an endless iterator: shuffled epochs without their short rest."""
     if n == 0:
         return Work([], 0, cursor)
     size = min(local.batch_size, n)
     per_epoch = n // size
     batches = []
     order, shuffled = np.empty(0, np.int64), -1
-    for number in range(cursor, cursor + local.batches):
+    for number in range(cursor, cursor + many):
         epoch, place = divmod(number, per_epoch)
         if epoch != shuffled:
             order, shuffled = permutation(seed, "iterator", epoch, site, n), epoch
         batches.append(order[place * size : (place + 1) * size])
-    return Work(batches, size * local.batches, cursor + local.batches)
+    return Work(batches, size * many, cursor + many)

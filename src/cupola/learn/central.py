@@ -47,10 +47,11 @@ def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[
         torch.random.set_rng_state(torch_state)
         record: dict[str, Any] = {"round": round, "sites": 1, "failed": {}, "samples": samples}
         arrays = space.arrays()
-        if round % training.evaluation.every == 0 or round == training.rounds:
+        last = round == training.rounds
+        if round % training.evaluation.every == 0 or last:
             for split, held in training.public.items():
                 if len(held):
-                    record[split] = training.judge(arrays, held)
+                    record[split] = training.judge(arrays, held, matrix=last)
         yield record, arrays
 
 
@@ -111,7 +112,7 @@ def _adaptive_step(
     training: Training, space: Workspace, grads: list[torch.Tensor], slots: Arrays, round: int
 ) -> Arrays:
     model = {n: p.detach().cpu().numpy() for n, p in space.pairs()}
-    update = {n: g.double().cpu().numpy() for n, g in zip(space.names, grads)}
+    update = {n: g.cpu().double().numpy() for n, g in zip(space.names, grads)}
     moved, slots = server_step(training.server, training.server_lr(round), model, update, slots)
     with torch.no_grad():
         for name, parameter in space.pairs():

@@ -51,7 +51,8 @@ class Participation(Choice):
     all; fraction: a fixed share (or `count`) drawn without replacement; poisson: each site with
     probability `fraction`; at-most-once: `count` sites a round, nobody twice in the whole run.
     stragglers: share of the drawn sites that manage only part of their local work (uniform over
-    1 .. epochs-1 epochs); they are dropped unless `keep_stragglers`.
+    1 .. epochs-1 epochs, or 1 .. n-1 of n mini-batches where there is one epoch or none; a single
+    gradient has no part); they are dropped unless `keep_stragglers`.
     dropouts: probability that a drawn site gives no answer.
     """
 
@@ -127,6 +128,8 @@ class Local(Choice):
             raise ValueError("control_variates needs plain SGD at the site (no momentum)")
         if self.control_variates and self.send != "change":
             raise ValueError("control_variates needs send = 'change'")
+        if self.control_variates and self.weighting != "uniform":
+            raise ValueError("control_variates needs weighting = 'uniform' (a mean over sites)")
         if self.send == "normalised" and self.optimizer != "sgd":
             raise ValueError("send = 'normalised' needs optimizer = 'sgd' at the site")
         if self.nesterov and not self.momentum:

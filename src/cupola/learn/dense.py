@@ -61,16 +61,22 @@ def _activations(space: Workspace) -> list[nn.Module]:
 
 
 def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """d(sum of share * loss) / d(output), for outputs with any leading dimensions."""
+    """d(sum of share * loss) / d(output), with any leading dimensions; y as from `_targets`."""
     if space.plain_cross_entropy:
-        share = share.unsqueeze(-1)
-        gradient = torch.softmax(output, -1).mul_(share)
-        return gradient.scatter_add_(-1, y.unsqueeze(-1), -share)
+        return torch.softmax(output, -1).sub_(y).mul_(share.unsqueeze(-1))
     flat = output.detach().reshape(-1, output.shape[-1]).requires_grad_()
     with torch.enable_grad():
         target = y.reshape(len(flat), *y.shape[share.dim() :])
         value = (space.problem.loss(flat, target) * share.reshape(-1)).sum()
     return torch.autograd.grad(value, flat)[0].view_as(output)
+
+
+def _targets(space: Workspace, cohort: Cohort) -> Tensor:
+    """The cohort's targets; one-hot where that gives the gradient at once."""
+    if not space.plain_cross_entropy:
+        return cohort.y
+    classes = space.params[-1].numel()
+    return nn.functional.one_hot(cohort.y, classes).to(space.problem.dtype)
 
 
 def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
@@ -85,7 +91,7 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     local = cohort.local
     plain = local.optimizer == "sgd" and local.send != "gradients"
     plain = plain and not (local.momentum or local.weight_decay or local.proximal)
-    cohort = replace(cohort, x=_with_ones(cohort.x.flatten(1)))
+    cohort = replace(cohort, x=_with_ones(cohort.x.flatten(1)), y=_targets(space, cohort))
 
     @torch.no_grad()
     def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
@@ -146,6 +152,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     backs = [
         space.flat.new_zeros(sites, longest, width, start[2 * i].shape[0]) for i in range(depth)
     ]
+    targets = _targets(space, cohort)
     places = cohort.index.transpose(0, 1).reshape(-1)
     torch.index_select(cohort.x.flatten(1), 0, places, out=inputs[0].flatten(0, 2))
     first = torch.addmm(start[1], inputs[0].flatten(0, 2), start[0].T).view(
@@ -169,7 +176,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
                 z.baddbmm_(gram, moved)
             if activation is not None:
                 z = inputs[i + 1][:active, t] = activation(z)
-        y, share = cohort.y[cohort.index[t, :active]], cohort.share[t, :active]
+        y, share = targets[cohort.index[t, :active]], cohort.share[t, :active]
         back = output_gradient(space, z, y, share)
         for i in reversed(range(depth)):
             backs[i][:active, t] = back

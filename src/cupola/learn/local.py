@@ -6,6 +6,7 @@ once are in `together`; tests hold them equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.errors import FederationError
 from cupola.federation import Contribution, Declined, Partial, Question, SiteContext, task
 from cupola.federation.randomness import derive
 from cupola.learn.batches import Work, share_out
@@ -84,10 +86,18 @@ def _train(
             arrays["steps"] = np.array(steps)
         arrays.update(space.named("model", space.split(change)))
     arrays.update({f"buffer/{n}": b.cpu().numpy().copy() for n, b in space.buffers.items()})
+    kept = dict(site.recall(question))
     if local.work == "batches":
-        site.keep(question, {"cursor": np.array(work.cursor)})
-    if local.control_variates:
-        arrays.update(_variates(site, question, space, len(work.batches) * lr))
+        kept["cursor"] = np.array(work.cursor)
+    finite = all(math.isfinite(array.sum()) for array in arrays.values())
+    if local.control_variates and finite:
+        changed = _variates(question, space, len(work.batches) * lr)
+        arrays.update(changed)
+        kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
+    if kept:
+        site.keep(question, kept)
+    if not finite:
+        raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
     weight = float(work.used) if local.weighting == "samples" else 1.0
     return Contribution(arrays, weight)
 
@@ -101,7 +111,8 @@ def _gradient(
 ) -> list[Tensor]:
     """Mean gradient over these samples; over a whole data set in passes of bounded size."""
     data = site.data.train
-    if not whole or len(index) <= MICRO_BATCH or space.properties.batch_dependent:
+    in_one = not whole or len(index) <= MICRO_BATCH or bool(space.properties.batch_dependent)
+    if in_one or not space.loss_is_per_sample(data):
         return space.gradient(*space.batch(data, torch.from_numpy(index), augment))
     total: list[Tensor] = []
     for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
@@ -141,18 +152,13 @@ def _correction(
     return result
 
 
-def _variates(
-    site: SiteContext, question: Question, space: Workspace, travelled: float
-) -> dict[str, np.ndarray]:
-    """SCAFFOLD, option II: c_k' = c_k - c + (start - end) / (K lr); answers c_k' - c_k."""
-    own = site.recall(question)
-    new, change = {}, {}
+def _variates(question: Question, space: Workspace, travelled: float) -> dict[str, np.ndarray]:
+    """SCAFFOLD, option II: c_k' = c_k - c + (start - end) / (K lr); this is c_k' - c_k."""
+    change = {}
     for name, moved in zip(space.names, space.split(space.start - space.flat)):
         key = f"variate/{name}"
         change[key] = moved.cpu().numpy() / travelled - question.arrays[key]
         change[key] = change[key].astype(question.arrays[key].dtype)
-        new[key] = own[key] + change[key] if key in own else change[key]
-    site.keep(question, {**own, **new})
     return change
 
 
@@ -165,11 +171,13 @@ def _augmentation(site: SiteContext, question: Question) -> torch.Generator | No
 
 @contextmanager
 def _own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
-    """Random layers draw from this site's generator; the process-wide one is left as it was."""
-    if not space.serial:
+    """Random layers draw from this site's generator; the process-wide one is left as it was.
+
+    A real site has no seed: there they draw from the process-wide generator and move it on.
+    """
+    if not space.serial or site.seed is None:
         yield
         return
     with torch.random.fork_rng():
-        if site.seed is not None:
-            torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
+        torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
         yield

@@ -2,7 +2,8 @@
 
 A site answers counts (samples, loss, correct, confusion, score histograms); the coordinator turns
 totals into metrics. AUROC from histograms with b bins errs by at most half the share of pairs
-that fall into one bin, which is reported beside it.
+that fall into one bin, which is reported beside it. With several targets per sample, r2 is taken
+over all numbers as one column.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor
 
 from cupola.data import Dataset
+from cupola.errors import PlanError
 from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
 from cupola.federation.site import Partial
 from cupola.learn.workspace import Problem, Workspace, workspace_of
+
+SHOWN_CLASSES = 200  # a confusion matrix beyond this is nothing to look at
 
 
 @task("evaluate")
@@ -102,19 +106,23 @@ def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:
 
 def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Tensor]) -> None:
     sums["samples"] += len(y)
-    loss = problem.loss(output, y).double().cpu()
+    loss = problem.loss(output, y).cpu().double()  # in this order: some devices have no float64
     sums["loss"] += loss.sum() if loss.dim() else loss * len(y)
     if problem.kind == "regression":
-        error = (output.reshape(len(y), -1) - y.reshape(len(y), -1)).double()
-        sums["squared_error"] += error.square().mean(1).sum().cpu()
-        target = y.double().reshape(len(y), -1).mean(1)
-        sums["targets"] += torch.stack([target.sum(), target.square().sum()]).cpu()
+        target = y.reshape(len(y), -1).cpu().double()
+        error = output.reshape(len(y), -1).cpu().double() - target
+        sums["squared_error"] += error.square().mean(1).sum()
+        sums["targets"] += torch.stack([target.mean(1).sum(), target.square().mean(1).sum()])
         return
-    scores = output if output.dim() == 2 else output.movedim(-1, 1)
-    if problem.kind == "segmentation":
-        scores = output
+    scores = output.unsqueeze(1) if output.dim() == 1 else output
+    if problem.kind == "language":  # (n, T, V): classes last
+        scores = scores.movedim(-1, 1)
     if problem.classes == 2 and scores.shape[1] == 1:  # one logit for two classes
         scores = torch.cat([torch.zeros_like(scores), scores], 1)
+    if scores.shape[1] != problem.classes:
+        raise PlanError(
+            f"the model gives {scores.shape[1]} scores, the data have {problem.classes} classes"
+        )
     guess = scores.argmax(1)
     valid = (y >= 0) & (y < (problem.classes or 0))
     for token in problem.ignore:
@@ -145,7 +153,7 @@ def metrics(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
         mean, square = sums["targets"] / samples
         result["rmse"] = float(np.sqrt(sums["squared_error"] / samples))
         spread = float(square - mean**2)
-        if spread > 0:
+        if spread > 1e-12 * float(square):
             result["r2"] = 1 - float(sums["squared_error"]) / samples / spread
         return result
     if counted := float(sums["counted"]):
@@ -153,8 +161,17 @@ def metrics(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
     if "confusion" in sums:
         result |= _from_confusion(np.asarray(sums["confusion"], np.float64))
     if "scores" in sums:
-        result["auroc"], result["auroc_error"] = auroc(np.asarray(sums["scores"], np.float64))
+        area, error = auroc(np.asarray(sums["scores"], np.float64))
+        if not np.isnan(area):
+            result |= {"auroc": area, "auroc_error": error}
     return result
+
+
+def confusion(sums: Mapping[str, np.ndarray]) -> list[list[int]] | None:
+    """Counts by (true class, predicted class), as plain numbers; None where there are none."""
+    if "confusion" not in sums or len(sums["confusion"]) > SHOWN_CLASSES:
+        return None
+    return np.asarray(sums["confusion"], np.int64).tolist()
 
 
 def _from_confusion(confusion: np.ndarray) -> dict[str, float]:
@@ -173,6 +190,7 @@ def auroc(scores: np.ndarray) -> tuple[float, float]:
     """Mean one-against-rest AUROC from histograms (classes, [rest, class], bins), and its bound.
 
     Pairs in one bin count one half; they could be anything, so the error is at most half of them.
+    NaN if no class has both sides.
     """
     areas, errors = [], []
     for rest, own in scores:

@@ -67,14 +67,16 @@ class LocalOptimizer:
 
 
 def effective_steps(choice: Local, steps: int, lr: float) -> float:
-    """FedNova's a = |accumulation coefficients|_1 of SGD with momentum and a proximal term."""
-    rho, shrink = choice.momentum, 1 - lr * choice.proximal
-    total = 0.0
-    momentum = 0.0
+    """FedNova's |a|_1: how far SGD moves, in units of lr, if every gradient of the loss is 1.
+
+    tau for plain SGD; momentum (Nesterov's too) adds to it, a proximal term takes away.
+    """
+    moved, momentum = 0.0, 0.0
     for _ in range(steps):
-        momentum = rho * momentum + 1.0
-        total = shrink * total + momentum
-    return total
+        gradient = 1.0 - lr * choice.proximal * moved
+        momentum = choice.momentum * momentum + gradient
+        moved += gradient + choice.momentum * momentum if choice.nesterov else momentum
+    return moved
 
 
 def server_step(

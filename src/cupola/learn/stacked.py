@@ -79,7 +79,8 @@ def run_stack(
     weight = torch.from_numpy(answer_weights(cohort)).to(stack[0])
     if local.send == "gradients":
         return [weighted_sum(weight, p) for p in total]
-    return [weighted_sum(weight, s - p) for s, p in zip(start, stack)]
+    torch._foreach_sub_(stack, start)
+    return [weighted_sum(-weight, p) for p in stack]
 
 
 def weighted_sum(weight: Tensor, stack: Tensor) -> Tensor:

@@ -28,8 +28,10 @@ from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
 CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
+CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
 GATHER_SITES = 2048  # sites whose samples are held together
+IMPLICIT_SITES = 64  # sites in one step of the implicit form
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
 
 
@@ -117,20 +119,28 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     space.load(question.arrays)
     able.sort(key=lambda i: -len(work[i].batches))
     lr = question.options["lr"]
-    size = _chunk_size(space, form, len(able), sites[0].workers)
+    size = _chunk_size(space, form, len(able))
     partials = []
     with one_core_each():
         for first in range(0, len(able), GATHER_SITES):
             some = able[first : first + GATHER_SITES]
             cohort = gather(space, [sites[i] for i in some], [work[i] for i in some], local, lr)
             numbers = [sites[i].index for i in some]
-            starts = range(0, len(some), size)
+            # How sites are grouped must not depend on the number of workers: it orders the sums.
+            width = size * CHUNKS_A_SUM
+            starts = range(0, len(some), width)
 
             @torch.no_grad()
-            def compute(start: int, cohort: Cohort = cohort, n: list[int] = numbers) -> Partial:
-                stop = min(start + size, len(cohort))
-                part = cohort.part(start, stop)
-                return _partial(space, part, form(space, part), n[start:stop])
+            def compute(
+                start: int, cohort: Cohort = cohort, n: list[int] = numbers, width: int = width
+            ) -> Partial:
+                stop = min(start + width, len(cohort))
+                parts = [cohort.part(i, min(i + size, stop)) for i in range(start, stop, size)]
+                sums = [s.double() for s in form(space, parts[0])]
+                for part in parts[1:]:
+                    for total, more in zip(sums, form(space, part)):
+                        total.add_(more)
+                return _partial(space, cohort.part(start, stop), sums, n[start:stop])
 
             partials += _side_by_side(compute, starts, sites[0].workers)
     partials[0].failed = failed
@@ -163,11 +173,11 @@ def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> 
     return None
 
 
-def _chunk_size(space: Workspace, form: Form, sites: int, workers: int) -> int:
+def _chunk_size(space: Workspace, form: Form, sites: int) -> int:
     from cupola.learn import dense
 
     if form is common or form is dense.implicit:
-        return -(-sites // max(1, min(4 * workers, sites // 32 or 1)))
+        return IMPLICIT_SITES
     return max(1, min(sites, CACHE_BYTES // (space.flat.numel() * space.flat.element_size())))
 
 
@@ -184,7 +194,8 @@ def gather(
     pairs = [space.batch(d, slice(None)) for d in data]
     steps = [len(w.batches) for w in work]
     lengths = np.array([len(b) for w in work for b in w.batches])
-    places = np.concatenate([b + o for w, o in zip(work, offset) for b in w.batches])
+    places = np.concatenate([b for w in work for b in w.batches])
+    places += np.repeat(offset[:-1], [sum(map(len, w.batches)) for w in work])
     longest, widest = steps[0], int(lengths.max())
     rows = np.concatenate([k + len(sites) * np.arange(s) for k, s in enumerate(steps)])
     columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -239,7 +250,7 @@ def answer_weights(cohort: Cohort) -> np.ndarray:
 
 
 def _partial(space: Workspace, cohort: Cohort, sums: list[Tensor], sites: list[int]) -> Partial:
-    arrays: Arrays = {n: a.astype(np.float64) for n, a in space.named("model", sums).items()}
+    arrays = space.named("model", sums)
     sample: Arrays = {f"model/{n}": _blank(p) for n, p in space.pairs()}
     if cohort.local.send == "normalised":
         arrays["steps"] = np.array(float(cohort.weight @ cohort.effective()))

@@ -6,6 +6,7 @@ for all of them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.choices import Evaluation, Local, Participation, Server
-from cupola.learn.metrics import count, expected, metrics
+from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
 from cupola.learn.workspace import Problem, Workspace
@@ -62,6 +63,10 @@ class Training:
             )
         if judge.per_site and "test" not in self.site_splits:
             raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
+        if (self.participation.count or 0) > self.sites:
+            raise PlanError(
+                f"participation.count = {self.participation.count}, but there are {self.sites} sites"
+            )
         if self.participation.kind == "at-most-once":
             need = self.rounds * (self.participation.count or 1)
             if need > self.sites:
@@ -149,7 +154,8 @@ class Training:
         slots = {
             n.removeprefix("server/"): a for n, a in state.arrays.items() if n[:7] == "server/"
         }
-        moved, kept = server_step(self.server, self.server_lr(round), model, update, slots)
+        with np.errstate(over="ignore", invalid="ignore"):  # found out below, in words
+            moved, kept = server_step(self.server, self.server_lr(round), model, update, slots)
         if not all(np.isfinite(array).all() for array in moved.values()):
             raise FederationError(
                 f"round {round}: the model is no longer finite (training diverged); lower local.lr "
@@ -203,17 +209,20 @@ class Training:
         if pending and pending[0] == ["public", ""]:
             pending = pending[1:]
             for split, data in self.public.items():
-                if len(data):
-                    record[split] = self.judge(state.arrays, data)
+                if len(data) and not (split == "test" and self.evaluation.on == "sites"):
+                    record[split] = self.judge(state.arrays, data, matrix=True)
         state = State(state.step, state.arrays, {**state.values, "record": record})
         if pending:
             return State(state.step, state.arrays, {**state.values, "pending": pending})
         return self._close(state)
 
-    def judge(self, arrays: Mapping[str, np.ndarray], data: Dataset) -> dict[str, float]:
-        """Metrics of a model on data the coordinator holds."""
+    def judge(
+        self, arrays: Mapping[str, np.ndarray], data: Dataset, matrix: bool = False
+    ) -> dict[str, Any]:
+        """Metrics of a model on data the coordinator holds; with the confusion matrix if asked."""
         self.space.load(arrays)
-        return metrics(count(self.space, [data], self._options("test")))
+        sums = count(self.space, [data], self._options("test"))
+        return _with_matrix(sums) if matrix else metrics(sums)
 
     def _options(self, split: str) -> dict[str, Any]:
         judge = self.evaluation
@@ -238,7 +247,7 @@ class Training:
         (_, split), *pending = state.values["pending"]
         record = dict(state.values["record"])
         if isinstance(reply, Total):
-            record["sites_" + split] = metrics(reply.arrays) if reply.arrays else {}
+            record["sites_" + split] = _with_matrix(reply.arrays) if reply.arrays else {}
         else:
             record["per_site"] = {str(s): metrics(c.arrays) for s, c in reply.items()}
         return self._next_judgement(state.next(record=record, pending=pending), pending)
@@ -255,7 +264,7 @@ class Training:
             if judge.metric in LOWER_IS_BETTER:
                 score = -score
             best = values.get("best")
-            if best is None or score > best["score"]:
+            if math.isfinite(score) and (best is None or score > best["score"]):
                 values |= {"best": {"score": score, "round": record["round"]}, "waited": 0}
                 if judge.best:
                     models = {
@@ -274,6 +283,8 @@ class Training:
                 f"evaluation.metric = '{judge.metric}' is not measured here; "
                 f"measured: {', '.join(sorted(record[where]))}"
             )
+        if record["round"] < self.rounds and not values["stopped"]:
+            record = {name: _without_matrix(value) for name, value in record.items()}
         values["last"] = record
         return State(state.step, arrays, values)
 
@@ -284,3 +295,15 @@ class Training:
         return {
             n.split("/", 1)[1]: a for n, a in source.items() if n.startswith(("model/", "buffer/"))
         }
+
+
+def _with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics and the confusion matrix, which only the last record of a run keeps."""
+    table = confusion(sums)
+    return metrics(sums) | ({} if table is None else {"confusion": table})
+
+
+def _without_matrix(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in value.items() if name != "confusion"}

@@ -81,6 +81,8 @@ class Workspace:
             self.params.append(parameter)
             start += parameter.numel()
         self.buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+        counters = (b for b in self.module.buffers() if not b.is_floating_point())
+        self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
         self._properties: Properties | None = None
         self.cache: dict[str, Any] = {}
@@ -115,9 +117,11 @@ class Workspace:
         """Whether the loss gives each sample its own value; found out once, on a few samples."""
         if "per sample" not in self.cache:
             x, y = self.batch(data, slice(0, 4))
+            self.module.eval()  # a look in between draws nothing and moves no buffers
             with torch.no_grad():
                 output = self.module(x)
                 own = self.problem.loss(output, y).shape == (len(x),)
+            self.module.train()
             dependent = own and loss_is_batch_dependent(self.problem.loss, output.cpu(), y.cpu())
             self.cache["per sample"] = own and not dependent
         return self.cache["per sample"]
@@ -134,6 +138,8 @@ class Workspace:
                 parameter.copy_(torch.from_numpy(arrays[f"model/{name}"]))
             for name, buffer in self.buffers.items():
                 buffer.copy_(torch.from_numpy(arrays[f"buffer/{name}"]))
+            for counter, first in self._counters:  # they stay here: no trace of the last site
+                counter.copy_(first)
             self.start.copy_(self.flat)
 
     def arrays(self) -> Arrays:
@@ -156,6 +162,13 @@ class Workspace:
 
     def batch(self, data: Dataset, index: Any, generator: torch.Generator | None = None) -> Example:
         """Model-ready inputs and targets on the device; augmented if a generator is given."""
+        if (
+            isinstance(index, slice)
+            and index == slice(None)
+            and generator is None
+            and self._is_ready(data)
+        ):
+            return data.x, data.y  # thousands of small sites pass here every round
         x, y = data.inputs(index), data.y[index]
         if generator is not None and data.transform is not None:
             x = data.transform(x, generator)
@@ -165,6 +178,12 @@ class Workspace:
             x = x.to(self.device)
         y = y.to(self.device, self.problem.dtype) if y.is_floating_point() else y.to(self.device)
         return x, y
+
+    def _is_ready(self, data: Dataset) -> bool:
+        """Whether the model takes the data set's tensors as they are."""
+        x, y, dtype = data.x, data.y, self.flat.dtype
+        same_type = x.dtype == dtype and (y.dtype == dtype or not y.is_floating_point())
+        return same_type and data.prepare is None and x.device == y.device == self.flat.device
 
     def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradient of the mean loss over a batch, one tensor per parameter."""

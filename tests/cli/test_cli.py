@@ -163,6 +163,16 @@ def test_check_tells_size_cost_and_utility() -> None:
     assert facts["bytes"]["total"] == pytest.approx(3 * facts["bytes"]["per_round"])
 
 
+def test_check_says_when_nothing_is_judged() -> None:
+    settings = ["--set", 'data={name="synthetic",sites=4,partition="natural"}']
+    assert (
+        "judged on  nothing: there are no public data"
+        in cupola("check", "plan.toml", *settings).stdout
+    )
+    on_sites = ["--set", "evaluation.on=sites"]
+    assert "what sites hold out" in cupola("check", "plan.toml", *settings, *on_sites).stdout
+
+
 def test_lists() -> None:
     assert "fedcmb+wga" in cupola("recipes").stdout
     names = [row["name"] for row in json.loads(cupola("recipes", "--json").stdout)]

@@ -365,6 +365,20 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(tmp_path: Path) -> None:
     same(tmp_path / "whole", tmp_path / "r")
 
 
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    go(tmp_path / "whole")
+
+    def watch(progress: Progress) -> None:
+        if progress.round == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="after round 3 of 6"):
+        go(tmp_path / "r", progress=watch)
+    cupola.resume(tmp_path / "r", report=False)
+    same(tmp_path / "whole", tmp_path / "r")
+
+
 def test_a_failed_run_says_why_and_keeps_its_last_good_step(tmp_path: Path) -> None:
     settings = ["local.lr=1e38", "local.weight_decay=0.1", "rounds=50"]
     with pytest.raises(FederationError) as error:

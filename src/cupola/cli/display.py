@@ -95,7 +95,8 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         return
     run, result = runs[0], runs[0].result
     final = result.get("final") or {}
-    line = f"{result['rounds']} rounds, {main_metric(final) or 'not evaluated'}"
+    judged = main_metric(final) or "not evaluated (`cupola check` tells why)"
+    line = f"{result['rounds']} rounds, {judged}"
     sent = result["bytes_down"] + result["bytes_up"]
     line += f", {words.size(sent)} sent, {words.duration(result['seconds'])}"
     console.print(line, highlight=False)

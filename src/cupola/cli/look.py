@@ -39,7 +39,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         ("data", f"{data['name']}, {data['kind']}, {words.count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {size['least']:,} to "
                   f"{size['most']:,}, median {size['median']:,}, {data['empty']:,} empty"),
-        ("judged on", ", ".join(f"{n:,} {k}" for k, n in data["public"].items()) or "sites only"),
+        ("judged on", _judged(data)),
         ("model", f"{model['name']}, {words.count(model['parameters'], 'parameter')}"),
         ("a round", f"{sent['sites']:g} sites, {words.size(sent['per_site_down'])} down and "
                     f"{words.size(sent['per_site_up'])} up at each"),
@@ -58,6 +58,13 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+
+
+def _judged(data: dict[str, Any]) -> str:
+    parts = [f"{n:,} public {k} samples" for k, n in data["public"].items()]
+    if data["evaluated_on"] == "public":
+        return ", ".join(parts) or "nothing: there are no public data; set evaluation.on = 'sites'"
+    return ", ".join(["what sites hold out", *parts])
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
@@ -88,6 +95,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
                 "most": int(sizes.max()),
             },
             "empty": int((sizes == 0).sum()),
+            "evaluated_on": plan.evaluation.on,
             "public": {name: len(part) for name, part in data.public.items()},
         },
         "model": {

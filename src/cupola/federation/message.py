@@ -136,7 +136,7 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
             dtype = np.dtype(kind).newbyteorder("<")
             count = math.prod(shape)
             array = np.frombuffer(data, dtype, count, start).reshape(shape)
-            arrays[name] = array.astype(np.dtype(kind), copy=False)
+            arrays[name] = array.astype(np.dtype(kind))  # a copy: writable and aligned
             start += count * dtype.itemsize
         if start != len(data):
             raise ValueError("length")

@@ -72,7 +72,7 @@ def drive(
             reply = federation.gather(ask.question, ask.sites)
         state = program.answer(state, reply)
         if after is None:
-            federation.confirm(state.step)
+            federation.confirm(state.step - 1)  # the question of state.step may come twice
         else:
             after(state)
     return state

@@ -63,10 +63,9 @@ class Training:
             )
         if judge.per_site and "test" not in self.site_splits:
             raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
-        if (self.participation.count or 0) > self.sites:
-            raise PlanError(
-                f"participation.count = {self.participation.count}, but there are {self.sites} sites"
-            )
+        asked = self.participation.count or 0
+        if asked > self.sites and self.participation.kind == "fraction":
+            raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
         if self.participation.kind == "at-most-once":
             need = self.rounds * (self.participation.count or 1)
             if need > self.sites:

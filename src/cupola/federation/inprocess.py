@@ -26,6 +26,8 @@ from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task,
 
 Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit"]
 
+TOGETHER = 2048  # sites whose data are held at once when they are computed together
+
 
 class InProcess(Federation):
     """Runs tasks for the sites of `host` in this process.
@@ -111,8 +113,14 @@ class InProcess(Federation):
         task = find_task(question.task)
         if task.batched is None or self.mode == "one-by-one":
             return None
-        contexts = [self.context(site) for site in sites]
-        partials = task.batched(contexts, question)
+        partials: list[Partial] | None = []
+        # Blocks: the data of a million sites need not be held at once.
+        for start in range(0, len(sites), TOGETHER):
+            block = [self.context(site) for site in sites[start : start + TOGETHER]]
+            more = task.batched(block, question)
+            partials = None if partials is None or more is None else partials + more
+            if partials is None:
+                break
         if partials is None and self.mode != "auto":
             raise CupolaError(
                 f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this form "

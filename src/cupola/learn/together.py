@@ -30,7 +30,6 @@ SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
 CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
 CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
-GATHER_SITES = 2048  # sites whose samples are held together
 IMPLICIT_SITES = 64  # sites in one step of the implicit form
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
 
@@ -120,29 +119,24 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     able.sort(key=lambda i: -len(work[i].batches))
     lr = question.options["lr"]
     size = _chunk_size(space, form, len(able))
-    partials = []
+    # How sites are grouped must not depend on the number of workers: it orders the sums.
+    width = size * CHUNKS_A_SUM
+    numbers = [sites[i].index for i in able]
+
+    @torch.no_grad()
+    def compute(start: int) -> Partial:
+        stop = min(start + width, len(cohort))
+        parts = [cohort.part(i, min(i + size, stop)) for i in range(start, stop, size)]
+        sums = [s.double() for s in form(space, parts[0])]
+        for part in parts[1:]:
+            for total, more in zip(sums, form(space, part)):
+                total.add_(more)
+        return _partial(space, cohort.part(start, stop), sums, numbers[start:stop])
+
     with one_core_each():
-        for first in range(0, len(able), GATHER_SITES):
-            some = able[first : first + GATHER_SITES]
-            cohort = gather(space, [sites[i] for i in some], [work[i] for i in some], local, lr)
-            numbers = [sites[i].index for i in some]
-            # How sites are grouped must not depend on the number of workers: it orders the sums.
-            width = size * CHUNKS_A_SUM
-            starts = range(0, len(some), width)
-
-            @torch.no_grad()
-            def compute(
-                start: int, cohort: Cohort = cohort, n: list[int] = numbers, width: int = width
-            ) -> Partial:
-                stop = min(start + width, len(cohort))
-                parts = [cohort.part(i, min(i + size, stop)) for i in range(start, stop, size)]
-                sums = [s.double() for s in form(space, parts[0])]
-                for part in parts[1:]:
-                    for total, more in zip(sums, form(space, part)):
-                        total.add_(more)
-                return _partial(space, cohort.part(start, stop), sums, n[start:stop])
-
-            partials += _side_by_side(compute, starts, sites[0].workers)
+        cohort = gather(space, [sites[i] for i in able], [work[i] for i in able], local, lr)
+        starts = range(0, len(able), width)
+        partials = _side_by_side(compute, starts, sites[0].workers)
     partials[0].failed = failed
     return partials
 

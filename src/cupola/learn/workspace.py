@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ class Problem:
 
     build: makes the module with its initial weights (the same every time). loss: one value per
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
-    targets, None for regression. input_shape: of one model-ready input.
+    targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
+    not count in metrics. tokens: how many token ids there are, where inputs are tokens.
     """
 
     build: Callable[[], nn.Module]
@@ -53,9 +55,15 @@ class Problem:
     device: str = "auto"
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
+    tokens: int | None = None
 
     def module(self) -> nn.Module:
         return self.build().to(pick_device(self.device), self.dtype)
+
+    @cached_property
+    def properties(self) -> Properties:
+        """Whether the model is random, batch-dependent or stackable; found out once."""
+        return properties(self.build().to(self.dtype), probe_inputs(self, 4))
 
 
 class Workspace:
@@ -84,17 +92,11 @@ class Workspace:
         counters = (b for b in self.module.buffers() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
-        self._properties: Properties | None = None
         self.cache: dict[str, Any] = {}
 
     @property
     def properties(self) -> Properties:
-        """Whether the model is random, batch-dependent or stackable; found out once."""
-        if self._properties is None:
-            problem = self.problem
-            module = problem.build().to(problem.dtype)
-            self._properties = properties(module, probe_inputs(problem, 4))
-        return self._properties
+        return self.problem.properties
 
     @property
     def serial(self) -> bool:
@@ -195,9 +197,8 @@ class Workspace:
 def probe_inputs(problem: Problem, n: int) -> Tensor:
     """Random inputs that the model accepts, for probes: tokens for language, else normal."""
     generator = torch.Generator().manual_seed(0)
-    if problem.kind == "language" or getattr(problem.build, "tokens", False):
-        top = problem.classes or 2
-        return torch.randint(0, max(top, 2), (n, *problem.input_shape), generator=generator)
+    if problem.tokens is not None:
+        return torch.randint(0, problem.tokens, (n, *problem.input_shape), generator=generator)
     return torch.randn((n, *problem.input_shape), generator=generator).to(problem.dtype)
 
 

@@ -55,14 +55,20 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
     if data.vocabulary is not None and "vocabulary" in nn.options(plan.model.name):
         options.setdefault("vocabulary", data.vocabulary)
     build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
-    build.tokens = data.vocabulary is not None  # type: ignore[attr-defined]
     if plan.loss is None:
         loss = nn.default_loss(data.kind)
     else:
         loss = nn.find_loss(plan.loss.name, **plan.loss.options)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     return Problem(
-        build, loss, data.kind, data.classes, data.input_shape, device=plan.device, dtype=dtype
+        build,
+        loss,
+        data.kind,
+        data.classes,
+        data.input_shape,
+        device=plan.device,
+        dtype=dtype,
+        tokens=data.vocabulary,
     )
 
 

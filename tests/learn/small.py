@@ -1,0 +1,97 @@
+"""Small federations and problems for the tests of training; separate site processes import it."""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from cupola.data import Dataset, FederatedData, SiteData, load
+from cupola.federation import InProcess, drive
+from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.nn import find_loss
+
+CROSS_ENTROPY = find_loss("cross_entropy")
+DEVICES = ["cpu"]
+DEVICES += ["cuda"] if torch.cuda.is_available() else []
+DEVICES += ["mps"] if torch.backends.mps.is_available() else []
+
+
+@cache
+def source():
+    return load("digits")
+
+
+def digits(sizes=(20, 20, 20, 20), held=0, public=True):
+    """Sites of these sizes, in the order of the data; `held` test and validation rows each."""
+    train = source().train
+    sites, start = [], 0
+    for size in sizes:
+        parts = []
+        for n in (size, held, held):
+            parts.append(train.subset(slice(start, start + n)))
+            start += n
+        sites.append(SiteData(*parts))
+    return federation(sites, public={"test": source().test} if public else {})
+
+
+def federation(sites, kind="classification", classes=10, input_shape=(1, 8, 8), public=None):
+    return FederatedData.from_arrays(
+        sites, kind=kind, classes=classes, input_shape=input_shape, public=public or {}
+    )
+
+
+def seeded(make, seed=1):
+    """A builder whose module has the same initial weights every time."""
+
+    def build():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return make()
+
+    return build
+
+
+def perceptron(*between):
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *between, nn.Linear(8, 10))
+
+
+def problem(data, make=None, loss=CROSS_ENTROPY, dtype=torch.float64, device="cpu", **more):
+    build = seeded(make or perceptron(nn.Tanh()))
+    return Problem(build, loss, data.kind, data.classes, data.input_shape, device, dtype, **more)
+
+
+def training(data, rounds=3, what=None, seed=5, **choices):
+    choices.setdefault("evaluation", Evaluation(every=10**6))
+    choices.setdefault("public", data.public)
+    return Training(what or problem(data), len(data), rounds, seed=seed, **choices)
+
+
+def engine(program, data, mode="one-by-one", **more):
+    host = TrainingHost(program.problem, data)
+    return InProcess(host, seed=program.seed, mode=mode, workers=1, **more)
+
+
+def run(program, data, mode="one-by-one", **more):
+    """The state at the end."""
+    with engine(program, data, mode, **more) as reach:
+        return drive(program, reach)
+
+
+def model_after(program, data, mode="one-by-one"):
+    return program.model(run(program, data, mode))
+
+
+def host(sizes):
+    """For separate processes: the same federation from plain values."""
+    data = digits(tuple(sizes))
+    return TrainingHost(problem(data), data)
+
+
+def largest_difference(a, b):
+    assert a.keys() == b.keys()
+    return max(float(np.abs(np.asarray(a[n]) - np.asarray(b[n])).max()) for n in a)
+
+
+def rows(x, y):
+    return Dataset(torch.as_tensor(x), torch.as_tensor(y))

@@ -101,7 +101,7 @@ class Federation(ABC):
 
     def sum(self, question: Question, sites: Sequence[int]) -> Total:
         """Add the contributions of these sites."""
-        question = replace(question, confirmed=self.confirmed)
+        question = replace(question, confirmed=self._confirmed(question))
         sites = sorted(sites)
         total = Total()
         sizes: list[int] = []
@@ -129,7 +129,7 @@ class Federation(ABC):
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         """Each site's own answer; sites that fail are left out (and named in the ledger)."""
-        question = replace(question, confirmed=self.confirmed)
+        question = replace(question, confirmed=self._confirmed(question))
         answers: dict[int, Contribution] = {}
         failed: dict[int, str] = {}
         broken = []
@@ -180,14 +180,19 @@ class Federation(ABC):
             return
         reasons = "; ".join(f"site {s}: {c}" for s, c in list(failed.items())[:5])
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+        nan = any(code.startswith("NaN") for code in failed.values())
+        way_out = "; training may have diverged: try a lower local.lr" if nan else ""
         raise FederationError(
             f"'{question.task}' in round {question.round}: {answered} of {asked} sites answered, "
-            f"quorum is {self.quorum:.0%} ({reasons}{more})"
+            f"quorum is {self.quorum:.0%} ({reasons}{more}){way_out}"
         )
 
     def confirm(self, step: int) -> None:
         """Steps up to this one are durable at the coordinator: sites may drop older state."""
         self.confirmed = step
+
+    def _confirmed(self, question: Question) -> int:  # noqa: ARG002
+        return self.confirmed
 
     def export(self, step: int) -> dict[str, np.ndarray]:  # noqa: ARG002
         """Site state for the coordinator's checkpoint, where sites live and die with it."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from cupola.errors import CupolaError
+from cupola.errors import CupolaError, DataError
 from cupola.federation.federation import Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
@@ -116,7 +116,10 @@ class InProcess(Federation):
         partials: list[Partial] | None = []
         # Blocks: the data of a million sites need not be held at once.
         for start in range(0, len(sites), TOGETHER):
-            block = [self.context(site) for site in sites[start : start + TOGETHER]]
+            try:
+                block = [self.context(site) for site in sites[start : start + TOGETHER]]
+            except DataError:
+                return None  # one by one, the site with bad data is left out and named
             more = task.batched(block, question)
             partials = None if partials is None or more is None else partials + more
             if partials is None:
@@ -132,6 +135,10 @@ class InProcess(Federation):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="site")
         return self._pool
+
+    def _confirmed(self, question: Question) -> int:
+        # Sites live and die with the coordinator, which saves their state with its own.
+        return question.step - 1
 
     def export(self, step: int) -> dict[str, np.ndarray]:
         return self.store.export(step)

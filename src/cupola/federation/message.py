@@ -1,7 +1,8 @@
 """What crosses a site's border: questions and contributions, as named arrays of allowed types.
 
-A message is bytes: magic, length of the header, a JSON header (names, types and shapes of arrays,
-plain options), 8 bytes of weight, then the arrays in little-endian order. No pickle, no code.
+A message is bytes: magic, length of the header, 8 bytes of weight, a JSON header (names, types and
+shapes of arrays, plain options), then the arrays in little-endian order. A question starts with its
+three counters, 8 bytes each. No pickle, no code.
 Messages are measured without being made: `size` is exact and depends on the layout alone.
 """
 
@@ -23,6 +24,7 @@ Arrays = dict[str, np.ndarray]
 TYPES = {"float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "bool"}
 _MAGIC = b"CUP1"
 _PREFIX = struct.Struct("<4sId")
+_COUNTERS = struct.Struct("<3q")  # fixed width: how far a run is must not change its bytes
 MAX_HEADER = 16 << 20
 
 
@@ -102,9 +104,6 @@ def _question_fields(question: Question) -> dict[str, Any]:
         "task": question.task,
         "options": dict(question.options),
         "expects": {n: [list(s.shape), s.kind] for n, s in question.expects.items()},
-        "step": question.step,
-        "round": question.round,
-        "confirmed": question.confirmed,
         "partial": question.partial,
         "reveals": question.reveals,
     }
@@ -146,15 +145,18 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
 
 
 def encode_question(question: Question) -> bytes:
-    return _pack(_question_fields(question), question.arrays, 0.0)
+    counters = _COUNTERS.pack(question.step, question.round, question.confirmed)
+    return counters + _pack(_question_fields(question), question.arrays, 0.0)
 
 
 def decode_question(data: bytes) -> Question:
-    fields, arrays, _ = _unpack(data)
+    fields, arrays, _ = _unpack(data[_COUNTERS.size :])
     try:
+        step, round, confirmed = _COUNTERS.unpack_from(data)
         expects = {n: Spec(tuple(shape), kind) for n, (shape, kind) in fields["expects"].items()}
-        return Question(**{**fields, "arrays": arrays, "expects": expects})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        fields |= {"arrays": arrays, "expects": expects}
+        return Question(**fields, step=step, round=round, confirmed=confirmed)
+    except (TypeError, ValueError, KeyError, AttributeError, struct.error) as error:
         raise FederationError("question is not well formed") from error
 
 
@@ -172,7 +174,12 @@ def decode_contribution(data: bytes) -> Contribution:
 def question_size(question: Question) -> int:
     """Exact length of `encode_question`, without copying arrays."""
     header = _header(_question_fields(question), question.arrays)
-    return _PREFIX.size + len(header) + sum(a.nbytes for a in question.arrays.values())
+    return (
+        _COUNTERS.size
+        + _PREFIX.size
+        + len(header)
+        + sum(a.nbytes for a in question.arrays.values())
+    )
 
 
 def contribution_size(arrays: Mapping[str, np.ndarray]) -> int:

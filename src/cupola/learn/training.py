@@ -54,7 +54,7 @@ class Training:
         if (judge.best or judge.patience) and not self._validation():
             raise PlanError(
                 "evaluation.best and evaluation.patience need validation data: set "
-                "data.public_validation or partition.validation (test data select nothing)"
+                "data.partition.public_validation or .validation (test data select nothing)"
             )
         if judge.on in ("sites", "both") and "test" not in self.site_splits:
             raise PlanError(

@@ -169,12 +169,17 @@ def _first_held(data: FederatedData) -> Dataset | None:
 def _probe(training: Training, data: FederatedData) -> float:
     """A short federated run against its centralised twin, both in float64."""
     problem = replace(training.problem, dtype=torch.float64, device="cpu")
-    small = _small(training, data)
+    small = _small(data)
+    # Several batches stay several, one stays one.
+    held = _first_held(data)
+    several = held is not None and len(held) > training.local.batch_size
+    batch = PROBE_SAMPLES // 3 if several else PROBE_SAMPLES
     short = replace(
         training,
         problem=problem,
         sites=len(small),
         rounds=PROBE_ROUNDS,
+        local=training.local.model_copy(update={"batch_size": batch}),
         evaluation=Evaluation(every=PROBE_ROUNDS + 1),
         participation=_fitting(training, len(small)),
         public={},
@@ -189,13 +194,11 @@ def _probe(training: Training, data: FederatedData) -> float:
     return max(float(np.abs(central[n] - federated[n]).max()) for n in names) / scale
 
 
-def _small(training: Training, data: FederatedData) -> FederatedData:
-    """A few samples of a few sites; whole batches of equal sites stay whole batches."""
-    size = training.local.batch_size if training.local.work == "batches" else 1
-    limit = max(PROBE_SAMPLES // size, 2) * size
+def _small(data: FederatedData) -> FederatedData:
+    """A few samples of a few sites."""
     held = (data.site(i).train for i in range(min(len(data), LOOKED_AT)))
     some = list(islice((train for train in held if len(train)), PROBE_SITES))
-    sites = [SiteData(train.subset(slice(0, limit))) for train in some]
+    sites = [SiteData(train.subset(slice(0, PROBE_SAMPLES))) for train in some]
     return FederatedData.from_arrays(
         sites, kind=data.kind, classes=data.classes, input_shape=data.input_shape
     )

@@ -183,7 +183,7 @@ class _Session:
         if saved:
             self.ledger.restore({"down": saved.down, "up": saved.up})
             reach.restore(saved.state.step - 1, dict(saved.sites))
-            self._confirm(reach)
+            reach.confirm(self.state.step - 1)
 
     def _drive(self, host: TrainingHost, program: Training, reach: Federation) -> None:
         began = self.state.step
@@ -246,7 +246,7 @@ class _Session:
         wait = self.plan.checkpoint_seconds and max(
             self.plan.checkpoint_seconds, 10 * self.save_took
         )
-        if time.monotonic() - self.saved_at >= wait or _is_power_of_ten(state.step - 1):
+        if time.monotonic() - self.saved_at >= wait:
             self._save(reach)
         if new and self.watch is not None:
             self.watch(self._pace(record))
@@ -267,18 +267,9 @@ class _Session:
         Checkpoint(self.state, sites, kept.down, kept.up, self.lengths, self.seconds()).save(
             self.folder / "checkpoint"
         )
-        self._confirm(reach)
+        reach.confirm(self.state.step - 1)
         self.saved_at = time.monotonic()
         self.save_took = self.saved_at - start
-
-    def _confirm(self, reach: Federation) -> None:
-        """Tell the sites what is durable.
-
-        Its digits are sent and counted with every question. Saving at the powers of ten, and
-        confirming nothing below 10, keeps bytes independent of when a run was saved.
-        """
-        if self.state.step - 1 >= 10:
-            reach.confirm(self.state.step - 1)
 
     def seconds(self) -> float:
         """Time spent on this run, in all sessions up to now."""
@@ -315,10 +306,6 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_power_of_ten(n: int) -> bool:
-    return n >= 10 and n == 10 ** (len(str(n)) - 1)
 
 
 def _report(folder: Path) -> None:

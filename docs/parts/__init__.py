@@ -1,0 +1,7 @@
+"""Parts of the documentation that are made from the code, by name."""
+
+from collections.abc import Callable
+
+from parts import keys, names, verdicts
+
+PARTS: dict[str, Callable[[], str]] = {**keys.PARTS, **names.PARTS, **verdicts.PARTS}

@@ -1,0 +1,134 @@
+"""The documentation is true: generated parts are up to date, links resolve, examples work."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from cupola.plan import load
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*/README.md")),
+]
+_FENCE = re.compile(r"^```(\w*)[ ]?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def blocks(language: str) -> list[Any]:
+    """Code blocks of a language: (what follows the language, text)."""
+    return [
+        pytest.param(note, text, id=f"{page.relative_to(ROOT)}-{i}")
+        for page in PAGES
+        for i, (found, note, text) in enumerate(_FENCE.findall(page.read_text("utf-8")))
+        if found == language
+    ]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@each_page
+def test_generated_parts_are_up_to_date(generator: ModuleType, page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert text.count("<!-- generated:") == text.count("<!-- end -->")
+    assert generator.rendered(text) == text, "run `python docs/generate.py`"
+
+
+def test_nothing_is_explained_that_does_not_exist(generator: ModuleType) -> None:
+    shown = "".join(page.read_text("utf-8") for page in generator.pages())
+    told = tomllib.loads((ROOT / "docs" / "meanings.toml").read_text("utf-8"))
+    for section, keys in told.items():
+        for key in keys if section != "api" else [n for names in keys.values() for n in names]:
+            assert f"| `{key}` |" in shown, (
+                f"docs/meanings.toml: {section}.{key} is no longer there"
+            )
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    for link in _LINK.findall(text):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in _anchors(target), f"{page.name}: {link}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Headings as GitHub makes anchors of them."""
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    titles = (re.sub(r"[`*]", "", t) for t in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", t.strip().lower()).replace(" ", "-") for t in titles}
+
+
+@pytest.mark.parametrize(("note", "text"), blocks("toml"))
+def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -> None:
+    if note == "table":
+        from cupola.reproduce.tables import read
+
+        (tmp_path / "table.toml").write_text(text, "utf-8")
+        assert read(tmp_path / "table.toml").cells()
+    else:
+        load(text)
+
+
+@pytest.mark.parametrize(("note", "text"), blocks("python"))
+def test_python_blocks_compile(note: str, text: str) -> None:  # noqa: ARG001
+    compile(text, "documentation", "exec")
+
+
+def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    example = next(text for language, _, text in _FENCE.findall(readme) if language == "python")
+    exec(compile(example.replace('"rounds": 20', '"rounds": 2'), "README.md", "exec"), {})
+    assert 0 <= float(capsys.readouterr().out) <= 1
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    shown = [t.strip() for _, _, t in _FENCE.findall((ROOT / "README.md").read_text("utf-8"))]
+    assert "pip install -e . && cupola demo" in shown
+    assert "pip install -e '.[dev]' && pytest" in shown
+
+
+@pytest.mark.parametrize(("note", "text"), blocks("sh"))
+def test_commands_exist(note: str, text: str) -> None:  # noqa: ARG001
+    """Every `cupola ...` line names a command and options that it has."""
+    from cupola.cli import app
+
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["python"]:
+            assert (ROOT / words[1]).is_file(), line
+        if words[:1] != ["cupola"]:
+            continue
+        command: Any = typer.main.get_command(app)
+        for word in words[1:]:
+            if word in getattr(command, "commands", {}):
+                command = command.commands[word]
+        known = {"--help", *(o for p in command.params for o in (*p.opts, *p.secondary_opts))}
+        assert command.name != "cupola", line
+        assert {w for w in words if w.startswith("--")} <= known, line

@@ -53,11 +53,14 @@ def seeded(make, seed=1):
 
 
 def perceptron(*between):
-    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *between, nn.Linear(8, 10))
+    """64-8-10, with these modules (made anew every time) between the linear layers."""
+    return lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), *(make() for make in between), nn.Linear(8, 10)
+    )
 
 
 def problem(data, make=None, loss=CROSS_ENTROPY, dtype=torch.float64, device="cpu", **more):
-    build = seeded(make or perceptron(nn.Tanh()))
+    build = seeded(make or perceptron(nn.Tanh))
     return Problem(build, loss, data.kind, data.classes, data.input_shape, device, dtype, **more)
 
 

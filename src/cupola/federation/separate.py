@@ -96,7 +96,7 @@ class _Child:
     def __init__(self, start: dict[str, Any]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cupola.federation.separate"],
+            [sys.executable, "-c", "from cupola.federation import separate; separate.main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -233,8 +233,9 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
         _write_frame(outbox, number + answer)
 
 
-if __name__ == "__main__":
-    # A task that prints must not speak into the answers: stdout is handed over, then closed off.
+def main() -> None:
+    """A site's process. A task that prints must not speak into the answers, so stdout is handed
+    over to them and closed off."""
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _serve(sys.stdin.buffer, stream)

@@ -76,13 +76,13 @@ class Training:
 
     @property
     def space(self) -> Workspace:
-        """The coordinator's own workspace, for initial weights and public evaluation."""
+        """The coordinator's own workspace, for public evaluation."""
         if self._space is None:
             self._space = Workspace(self.problem)
         return self._space
 
     def start(self) -> State:
-        arrays = self.space.arrays()
+        arrays = Workspace(self.problem).arrays()  # anew: judging loads other weights into `space`
         if self.local.control_variates:
             for name in self._parameters(arrays):
                 arrays[f"variate/{name}"] = np.zeros_like(arrays[f"model/{name}"])

@@ -124,7 +124,10 @@ class Workspace:
                 output = self.module(x)
                 own = self.problem.loss(output, y).shape == (len(x),)
             self.module.train()
-            dependent = own and loss_is_batch_dependent(self.problem.loss, output.cpu(), y.cpu())
+            with torch.enable_grad():
+                dependent = own and loss_is_batch_dependent(
+                    self.problem.loss, output.cpu(), y.cpu()
+                )
             self.cache["per sample"] = own and not dependent
         return self.cache["per sample"]
 

@@ -31,7 +31,8 @@ class Training:
     """A program: `rounds` rounds over `sites` sites.
 
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
-    what sites hold out ('test', 'validation').
+    what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
+    user's own with the same arrays in and out.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'best/'.
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped'.
@@ -41,6 +42,7 @@ class Training:
     sites: int
     rounds: int
     seed: int = 0
+    task: str = "train"
     local: Local = field(default_factory=Local)
     server: Server = field(default_factory=Server)
     participation: Participation = field(default_factory=Participation)
@@ -120,7 +122,7 @@ class Training:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
         what = "accumulated gradients" if self.local.send == "gradients" else "model change"
         question = Question(
-            "train",
+            self.task,
             arrays,
             options,
             expects,

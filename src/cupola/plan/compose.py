@@ -75,6 +75,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
 def host(**plan: Any) -> TrainingHost:
     """The sites' side of a plan given as plain values: what a separate process makes for itself."""
     whole = Plan.model_validate(plan)
+    registries.site_task(whole.task)  # a site knows a task once its module is imported
     data = federated_data(whole)
     kind = CheckedHost if ":" in whole.data.name else TrainingHost
     return kind(problem(whole, data), data)
@@ -109,6 +110,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         sites=len(of),
         rounds=plan.rounds,
         seed=plan.seed,
+        task=registries.site_task(plan.task),
         local=plan.local,
         server=plan.server,
         participation=plan.participation,

@@ -91,6 +91,7 @@ class Plan(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 1
     rounds: Annotated[int, Field(ge=1)]
     recipe: str = "fedavg"
+    task: Annotated[str, Field(pattern=r"^(train|[\w.]+:\w+)$")] = "train"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     twin: bool = False

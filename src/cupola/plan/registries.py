@@ -7,6 +7,7 @@ from typing import Any
 
 from cupola import data as datasets
 from cupola.errors import PlanError
+from cupola.federation import Task
 from cupola.learn.recipes import Recipe, find_recipe
 from cupola.nn import find_loss
 from cupola.nn import options as model_options
@@ -21,6 +22,18 @@ def recipe(name: str) -> Recipe:
     if not isinstance(found, Recipe):
         raise PlanError(f"recipe = '{name}' is a {type(found).__name__}, not a cupola Recipe")
     return found
+
+
+def site_task(name: str) -> str:
+    """The name under which sites know the task of a plan; the user's own is imported."""
+    if ":" not in name:
+        return name
+    found = imported("task", name)
+    if not isinstance(found, Task):
+        raise PlanError(
+            f"task = '{name}' is a {type(found).__name__}; decorate it with @cupola.federation.task"
+        )
+    return found.name
 
 
 def imported(key: str, path: str) -> Any:

@@ -1,0 +1,64 @@
+"""The user's own task, by module:name, in this process and at separate sites."""
+
+import os
+
+import numpy as np
+import pytest
+
+import cupola
+from cupola.errors import PlanError
+
+CODE = """
+from dataclasses import replace
+
+from cupola.federation import task
+from cupola.learn.local import train
+
+
+@task("half-hearted training")
+def half(site, question):
+    answer = train(site, question)
+    return replace(answer, arrays={n: a / 2 for n, a in answer.arrays.items()})
+
+
+not_a_task = 3
+"""
+PLAN = {
+    "name": "own-task",
+    "rounds": 2,
+    "task": "my_own_task:half",
+    "data": {
+        "name": "digits",
+        "partition": {"kind": "iid", "sites": 2, "samples_per_site": 20},
+    },
+    "model": {"name": "linear"},
+}
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    (tmp_path / "my_own_task.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)  # for separate sites
+    return tmp_path
+
+
+def weights(plan, folder):
+    return cupola.run(plan, folder, report=False).model()
+
+
+def test_own_task_takes_the_place_of_train(code):
+    own = weights(PLAN, code / "own")
+    separate = weights({**PLAN, "engine": {"kind": "separate"}}, code / "separate")
+    half_rate = weights({**PLAN, "task": "train", "server": {"lr": 0.5}}, code / "half")
+    for name, array in own.items():
+        assert (np.asarray(array) == np.asarray(separate[name])).all()
+        assert np.allclose(array, half_rate[name], atol=1e-7)
+
+
+def test_what_is_no_task_is_refused(code):
+    with pytest.raises(PlanError, match="is a int; decorate it"):
+        cupola.run({**PLAN, "task": "my_own_task:not_a_task"}, code / "run", report=False)
+    with pytest.raises(PlanError, match="has no missing"):
+        cupola.run({**PLAN, "task": "my_own_task:missing"}, code / "run", report=False)

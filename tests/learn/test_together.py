@@ -1,5 +1,7 @@
 """Every form of training many sites together equals training them one by one."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData
+from cupola.errors import CupolaError
 from cupola.federation import InProcess, drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
 from cupola.nn import find_loss
@@ -31,7 +34,7 @@ def network(hidden=(), activation=nn.ReLU, features=12, classes=3):
             torch.manual_seed(3)
             sizes = [features, *hidden, classes]
             parts = [nn.Flatten()]
-            for a, b in zip(sizes, sizes[1:]):
+            for a, b in pairwise(sizes):
                 parts += [nn.Linear(a, b), activation()]
             return nn.Sequential(*parts[:-1])
 
@@ -88,15 +91,23 @@ LOCALS = {
 }
 
 
-@pytest.mark.parametrize("name", LOCALS)
-@pytest.mark.parametrize("mode", ["stacked", "explicit", "implicit", "together"])
+def possible(local, mode):
+    """The implicit form is for SGD; a single gradient at the common model has its own form."""
+    single = local.work == "gradient" or (local.work == "batches" and local.batches == 1)
+    return mode == "together" or not (single or (mode == "implicit" and local.optimizer == "adam"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (mode, name)
+        for mode in ("stacked", "explicit", "implicit", "together")
+        for name, local in LOCALS.items()
+        if possible(local, mode)
+    ],
+)
 def test_forms_equal_one_by_one(name, mode):
     local = LOCALS[name]
-    if mode == "implicit" and local.optimizer == "adam":
-        pytest.skip("the implicit form is for SGD")
-    single = local.send == "gradients" and (local.work == "gradient" or local.batches == 1)
-    if local.work != "epochs" and single and mode != "together":
-        pytest.skip("a single gradient has a form of its own")
     data = sites([9, 4, 17, 1, 12, 6, 0])
     build = network((7, 5), nn.Tanh)
     plain, ledger = model_after(build, data, local, "one-by-one", dtype=torch.float64)
@@ -133,7 +144,7 @@ def test_any_sizes(sizes, batch, epochs, momentum, proximal, mode, stragglers):
     choice = Participation(stragglers=stragglers, dropouts=0.2)
     data = sites(sizes, features=5)
     build = network((4,), nn.Sigmoid, features=5)
-    args = dict(dtype=torch.float64, participation=choice, rounds=2)
+    args = {"dtype": torch.float64, "participation": choice, "rounds": 2}
     plain, _ = model_after(build, data, local, "one-by-one", **args)
     fast, _ = model_after(build, data, local, mode, **args)
     agree(plain, fast, 1e-11)
@@ -144,7 +155,7 @@ def test_other_losses_take_the_general_output_gradient(loss):
     data = sites([9, 4, 17], classes=2)
     build = network((6,), classes=2)
     local = Local(batch_size=4, lr=0.1)
-    args = dict(loss=find_loss(loss), dtype=torch.float64)
+    args = {"loss": find_loss(loss), "dtype": torch.float64}
     plain, _ = model_after(build, data, local, "one-by-one", **args)
     for mode in ("explicit", "implicit", "stacked"):
         fast, _ = model_after(build, data, local, mode, **args)
@@ -164,3 +175,9 @@ def test_workers_change_no_bit():
     for other in results[1:]:
         for name, array in results[0].items():
             assert (array == other[name]).all()
+
+
+def test_insisting_on_an_impossible_form_is_refused():
+    data = sites([9, 4])
+    with pytest.raises(CupolaError, match="engine.mode = 'implicit'.*use 'auto'"):
+        model_after(network((7,), nn.GELU), data, Local(), "implicit")

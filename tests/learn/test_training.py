@@ -15,6 +15,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Ledger, SeparateProcesses, State, drive
 from cupola.federation.message import encode_question
 from cupola.learn import Evaluation, Local, Participation, Schedule, Server, pick_device
+from cupola.learn.central import centralised
 from cupola.learn.recipes import find_recipe
 
 HALF = Participation(kind="fraction", fraction=0.5)
@@ -136,6 +137,19 @@ def test_public_and_site_data():
     assert "sites_validation" not in last
 
 
+def test_the_twin_is_judged_on_the_same_data():
+    data = small.digits((12, 12, 0), held=6)
+    local = Local(work="gradient", send="gradients", lr=0.3)
+    judge = Evaluation(on="sites")
+    program = small.training(data, 2, local=local, evaluation=judge, site_splits=BOTH)
+    *_, (record, _) = centralised(program, data)
+    last = small.run(program, data).values["last"]
+    assert "test" not in record
+    assert record["sites_test"].pop("confusion") == last["sites_test"].pop("confusion")
+    for name, value in last["sites_test"].items():
+        assert record["sites_test"][name] == pytest.approx(value, rel=1e-9)
+
+
 def test_every_few_rounds_and_the_last():
     data = small.digits()
     program = small.training(data, 5, evaluation=Evaluation(every=2))
@@ -234,6 +248,15 @@ def test_a_round_without_sites_changes_nothing_and_goes_on(choice, mode):
     assert state.values["last"]["sites"] == 0
     start = program.model(program.start())
     assert small.largest_difference(program.model(state), start) == 0
+
+
+@pytest.mark.parametrize("local", [Local(batch_size=4), FEDCMB])
+def test_partial_work_is_the_same_in_every_form(local):
+    data = small.digits((20, 9, 14, 7, 12, 13))
+    program = small.training(data, 3, local=local, participation=Participation(stragglers=0.5))
+    plain = small.model_after(program, data)
+    for mode in ("stacked", "explicit", "implicit"):
+        assert small.largest_difference(small.model_after(program, data, mode), plain) <= 1e-11
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -50,8 +50,11 @@ def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[
         last = round == training.rounds
         if round % training.evaluation.every == 0 or last:
             for split, held in training.public.items():
-                if len(held):
+                if len(held) and not (split == "test" and training.evaluation.on == "sites"):
                     record[split] = training.judge(arrays, held, matrix=last)
+            if training.evaluation.on != "public":
+                tests = (data.site(i).test for i in range(len(data)))
+                record["sites_test"] = training.judge(arrays, *tests, matrix=last)
         yield record, arrays
 
 

@@ -218,11 +218,11 @@ class Training:
         return self._close(state)
 
     def judge(
-        self, arrays: Mapping[str, np.ndarray], data: Dataset, matrix: bool = False
+        self, arrays: Mapping[str, np.ndarray], *data: Dataset, matrix: bool = False
     ) -> dict[str, Any]:
-        """Metrics of a model on data the coordinator holds; with the confusion matrix if asked."""
+        """Metrics of a model on data that are here; with the confusion matrix if asked."""
         self.space.load(arrays)
-        sums = count(self.space, [data], self._options("test"))
+        sums = count(self.space, data, self._options("test"))
         return _with_matrix(sums) if matrix else metrics(sums)
 
     def _options(self, split: str) -> dict[str, Any]:

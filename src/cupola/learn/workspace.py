@@ -20,16 +20,21 @@ from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 Example = tuple[Tensor, Tensor]
 
 
-def pick_device(name: str) -> torch.device:
-    """'auto' takes CUDA, then Apple's MPS, then the CPU; others must be present."""
+def pick_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
+    """'auto' takes CUDA, then Apple's MPS (which has no float64), then the CPU; others must be
+    present."""
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _mps()}
+    double = dtype == torch.float64
     if name == "auto":
-        return torch.device("cuda" if present["cuda"] else "mps" if present["mps"] else "cpu")
+        usable = present["mps"] and not double
+        return torch.device("cuda" if present["cuda"] else "mps" if usable else "cpu")
     kind = name.split(":")[0]
     if kind not in present:
         raise PlanError(f"device = '{name}' is not one of auto, cpu, cuda, mps")
     if not present[kind]:
         raise PlanError(f"device = '{name}' is not present on this machine; use device = 'auto'")
+    if kind == "mps" and double:
+        raise PlanError("device = 'mps' has no float64; use device = 'cpu' or dtype = 'float32'")
     return torch.device(name)
 
 
@@ -58,7 +63,7 @@ class Problem:
     tokens: int | None = None
 
     def module(self) -> nn.Module:
-        return self.build().to(pick_device(self.device), self.dtype)
+        return self.build().to(pick_device(self.device, self.dtype), self.dtype)
 
     @cached_property
     def properties(self) -> Properties:
@@ -74,7 +79,7 @@ class Workspace:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.device = pick_device(problem.device)
+        self.device = pick_device(problem.device, problem.dtype)
         self.module = problem.module().train()
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         parameters = [p for p in self.module.parameters() if p.requires_grad]

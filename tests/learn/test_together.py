@@ -179,5 +179,5 @@ def test_workers_change_no_bit():
 
 def test_insisting_on_an_impossible_form_is_refused():
     data = sites([9, 4])
-    with pytest.raises(CupolaError, match="engine.mode = 'implicit'.*use 'auto'"):
+    with pytest.raises(CupolaError, match=r"engine.mode = 'implicit'.*use 'auto'"):
         model_after(network((7,), nn.GELU), data, Local(), "implicit")

@@ -1,6 +1,6 @@
-"""FedFGD and FedSMB equal centralised training; what breaks that, breaks it, and `check` says so."""
+"""FedFGD and FedSMB equal centralised training; `check` names whatever breaks that."""
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def vgg_like(norm=None, dropout=0.0):
     """VGG-6's shape, narrow enough for tests: three pooled convolutions, two more, a linear map."""
     width = [1, 8, 8, 12, 12, 12]
     parts = []
-    for i, (a, b) in enumerate(zip(width, width[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(width)):
         parts += [nn.Conv2d(a, b, 3, padding=1), *([norm(b)] if norm else []), nn.ReLU()]
         if i < 2:
             parts.append(nn.MaxPool2d(2))

@@ -60,3 +60,9 @@ def test_permutations_are_uniform():
     counts = np.unique(orders @ [9, 3, 1], return_counts=True)[1]
     assert len(counts) == 6
     assert ((counts - 1000) ** 2 / 1000).sum() < 25
+
+
+@given(st.integers(0, 2**70), st.text(max_size=5), st.integers(0, 2**40), st.integers(0, 2**31))
+def test_single_numbers_come_from_the_same_stream(seed, purpose, round, site):
+    word = uniforms(seed, purpose, round, [site])[0, 0]
+    assert derive(seed, purpose, round, site) >> 10 == int(word * 2**53)

@@ -39,11 +39,6 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def _words(seed: int, purpose: str, round: int, site: int, n: int) -> np.ndarray:
-    """n 64-bit words for one (seed, purpose, round, site)."""
-    return _block(seed, purpose, round, np.array([site]), (n + 1) // 2)[0, :n]
-
-
 def _block(seed: int, purpose: str, round: int, sites: np.ndarray, blocks: int) -> np.ndarray:
     """64-bit words, shape (sites, 2 * blocks): row i depends on site i alone."""
     counter = np.empty((len(sites), blocks, 4), np.uint32)
@@ -56,7 +51,15 @@ def _block(seed: int, purpose: str, round: int, sites: np.ndarray, blocks: int) 
 
 def derive(seed: int, purpose: str, round: int = 0, site: int = 0) -> int:
     """A 63-bit seed of its own for one (seed, purpose, round, site)."""
-    return int(_words(seed, purpose, round, site, 1)[0] >> np.uint64(1))
+    # The first word of `_block`, in plain integers: ten times as fast for a single number.
+    c0, c1, c2, c3 = 0, site & 0xFFFFFFFF, round & 0xFFFFFFFF, round >> 32
+    k0, k1 = _key(seed, purpose)
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1 = (p1 >> 32) ^ c1 ^ k0, p1 & 0xFFFFFFFF
+        c2, c3 = (p0 >> 32) ^ c3 ^ k1, p0 & 0xFFFFFFFF
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+    return ((c1 << 32) | c0) >> 1
 
 
 def generator(seed: int, purpose: str, round: int = 0, site: int = 0) -> np.random.Generator:
@@ -88,14 +91,11 @@ def permutations(
         limit = 2 * max(int(count[order[start]]), 8)
         stop = int(np.searchsorted(count[order], limit, side="right"))
         rows = order[start:stop]
-        words = _block(seed, purpose, round, number[rows], (int(count[rows].max()) + 1) // 2)
-        if count[rows[0]] == count[rows[-1]]:
-            ranks = np.argsort(words[:, : count[rows[0]]], axis=1, kind="stable")
-            for row, rank in zip(rows, ranks):
-                result[row] = rank
-        else:
-            for row, word in zip(rows, words):
-                result[row] = np.argsort(word[: count[row]], kind="stable")
+        size = count[rows]
+        words = _block(seed, purpose, round, number[rows], (int(size.max()) + 1) // 2)
+        words[np.arange(words.shape[1]) >= size[:, None]] = np.iinfo(np.uint64).max  # sorts last
+        for row, rank in zip(rows, np.argsort(words, axis=1, kind="stable")):
+            result[row] = rank[: count[row]]
         start = stop
     return result
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.learn.choices import Local
-from cupola.learn.stacked import run_stack
+from cupola.learn.stacked import run_stack, summed_change
 from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
@@ -61,12 +61,15 @@ def _activations(space: Workspace) -> list[nn.Module]:
 
 
 def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """d(sum of share * loss) / d(output), with any leading dimensions; y as from `_targets`."""
+    """d(sum of share * loss) / d(output) for outputs (..., classes).
+
+    y as from `_targets`; share (..., 1).
+    """
     if space.plain_cross_entropy:
-        return torch.softmax(output, -1).sub_(y).mul_(share.unsqueeze(-1))
+        return torch.softmax(output, -1).sub_(y).mul_(share)
     flat = output.detach().reshape(-1, output.shape[-1]).requires_grad_()
     with torch.enable_grad():
-        target = y.reshape(len(flat), *y.shape[share.dim() :])
+        target = y.reshape(len(flat), *y.shape[share.dim() - 1 :])
         value = (space.problem.loss(flat, target) * share.reshape(-1)).sum()
     return torch.autograd.grad(value, flat)[0].view_as(output)
 
@@ -75,8 +78,8 @@ def _targets(space: Workspace, cohort: Cohort) -> Tensor:
     """The cohort's targets; one-hot where that gives the gradient at once."""
     if not space.plain_cross_entropy:
         return cohort.y
-    classes = space.params[-1].numel()
-    return nn.functional.one_hot(cohort.y, classes).to(space.problem.dtype)
+    hot = space.flat.new_zeros(len(cohort.y), space.params[-1].numel())
+    return hot.scatter_(1, cohort.y[:, None], 1)
 
 
 def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
@@ -88,31 +91,48 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     params = space.split(space.start)
     start = [torch.cat([w, b[:, None]], 1) for w, b in zip(params[::2], params[1::2])]
     stack = [w.expand(len(cohort), *w.shape).clone() for w in start]
-    local = cohort.local
-    plain = local.optimizer == "sgd" and local.send != "gradients"
-    plain = plain and not (local.momentum or local.weight_decay or local.proximal)
-    cohort = replace(cohort, x=_with_ones(cohort.x.flatten(1)), y=_targets(space, cohort))
+    cohort = replace(
+        cohort,
+        x=_with_ones(cohort.x.flatten(1)),
+        y=_targets(space, cohort),
+        share=cohort.share.unsqueeze(-1),
+    )
 
-    @torch.no_grad()
-    def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
+    def factors(
+        rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Per layer, last first, (d, h): its gradient is d' h."""
         inputs = [x]
         for weight, activation in zip(rows, activations):
             inputs.append(_with_ones(activation(torch.bmm(inputs[-1], weight.mT))))
         back = output_gradient(space, torch.bmm(inputs[-1], rows[-1].mT), y, share)
-        grads: list[Tensor] = []
-        for i in reversed(range(len(rows))):
-            above = back
-            if i:
-                back = torch.bmm(above, rows[i][..., :-1])
-                back.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i][..., :-1]))
-            if plain:  # the step itself, without ever writing the gradient
-                rows[i].baddbmm_(above.mT, inputs[i], alpha=-cohort.lr)
-            else:
-                grads.insert(0, torch.bmm(above.mT, inputs[i]))
-        return grads
+        found = [(back, inputs[-1])]
+        for i in range(len(rows) - 1, 0, -1):
+            back = torch.bmm(back, rows[i][..., :-1])
+            back.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i][..., :-1]))
+            found.append((back, inputs[i - 1]))
+        return found
 
-    sums = run_stack(cohort, start, stack, gradient, steps_itself=plain)
+    if _is_plain_sgd(cohort.local):  # step without ever writing a gradient
+        rows, width = stack, len(cohort)
+        for active, batch in zip(cohort.active, cohort.batches(cohort.active)):
+            if active < width:
+                rows, width = [w[:active] for w in stack], active
+            for weight, (back, below) in zip(reversed(rows), factors(rows, *batch)):
+                weight.baddbmm_(back.mT, below, alpha=-cohort.lr)
+        sums = summed_change(cohort, start, stack)
+    else:
+
+        def gradient(rows: list[Tensor], *batch: Tensor) -> list[Tensor]:
+            return [torch.bmm(back.mT, below) for back, below in factors(rows, *batch)[::-1]]
+
+        sums = run_stack(cohort, start, stack, gradient)
     return [part for w in sums for part in (w[:, :-1].contiguous(), w[:, -1].contiguous())]
+
+
+def _is_plain_sgd(local: Local) -> bool:
+    extras = local.momentum or local.weight_decay or local.proximal
+    return local.optimizer == "sgd" and local.send != "gradients" and not extras
 
 
 def _with_ones(x: Tensor) -> Tensor:
@@ -176,7 +196,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
                 z.baddbmm_(gram, moved)
             if activation is not None:
                 z = inputs[i + 1][:active, t] = activation(z)
-        y, share = targets[cohort.index[t, :active]], cohort.share[t, :active]
+        y, share = targets[cohort.index[t, :active]], cohort.share[t, :active, :, None]
         back = output_gradient(space, z, y, share)
         for i in reversed(range(depth)):
             backs[i][:active, t] = back

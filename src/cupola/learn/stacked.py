@@ -39,13 +39,10 @@ def run_stack(
     start: list[Tensor],
     stack: list[Tensor],
     gradient: Callable[..., list[Tensor]],
-    *,
-    steps_itself: bool = False,
     widths: int = 0,
 ) -> list[Tensor]:
     """Local training of a whole stack; the models of finished sites stay where they are.
 
-    steps_itself: `gradient` has already made the (plain SGD) step and returns nothing.
     widths: how many widths of stack `gradient` may see, if it is slow on those it has not met;
     then it also computes, in vain, for some sites that have finished.
     """
@@ -55,17 +52,15 @@ def run_stack(
     coefficient = torch.from_numpy(cohort.coefficient).to(stack[0])
     grain = -(-len(cohort) // widths) if widths else 1
     widened = [min(len(cohort), -(-a // grain) * grain) for a in cohort.active]
-    rows = stack
+    rows, width = stack, len(cohort)
     for t, (active, batch) in enumerate(zip(cohort.active, cohort.batches(widened))):
-        if active < len(rows[0]):
-            rows = [p[:active] for p in stack]
+        if active < width:
+            rows, width = [p[:active] for p in stack], active
             optimizer.active(active)
         if widened[t] == active:
             grads = gradient(rows, *batch)
         else:
             grads = [g[:active] for g in gradient([p[: widened[t]] for p in stack], *batch)]
-        if steps_itself:
-            continue
         if local.proximal:
             torch._foreach_add_(grads, rows, alpha=local.proximal)
             torch._foreach_sub_(grads, [s * local.proximal for s in start])
@@ -76,11 +71,17 @@ def run_stack(
                 factor = coefficient[:active, t].view(-1, *[1] * (g.dim() - 1))
                 sum_[:active].addcmul_(g, factor)
         optimizer.step(rows, grads)
-    weight = torch.from_numpy(answer_weights(cohort)).to(stack[0])
     if local.send == "gradients":
+        weight = torch.from_numpy(answer_weights(cohort)).to(stack[0])
         return [weighted_sum(weight, p) for p in total]
+    return summed_change(cohort, start, stack)
+
+
+def summed_change(cohort: Cohort, start: list[Tensor], stack: list[Tensor]) -> list[Tensor]:
+    """sum over sites of weight * (start - end); overwrites the stack."""
+    weight = torch.from_numpy(-answer_weights(cohort)).to(stack[0])
     torch._foreach_sub_(stack, start)
-    return [weighted_sum(-weight, p) for p in stack]
+    return [weighted_sum(weight, p) for p in stack]
 
 
 def weighted_sum(weight: Tensor, stack: Tensor) -> Tensor:

@@ -82,8 +82,9 @@ class Cohort:
         place = self.index.reshape(-1)
         x = self.x.index_select(0, place).view(*self.index.shape, *self.x.shape[1:])
         y = self.y.index_select(0, place).view(*self.index.shape, *self.y.shape[1:])
-        for t, rows in enumerate(active):
-            yield x[t, :rows], y[t, :rows], self.share[t, :rows]
+        for rows, *batch in zip(active, x.unbind(), y.unbind(), self.share.unbind()):
+            first, second, third = batch if rows == len(self) else (b[:rows] for b in batch)
+            yield first, second, third
 
     def effective(self) -> np.ndarray:
         """FedNova's effective number of steps of each site."""

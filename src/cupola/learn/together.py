@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from operator import is_
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.data import Dataset
 from cupola.federation import Arrays, Partial, Question, SiteContext
 from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
@@ -29,6 +31,7 @@ from cupola.learn.workspace import Workspace, workspace_of
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
 CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
 CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
+KEPT_BYTES = 512 << 20  # samples of a cohort are kept from round to round up to this size
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
 IMPLICIT_SITES = 64  # sites in one step of the implicit form
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
@@ -186,7 +189,7 @@ def gather(
     """Lay out the batches of sites (sorted by steps, most first) as rectangles."""
     data = [site.data.train for site in sites]
     offset = np.cumsum([0, *(len(d) for d in data)])
-    pairs = [space.batch(d, slice(None)) for d in data]
+    x, y = _samples(space, data)
     steps = [len(w.batches) for w in work]
     lengths = np.array([len(b) for w in work for b in w.batches])
     places = np.concatenate([b for w in work for b in w.batches])
@@ -205,8 +208,8 @@ def gather(
         coefficient[k, :count] = accumulation_coefficients(local, count)
     made = np.array(steps)
     return Cohort(
-        x=torch.cat([x for x, _ in pairs]),
-        y=torch.cat([y for _, y in pairs]),
+        x=x,
+        y=y,
         index=torch.from_numpy(index.reshape(shape)).to(space.device),
         share=torch.from_numpy(share.reshape(shape)).to(space.device, space.problem.dtype),
         active=[int((made > t).sum()) for t in range(longest)],
@@ -216,6 +219,19 @@ def gather(
         lr=lr,
         local=local,
     )
+
+
+def _samples(space: Workspace, data: Sequence[Dataset]) -> tuple[Tensor, Tensor]:
+    """All samples of these sites, model-ready; kept for the next round of the same sites."""
+    kept = space.cache.get("samples")
+    if kept is not None and len(kept[0]) == len(data) and all(map(is_, kept[0], data)):
+        return kept[1], kept[2]
+    space.cache.pop("samples", None)
+    pairs = [space.batch(d, slice(None)) for d in data]
+    x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    if x.numel() * x.element_size() <= KEPT_BYTES:
+        space.cache["samples"] = (list(data), x, y)
+    return x, y
 
 
 def common(space: Workspace, cohort: Cohort) -> list[Tensor]:

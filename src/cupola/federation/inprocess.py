@@ -86,11 +86,15 @@ class InProcess(Federation):
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         task = find_task(question.task)
         serial = getattr(self.context(sites[0]).workspace, "serial", False) if sites else True
-        if self.workers == 1 or len(sites) < 2 or serial:
+        if len(sites) < 2 or serial:
             for site in sites:
                 yield site, self._answer(task, question, site)
             return
         with one_core_each():
+            if self.workers == 1:
+                for site in sites:
+                    yield site, self._answer(task, question, site)
+                return
             pool = self._threads()
             waiting: deque[tuple[int, Future[Contribution | Failure]]] = deque()
             for site in sites:

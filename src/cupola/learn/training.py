@@ -285,7 +285,7 @@ class Training:
                 f"measured: {', '.join(sorted(record[where]))}"
             )
         if record["round"] < self.rounds and not values["stopped"]:
-            record = {name: _without_matrix(value) for name, value in record.items()}
+            record = without_matrices(record)
         values["last"] = record
         return State(state.step, arrays, values)
 
@@ -304,7 +304,11 @@ def _with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return metrics(sums) | ({} if table is None else {"confusion": table})
 
 
-def _without_matrix(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: item for name, item in value.items() if name != "confusion"}
+def without_matrices(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's record without its confusion matrices, which are long."""
+    return {
+        name: {n: v for n, v in value.items() if n != "confusion"}
+        if isinstance(value, dict)
+        else value
+        for name, value in record.items()
+    }

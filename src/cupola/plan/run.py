@@ -21,6 +21,7 @@ from safetensors.numpy import save as to_safetensors
 from cupola.errors import CupolaError, PlanError
 from cupola.federation import Entry, Federation, Ledger, State, drive
 from cupola.learn import Training, TrainingHost
+from cupola.learn.training import without_matrices
 from cupola.plan import compose
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
@@ -144,6 +145,7 @@ class _Session:
 
     def __init__(self, plan: Plan, folder: Path, watch: Watch | None) -> None:
         self.plan, self.folder, self.watch = plan, folder, watch
+        self.state = State()
         self.stopping = False
         self.save_took = 0.0
 
@@ -232,7 +234,7 @@ class _Session:
         self.booked.clear()
         if new:
             record = {
-                **state.values["last"],
+                **without_matrices(state.values["last"]),
                 "bytes_down": self.ledger.bytes_down,
                 "bytes_up": self.ledger.bytes_up,
                 "seconds": self.seconds(),
@@ -289,7 +291,8 @@ class _Session:
             print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr)
 
     def _conclude(self, status: str, reason: str | None, **facts: Any) -> None:
-        summary = result(Run(self.folder, self.plan), status, reason, **facts)
+        last = self.state.values.get("last") or {}
+        summary = result(Run(self.folder, self.plan), status, reason, last, **facts)
         write_atomically(self.folder / "result.json", json_line(summary, indent=2))
 
 

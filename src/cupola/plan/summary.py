@@ -22,11 +22,15 @@ def result(
     run: Run,
     status: str,
     reason: str | None,
+    record: dict[str, Any],
     host: TrainingHost | None = None,
     model: nn.Module | None = None,
     twin: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The summary of a run. `final` is its last round, `best` the one chosen on validation data."""
+    """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
+
+    record: the training's own of the last round, which may hold a confusion matrix.
+    """
     plan, history = run.plan, run.history
     last = history[-1] if history else {}
     return {
@@ -52,9 +56,17 @@ def result(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
+        "confusion": _confusion(record),
         "simulated": True,
         "twin": twin,
     }
+
+
+def _confusion(record: dict[str, Any]) -> list[list[int]] | None:
+    """On test data, at the coordinator or summed over sites; else on validation data."""
+    splits = ("test", "sites_test", "validation", "sites_validation")
+    found = (record[split].get("confusion") for split in splits if split in record)
+    return next((matrix for matrix in found if matrix), None)
 
 
 def _best(run: Run, history: list[dict[str, Any]]) -> dict[str, Any] | None:

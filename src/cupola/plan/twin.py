@@ -14,6 +14,7 @@ from safetensors.numpy import save as to_safetensors
 from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
 from cupola.learn.central import centralised
+from cupola.learn.training import without_matrices
 from cupola.plan.checkpoint import Log, json_line, write_atomically
 from cupola.plan.folder import Run
 from cupola.plan.plan import Plan
@@ -46,16 +47,20 @@ def run_twin(
             arrays = model
             seconds = round(time.monotonic() - began, 6)
             record |= {"bytes_down": 0, "bytes_up": 0, "seconds": seconds}
-            history.write(record)
+            history.write(without_matrices(record))
             between(record)
     finally:
         history.close()
     plain = {name.split("/", 1)[1]: array for name, array in arrays.items()}
     write_atomically(folder / "model.safetensors", to_safetensors(plain))
-    summary = result(Run(folder, alone), "finished", None, host, program.space.module)
+    summary = result(Run(folder, alone), "finished", None, record, host, program.space.module)
     summary |= {"recipe": "centralised", "sites": 1}
     write_atomically(folder / "result.json", json_line(summary, indent=2))
     names = [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
     scale = max(float(np.abs(plain[n]).max()) for n in names) or 1.0
     apart = max(float(np.abs(plain[n] - federated[n]).max()) for n in names)
-    return {"weight_difference": apart / scale, "seconds": record["seconds"], "final": record}
+    return {
+        "weight_difference": apart / scale,
+        "seconds": record["seconds"],
+        "final": without_matrices(record),
+    }

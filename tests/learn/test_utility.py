@@ -172,7 +172,7 @@ def test_unequal_sites_are_named():
     sizes = {len(data.site(i).train) for i in range(3)}
     assert len(sizes) > 1
     failing = check(training, data).failing
-    assert [c.name for c in failing] == ["one local update per round"]
+    assert [c.name for c in failing] == ["batches are centralised batches"]
 
 
 def test_twin_records_rounds():

@@ -29,6 +29,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         return
     from rich.console import Console
 
+    from cupola.learn.utility import EQUAL
     from cupola.report import words
 
     data, model, sent = facts["data"], facts["model"], facts["bytes"]
@@ -54,6 +55,12 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         f"[bold]equals centralised training: {answer}[/][/] "
         f"(weights of a probe in float64 differ by {utility['difference']:.1g})"
     )
+    if not utility["preserved"] and utility["difference"] <= EQUAL:
+        console.print(
+            "  The probe's few small sites met the same samples as its centralised twin; "
+            "the plan's own sites need not.",
+            soft_wrap=True,
+        )
     for condition in utility["conditions"]:
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""

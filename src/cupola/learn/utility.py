@@ -73,6 +73,7 @@ def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
     sizes = np.array([len(data.site(i).train) for i in range(min(len(data), LOOKED_AT))])
     sizes = sizes[sizes > 0]
     yield _algorithm(training, sizes)
+    yield _batches(training, sizes)
     yield _weighting(training, sizes)
     yield _optimizer(training)
     yield from _model(training, data)
@@ -89,7 +90,6 @@ def _participation(training: Training) -> Condition:
 
 
 def _algorithm(training: Training, sizes: np.ndarray) -> Condition:
-    """One local update per round, and batches that make up a centralised batch."""
     local, name = training.local, "one local update per round"
     if local.control_variates:
         return Condition(name, False, "local.control_variates correct the gradients")
@@ -101,10 +101,18 @@ def _algorithm(training: Training, sizes: np.ndarray) -> Condition:
     if many > 1:
         reason = f"sites make up to {many} local steps per round; use fedfgd or fedsmb"
         return Condition(name, False, reason)
-    if local.work == "batches" and len(set(sizes)) > 1:
+    return Condition(name, True)
+
+
+def _batches(training: Training, sizes: np.ndarray) -> Condition:
+    """The sites' mini-batches together must be what an epoch of centralised batches would be."""
+    local, name = training.local, "batches are centralised batches"
+    if local.work != "batches" or not len(sizes):
+        return Condition(name, True)
+    if len(set(sizes)) > 1:
         reason = "sites of unequal size run through their data at different speeds"
         return Condition(name, False, reason)
-    if local.work == "batches" and len(sizes) and sizes[0] % local.batch_size:
+    if sizes[0] % local.batch_size:
         reason = f"sites of {sizes[0]} samples do not divide into batches of {local.batch_size}"
         return Condition(name, False, reason)
     return Condition(name, True)

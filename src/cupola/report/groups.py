@@ -82,12 +82,14 @@ class Group:
             "spread": spread,
             "best": average(best),
             "rounds": average([run.rounds for run in self.runs]),
-            "bytes": average([run.bytes_sent for run in self.runs]),
+            "bytes": None if self.central else average([run.bytes_sent for run in self.runs]),
             "seconds": average([run.seconds for run in self.runs]),
             "target": target,
             "reached": len(met),
             "rounds_to_target": average([h.get("round") for h in met]) if everyone else None,
-            "bytes_to_target": average([sent(h) for h in met]) if everyone else None,
+            "bytes_to_target": (
+                average([sent(h) for h in met]) if everyone and not self.central else None
+            ),
             "seconds_to_target": average([h.get("seconds") for h in met]) if everyone else None,
             "folders": [str(run.path) for run in self.runs],
         }

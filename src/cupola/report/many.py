@@ -131,7 +131,9 @@ def _table(
                 size(row["bytes"]),
                 duration(row["seconds"]),
                 number(row["rounds_to_target"], 3) if row["rounds_to_target"] else missed,
-                size(row["bytes_to_target"]) if row["bytes_to_target"] else missed,
+                size(row["bytes_to_target"])
+                if row["bytes_to_target"] or row["rounds_to_target"]
+                else missed,
             )
         )
     split = groups[0].runs[0].split or ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,14 +21,31 @@ from cupola.learn.choices import Local, Participation
 class Work:
     """The mini-batches of one site in one round, as indices into its training data.
 
-    used: samples that count for its weight. epochs: after straggling. cursor: batches taken so
-    far from the persistent iterator, to be kept at the site. declined: why there is no work.
+    order: the samples of all batches, one after the other; sizes: of each batch. used: samples
+    that count for its weight. cursor: batches taken so far from the persistent iterator, to be
+    kept at the site. declined: why there is no work.
     """
 
-    batches: list[np.ndarray]
+    order: np.ndarray
+    sizes: np.ndarray
     used: int
     cursor: int = 0
     declined: str | None = None
+
+    @property
+    def steps(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def batches(self) -> list[np.ndarray]:
+        """The batches themselves."""
+        return np.split(self.order, np.cumsum(self.sizes)[:-1]) if self.steps else []
+
+    def cut(self, steps: int) -> None:
+        """Keep the first steps only."""
+        self.sizes = self.sizes[:steps]
+        self.used = int(self.sizes.sum())
+        self.order = self.order[: self.used]
 
 
 def share_out(sites: Sequence[SiteContext], question: Question, local: Local) -> list[Work]:
@@ -45,12 +63,11 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
             for site, size, cursor, part in zip(numbers, sizes, cursors, parts)
         ]
     else:
-        work = [Work([np.arange(size)], size) for size in sizes]
+        work = [Work(np.arange(size), np.array([size]), size) for size in sizes]
     if local.work == "epochs" and local.epochs == 1:
         for item, part in zip(work, parts):
-            if part is not None and item.batches:
-                item.batches = item.batches[: _some(len(item.batches), part)]
-                item.used = sum(len(batch) for batch in item.batches)
+            if part is not None and item.steps:
+                item.cut(_some(item.steps, part))
     for item, size, reason in zip(work, sizes, declined):
         item.declined = reason or (None if size else "no samples")
     return work
@@ -88,15 +105,24 @@ def _who_works(
 def _epochs(
     seed: int, round: int, local: Local, sites: list[int], sizes: list[int], epochs: list[int]
 ) -> list[Work]:
-    size = local.batch_size
-    work: list[Work] = [Work([], _used(n, local)) for n in sizes]
+    orders: list[list[np.ndarray]] = [[] for _ in sites]
+    used = [_used(n, local) for n in sizes]
     for epoch in range(max(epochs)):
-        orders = permutations(seed, f"shuffle {epoch}", round, sites, sizes)
-        for item, order, many in zip(work, orders, epochs):
+        shuffled = permutations(seed, f"shuffle {epoch}", round, sites, sizes)
+        for own, order, many, n in zip(orders, shuffled, epochs, used):
             if epoch < many:
-                order = order[: item.used]
-                item.batches += [order[i : i + size] for i in range(0, item.used, size)]
-    return work
+                own.append(order[:n])
+    return [
+        Work(own[0] if many == 1 else np.concatenate(own), _cut(n, local.batch_size, many), used=n)
+        for own, many, n in zip(orders, epochs, used)
+    ]
+
+
+@lru_cache(maxsize=65536)
+def _cut(n: int, size: int, epochs: int) -> np.ndarray:
+    """Sizes of the batches of so many epochs over n samples."""
+    whole, rest = divmod(n, size)
+    return np.array(([size] * whole + [rest] * (rest > 0)) * epochs, np.int64)
 
 
 def _used(n: int, local: Local) -> int:
@@ -109,7 +135,7 @@ def _used(n: int, local: Local) -> int:
 def _next_batches(seed: int, local: Local, site: int, n: int, cursor: int, many: int) -> Work:
     """The next `many` batches of an endless iterator: shuffled epochs without their short rest."""
     if n == 0:
-        return Work([], 0, cursor)
+        return Work(np.empty(0, np.int64), np.empty(0, np.int64), 0, cursor)
     size = min(local.batch_size, n)
     per_epoch = n // size
     batches = []
@@ -119,4 +145,4 @@ def _next_batches(seed: int, local: Local, site: int, n: int, cursor: int, many:
         if epoch != shuffled:
             order, shuffled = permutation(seed, "iterator", epoch, site, n), epoch
         batches.append(order[place * size : (place + 1) * size])
-    return Work(batches, size * many, cursor + many)
+    return Work(np.concatenate(batches), np.full(many, size), size * many, cursor + many)

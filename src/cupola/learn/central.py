@@ -73,11 +73,12 @@ def _batches(
     if local.work == "batches":
         for site, item in zip(contexts, work):
             site.keep(question, {"cursor": torch.tensor(item.cursor).numpy()})
-    for t in range(max(len(item.batches) for item in work)):
+    batches = [item.batches for item in work]
+    for t in range(max(item.steps for item in work)):
         parts = [
-            space.batch(site.data.train, torch.from_numpy(item.batches[t]), _generator(site, round))
-            for site, item in zip(contexts, work)
-            if t < len(item.batches)
+            space.batch(site.data.train, torch.from_numpy(own[t]), _generator(site, round))
+            for site, own in zip(contexts, batches)
+            if t < len(own)
         ]
         yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 

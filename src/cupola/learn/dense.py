@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.learn.choices import Local
-from cupola.learn.stacked import run_stack, summed_change
+from cupola.learn.stacked import is_plain_sgd, run_stack, summed_change
 from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
@@ -113,13 +113,13 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
             found.append((back, inputs[i - 1]))
         return found
 
-    if _is_plain_sgd(cohort.local):  # step without ever writing a gradient
-        rows, width = stack, len(cohort)
+    if is_plain_sgd(cohort.local):  # step without ever writing a gradient
+        rows, width, rate = stack, len(cohort), -cohort.lr
         for active, batch in zip(cohort.active, cohort.batches(cohort.active)):
             if active < width:
                 rows, width = [w[:active] for w in stack], active
             for weight, (back, below) in zip(reversed(rows), factors(rows, *batch)):
-                weight.baddbmm_(back.mT, below, alpha=-cohort.lr)
+                weight.baddbmm_(back.mT, below, alpha=rate)
         sums = summed_change(cohort, start, stack)
     else:
 
@@ -128,11 +128,6 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
 
         sums = run_stack(cohort, start, stack, gradient)
     return [part for w in sums for part in (w[:, :-1].contiguous(), w[:, -1].contiguous())]
-
-
-def _is_plain_sgd(local: Local) -> bool:
-    extras = local.momentum or local.weight_decay or local.proximal
-    return local.optimizer == "sgd" and local.send != "gradients" and not extras
 
 
 def _with_ones(x: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ def _train(
     start = space.split(space.start)
     correction = _correction(site, question, local, space)
     total: list[Tensor] = []
-    coefficients = accumulation_coefficients(local, len(work.batches))
+    coefficients = accumulation_coefficients(local, work.steps)
     augment = _augmentation(site, question)
-    for index, alpha in zip(work.batches, coefficients):
+    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
         grads = _gradient(space, site, index, augment, whole=local.work == "gradient")
         if local.proximal:
             torch._foreach_add_(grads, space.params, alpha=local.proximal)
@@ -72,7 +72,7 @@ def _train(
                 total = list(torch._foreach_mul(grads, alpha))
             else:
                 torch._foreach_add_(total, grads, alpha=alpha)
-            if index is work.batches[-1]:
+            if step == work.steps:
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
     arrays = {}
@@ -81,7 +81,7 @@ def _train(
     else:
         change = space.start - space.flat
         if local.send == "normalised":
-            steps = effective_steps(local, len(work.batches), lr)
+            steps = effective_steps(local, work.steps, lr)
             change /= steps
             arrays["steps"] = np.array(steps)
         arrays.update(space.named("model", space.split(change)))
@@ -91,7 +91,7 @@ def _train(
         kept["cursor"] = np.array(work.cursor)
     finite = all(math.isfinite(array.sum()) for array in arrays.values())
     if local.control_variates and finite:
-        changed = _variates(question, space, len(work.batches) * lr)
+        changed = _variates(question, space, work.steps * lr)
         arrays.update(changed)
         kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
     if kept:

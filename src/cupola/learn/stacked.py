@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cupola.learn.choices import Local
 from cupola.learn.optimizers import LocalOptimizer
 from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
+WIDTHS = 8  # widths of stack that are met, and traced, at most
 TRACE_AFTER = 3  # a shape is traced when it was met this often
 _SAME = {
     torch.ops.aten.expand.default,
@@ -30,8 +32,45 @@ _SAME = {
 def stacked(space: Workspace, cohort: Cohort) -> list[Tensor]:
     """sum over sites of weight * answer, with one model per site in a stack."""
     start = space.split(space.start)
-    stack = [p.unsqueeze(0).expand(len(cohort.steps), *p.shape).clone() for p in start]
-    return run_stack(cohort, start, stack, partial(stack_gradient, space), widths=8)
+    if is_plain_sgd(cohort.local):
+        return _plain(space, cohort, start)
+    stack = [p.unsqueeze(0).expand(len(cohort), *p.shape).clone() for p in start]
+    return run_stack(cohort, start, stack, partial(stack_gradient, space), widths=WIDTHS)
+
+
+def _plain(space: Workspace, cohort: Cohort, start: list[Tensor]) -> list[Tensor]:
+    """Plain SGD in fewer passes over memory: the first gradient is taken at the common model, and
+    the change is the sum of the steps, so that nobody's last step need be made."""
+    widened = _widened(cohort, WIDTHS)
+    weight = torch.from_numpy(answer_weights(cohort) * cohort.lr).to(start[0])
+    total = [torch.zeros_like(p) for p in start]
+    stack: list[Tensor] = []
+    for t, batch in enumerate(cohort.batches(widened)):
+        rows = [p[: widened[t]] for p in stack]
+        grads = stack_gradient(space, rows or start, *batch, shared=not rows)
+        for sum_, g in zip(total, grads):
+            # Sites that have finished, and are still in the stack, have gradient zero.
+            sum_ += weighted_sum(weight[: widened[t]], g)
+        if t + 1 == len(widened):
+            break
+        ahead = [g[: widened[t + 1]] for g in grads]
+        if t == 0:
+            stack = [torch.add(s, g, alpha=-cohort.lr) for s, g in zip(start, ahead)]
+        else:
+            torch._foreach_add_([p[: widened[t + 1]] for p in rows], ahead, alpha=-cohort.lr)
+    return total
+
+
+def is_plain_sgd(local: Local) -> bool:
+    """SGD at the site with nothing else, of which only the change is wanted."""
+    extras = local.momentum or local.weight_decay or local.proximal
+    return local.optimizer == "sgd" and local.send != "gradients" and not extras
+
+
+def _widened(cohort: Cohort, widths: int) -> list[int]:
+    """Sites in the stack at each step, rounded up so that only so many widths occur."""
+    grain = -(-len(cohort) // widths) if widths else 1
+    return [min(len(cohort), -(-a // grain) * grain) for a in cohort.active]
 
 
 def run_stack(
@@ -50,8 +89,7 @@ def run_stack(
     optimizer = LocalOptimizer(local, cohort.lr)
     total: list[Tensor] = []
     coefficient = torch.from_numpy(cohort.coefficient).to(stack[0])
-    grain = -(-len(cohort) // widths) if widths else 1
-    widened = [min(len(cohort), -(-a // grain) * grain) for a in cohort.active]
+    widened = _widened(cohort, widths)
     rows, width = stack, len(cohort)
     for t, (active, batch) in enumerate(zip(cohort.active, cohort.batches(widened))):
         if active < width:
@@ -90,22 +128,30 @@ def weighted_sum(weight: Tensor, stack: Tensor) -> Tensor:
 
 
 def stack_gradient(
-    space: Workspace, rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor
+    space: Workspace,
+    rows: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    share: Tensor,
+    shared: bool = False,
 ) -> list[Tensor]:
-    """Gradient of every model's own loss, traced for shapes that come again."""
-    key = f"stack {tuple(x.shape)}"
+    """Gradient of every site's own loss at its model (or all at one, if shared), traced for shapes
+    that come again."""
+    key = f"stack {shared} {tuple(x.shape)}"
     known: dict[str, Any] = space.cache
-    if callable(known.get(key)):
-        return known[key](*rows, x, y, share)
-    known[key] = known.get(key, 0) + 1
-    function = _gradient_function(space)
-    if known[key] < TRACE_AFTER:
-        return list(function(*rows, x, y, share))
-    known[key] = _trace(function, (*rows, x, y, share))
+    if not callable(known.get(key)):
+        # Neither tracing nor calling a module with other parameters is safe in two threads.
+        with space.lock:
+            if not callable(known.get(key)):
+                known[key] = known.get(key, 0) + 1
+                function = _gradient_function(space, shared)
+                if known[key] < TRACE_AFTER:
+                    return list(function(*rows, x, y, share))
+                known[key] = _trace(function, (*rows, x, y, share))
     return known[key](*rows, x, y, share)
 
 
-def _gradient_function(space: Workspace) -> Callable[..., Any]:
+def _gradient_function(space: Workspace, shared: bool) -> Callable[..., Any]:
     names, module, loss = space.names, space.module, space.problem.loss
     lean = space.plain_cross_entropy  # the same, in fewer operations
 
@@ -116,7 +162,7 @@ def _gradient_function(space: Workspace) -> Callable[..., Any]:
             return -(picked * share).sum()
         return (loss(output, y) * share).sum()
 
-    gradient = vmap(grad(site_loss))
+    gradient = vmap(grad(site_loss), in_dims=(None if shared else 0, 0, 0, 0))
 
     def flat(*inputs: Tensor) -> Any:
         *params, x, y, share = inputs

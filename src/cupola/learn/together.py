@@ -29,7 +29,7 @@ from cupola.learn.optimizers import effective_steps
 from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
-CACHE_BYTES = 3 << 20  # a stack of models should stay in the processor's cache
+CACHE_BYTES = 10 << 20  # a stack of models should stay in the processor's cache
 CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
 KEPT_BYTES = 512 << 20  # samples of a cohort are kept from round to round up to this size
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
@@ -120,7 +120,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     if not able:
         return [Partial({}, 0.0, [], failed, {})]
     space.load(question.arrays)
-    able.sort(key=lambda i: -len(work[i].batches))
+    able.sort(key=lambda i: -work[i].steps)
     lr = question.options["lr"]
     size = _chunk_size(space, form, len(able))
     # How sites are grouped must not depend on the number of workers: it orders the sums.
@@ -148,7 +148,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
 def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> Form | None:
     from cupola.learn import dense, stacked
 
-    longest = max((len(w.batches) for w in work), default=0)
+    longest = max((w.steps for w in work), default=0)
     if local.send == "gradients" and longest <= 1:
         return common if mode in ("auto", "together") else None
     if local.work == "gradient":
@@ -190,10 +190,10 @@ def gather(
     data = [site.data.train for site in sites]
     offset = np.cumsum([0, *(len(d) for d in data)])
     x, y = _samples(space, data)
-    steps = [len(w.batches) for w in work]
-    lengths = np.array([len(b) for w in work for b in w.batches])
-    places = np.concatenate([b for w in work for b in w.batches])
-    places += np.repeat(offset[:-1], [sum(map(len, w.batches)) for w in work])
+    steps = [w.steps for w in work]
+    lengths = np.concatenate([w.sizes for w in work])
+    places = np.concatenate([w.order for w in work])
+    places += np.repeat(offset[:-1], [len(w.order) for w in work])
     longest, widest = steps[0], int(lengths.max())
     rows = np.concatenate([k + len(sites) * np.arange(s) for k, s in enumerate(steps)])
     columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

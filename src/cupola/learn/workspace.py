@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,7 @@ class Workspace:
         counters = (b for b in self.module.buffers() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
+        self.lock = Lock()
         self.cache: dict[str, Any] = {}
 
     @property

@@ -92,8 +92,11 @@ def permutations(
         stop = int(np.searchsorted(count[order], limit, side="right"))
         rows = order[start:stop]
         size = count[rows]
-        words = _block(seed, purpose, round, number[rows], (int(size.max()) + 1) // 2)
-        words[np.arange(words.shape[1]) >= size[:, None]] = np.iinfo(np.uint64).max  # sorts last
+        # 32-bit keys: two of n meet with probability n^2 / 2^33 and then keep their order.
+        words = _block(seed, purpose, round, number[rows], (int(size.max()) + 3) // 4)
+        words = words.view(np.uint32)
+        if size[0] < size[-1] or words.shape[1] > size[0]:
+            words[np.arange(words.shape[1]) >= size[:, None]] = 0xFFFFFFFF  # sorts last
         for row, rank in zip(rows, np.argsort(words, axis=1, kind="stable")):
             result[row] = rank[: count[row]]
         start = stop

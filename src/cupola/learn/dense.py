@@ -113,7 +113,10 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
             found.append((back, inputs[i - 1]))
         return found
 
-    if is_plain_sgd(cohort.local):  # step without ever writing a gradient
+    if is_plain_sgd(cohort.local) and not activations and space.plain_cross_entropy:
+        _logistic(cohort, stack[0])
+        sums = summed_change(cohort, start, stack)
+    elif is_plain_sgd(cohort.local):  # step without ever writing a gradient
         rows, width, rate = stack, len(cohort), -cohort.lr
         for active, batch in zip(cohort.active, cohort.batches(cohort.active)):
             if active < width:
@@ -128,6 +131,16 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
 
         sums = run_stack(cohort, start, stack, gradient)
     return [part for w in sums for part in (w[:, :-1].contiguous(), w[:, -1].contiguous())]
+
+
+def _logistic(cohort: Cohort, stack: Tensor) -> None:
+    """Plain SGD on multinomial logistic regression: five operations a step, and nothing else."""
+    rows, turned, width, rate = stack, stack.mT, len(cohort), -cohort.lr
+    for active, (x, y, share) in zip(cohort.active, cohort.batches(cohort.active)):
+        if active < width:
+            rows, turned, width = stack[:active], stack[:active].mT, active
+        back = torch.softmax(torch.bmm(x, turned), -1).sub_(y).mul_(share)
+        rows.baddbmm_(back.mT, x, alpha=rate)
 
 
 def _with_ones(x: Tensor) -> Tensor:

@@ -85,9 +85,9 @@ class Cohort:
         place = self.index.reshape(-1)
         x = self.x.index_select(0, place).view(*self.index.shape, *self.x.shape[1:])
         y = self.y.index_select(0, place).view(*self.index.shape, *self.y.shape[1:])
-        for rows, *batch in zip(active, x.unbind(), y.unbind(), self.share.unbind()):
-            first, second, third = batch if rows == len(self) else (b[:rows] for b in batch)
-            yield first, second, third
+        steps, width = zip(x.unbind(), y.unbind(), self.share.unbind()), len(self)
+        for rows, batch in zip(active, steps):
+            yield batch if rows == width else (batch[0][:rows], batch[1][:rows], batch[2][:rows])
 
     def effective(self) -> np.ndarray:
         """FedNova's effective number of steps of each site."""
@@ -188,14 +188,16 @@ def gather(
 ) -> Cohort:
     """Lay out the batches of sites (sorted by steps, most first) as rectangles."""
     data = [site.data.train for site in sites]
-    offset = np.cumsum([0, *(len(d) for d in data)])
+    offset = np.cumsum([0, *(d.y.shape[0] for d in data)])
     x, y = _samples(space, data)
     steps = [w.steps for w in work]
     lengths = np.concatenate([w.sizes for w in work])
     places = np.concatenate([w.order for w in work])
     places += np.repeat(offset[:-1], [len(w.order) for w in work])
     longest, widest = steps[0], int(lengths.max())
-    rows = np.concatenate([k + len(sites) * np.arange(s) for k, s in enumerate(steps)])
+    made = np.array(steps)
+    step = np.arange(len(lengths)) - np.repeat(np.cumsum(made) - made, made)
+    rows = np.repeat(np.arange(len(sites)), made) + len(sites) * step
     columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     cells = np.repeat(rows, lengths) * widest + columns
     index = np.zeros(len(sites) * longest * widest, np.int64)
@@ -203,16 +205,17 @@ def gather(
     index[cells] = places
     share[cells] = np.repeat(1 / lengths, lengths)
     shape = (longest, len(sites), widest)
-    coefficient = np.zeros((len(sites), longest))
-    for k, count in enumerate(steps):
-        coefficient[k, :count] = accumulation_coefficients(local, count)
-    made = np.array(steps)
+    makes = np.arange(longest) < made[:, None]
+    coefficient = makes.astype(float)
+    if local.accumulation == "weighted":
+        for k, count in enumerate(steps):
+            coefficient[k, :count] = accumulation_coefficients(local, count)
     return Cohort(
         x=x,
         y=y,
         index=torch.from_numpy(index.reshape(shape)).to(space.device),
         share=torch.from_numpy(share.reshape(shape)).to(space.device, space.problem.dtype),
-        active=[int((made > t).sum()) for t in range(longest)],
+        active=makes.sum(0).tolist(),
         steps=steps,
         weight=np.array([w.used if local.weighting == "samples" else 1.0 for w in work], float),
         coefficient=coefficient,

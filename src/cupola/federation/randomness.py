@@ -12,8 +12,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([[_M0], [_M1]], np.uint64)
+_WEYL = np.array([_W0, _W1], np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 
@@ -27,16 +29,21 @@ def _key(seed: int, purpose: str) -> tuple[int, int]:
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Philox4x32-10 (Salmon et al., SC 2011) of counters, shape (..., 4) uint32, vectorised."""
-    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = _M0 * c0, _M1 * c2
-        c0 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0)
-        c1 = p1 & _LOW
-        c2 = (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1)
-        c3 = p0 & _LOW
-        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
+    words = np.moveaxis(counter, -1, 0).reshape(4, -1).astype(np.uint64)
+    even, odd = words[0::2], words[1::2]  # both multiplications of a round in one
+    for round_key in _round_keys(key):
+        product = _MULTIPLIERS * even
+        even = (product >> _SHIFT)[::-1] ^ odd ^ round_key
+        odd = (product & _LOW)[::-1]
+    mixed = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1)
+    return mixed.astype(np.uint32).reshape(counter.shape)
+
+
+@lru_cache(maxsize=4096)
+def _round_keys(key: tuple[int, int]) -> np.ndarray:
+    """The keys of the ten rounds, shape (10, 2, 1)."""
+    steps = np.arange(10, dtype=np.uint64)[:, None]
+    return ((np.array(key, np.uint64) + steps * _WEYL) & _LOW)[..., None]
 
 
 def _block(seed: int, purpose: str, round: int, sites: np.ndarray, blocks: int) -> np.ndarray:
@@ -55,7 +62,7 @@ def derive(seed: int, purpose: str, round: int = 0, site: int = 0) -> int:
     c0, c1, c2, c3 = 0, site & 0xFFFFFFFF, round & 0xFFFFFFFF, round >> 32
     k0, k1 = _key(seed, purpose)
     for _ in range(10):
-        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        p0, p1 = _M0 * c0, _M1 * c2
         c0, c1 = (p1 >> 32) ^ c1 ^ k0, p1 & 0xFFFFFFFF
         c2, c3 = (p0 >> 32) ^ c3 ^ k1, p0 & 0xFFFFFFFF
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF

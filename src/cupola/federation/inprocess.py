@@ -89,13 +89,13 @@ class InProcess(Federation):
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         task = find_task(question.task)
-        serial = getattr(self.context(sites[0]).workspace, "serial", False) if sites else True
-        if len(sites) < 2 or serial:
+        workspace = self.context(sites[0]).workspace if sites else None
+        if len(sites) < 2 or getattr(workspace, "serial", False):
             for site in sites:
                 yield site, self._answer(task, question, site)
             return
         with one_core_each():
-            if self.workers == 1:
+            if self.workers == 1 or getattr(workspace, "light", False):
                 for site in sites:
                     yield site, self._answer(task, question, site)
                 return

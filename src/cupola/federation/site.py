@@ -20,7 +20,9 @@ class Host(Protocol):
     """What an engine needs in order to run tasks: the sites' data, and a place to work.
 
     data(i) is made when asked for, so a federation may have a million sites. workspace() makes
-    what one worker reuses from site to site (a model, buffers).
+    what one worker reuses from site to site (a model, buffers). A workspace may say that its
+    tasks are `serial` (they share process-wide state: one after another) or `light` (too little
+    work for threads).
     """
 
     def __len__(self) -> int: ...

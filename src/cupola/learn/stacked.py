@@ -21,7 +21,7 @@ from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
 WIDTHS = 8  # widths of stack that are met, and traced, at most
-TRACE_AFTER = 3  # a shape is traced when it was met this often
+TRACE_AFTER = 2  # a shape is traced when it was met this often
 _SAME = {
     torch.ops.aten.expand.default,
     torch.ops.aten.view.default,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +20,14 @@ from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 
 Example = tuple[Tensor, Tensor]
+LIGHT = 1_000_000  # parameters below which a network without convolutions is light
 
 
 def pick_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """'auto' takes CUDA, then Apple's MPS (which has no float64), then the CPU; others must be
-    present."""
+    """'auto' takes what CUPOLA_DEVICE says on this machine, or else CUDA, then Apple's MPS (which
+    has no float64), then the CPU; others must be present."""
+    if name == "auto":
+        name = os.environ.get("CUPOLA_DEVICE", "auto")
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _mps()}
     double = dtype == torch.float64
     if name == "auto":
@@ -109,6 +113,11 @@ class Workspace:
     def serial(self) -> bool:
         """Random layers draw from the process-wide generator, so their sites run one by one."""
         return bool(self.properties.random)
+
+    @property
+    def light(self) -> bool:
+        """So little work per operation that threads would only wait for each other."""
+        return self.is_dense_only and self.flat.numel() < LIGHT
 
     @property
     def independent(self) -> bool:

@@ -14,10 +14,10 @@ from cupola.federation import InProcess, State
 from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
 
-MODES = ("auto", "one-by-one", "stacked", "explicit", "implicit")
+MODES = ("auto", "one-by-one", "stacked", "explicit", "implicit", "compiled")
 #: Modes worth measuring: the general path, and the special ones where the engine would take them.
 WORTH = {
-    "w1": ("auto", "stacked", "one-by-one"),
+    "w1": ("auto", "explicit", "stacked", "one-by-one"),
     "w2": ("auto",),
     "w3": ("auto", "stacked", "one-by-one"),
     "ragged": ("auto", "stacked", "one-by-one"),

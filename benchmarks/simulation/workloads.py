@@ -78,7 +78,7 @@ WORKLOADS = {
     for w in (
         Workload(
             "w1", "100 sites, 20 a round, logistic 60-10, about 200 samples",
-            "logistic", 100, 20, 200, "about", 10, 0.1, 3, 5,
+            "logistic", 100, 20, 200, "about", 10, 0.1, 12, 5,
         ),
         Workload(
             "w2", "20 sites, all a round, EMNIST CNN (1.7 M), 100 samples",
@@ -90,7 +90,7 @@ WORKLOADS = {
         ),
         Workload(
             "ragged", "as w1, sizes lognormal",
-            "logistic", 100, 20, 200, "lognormal", 10, 0.1, 3, 5,
+            "logistic", 100, 20, 200, "lognormal", 10, 0.1, 12, 5,
         ),
         Workload(
             "ragged-mlp", "as ragged, MLP 784-200-10",

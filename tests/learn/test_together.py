@@ -181,3 +181,28 @@ def test_insisting_on_an_impossible_form_is_refused():
     data = sites([9, 4])
     with pytest.raises(CupolaError, match=r"engine.mode = 'implicit'.*use 'auto'"):
         model_after(network((7,), nn.GELU), data, Local(), "implicit")
+
+
+@pytest.mark.parametrize("mode", ["explicit", "compiled"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"epochs": 3}, {"send": "normalised"}, {"drop_last": True}]
+)
+def test_logistic_regression(mode, settings):
+    pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
+    data = sites([9, 4, 17, 1, 12, 6, 0, 40])
+    local = Local(batch_size=4, lr=0.1, **settings)
+    plain, ledger = model_after(network(), data, local, "one-by-one", dtype=torch.float64)
+    fast, fast_ledger = model_after(network(), data, local, mode, dtype=torch.float64)
+    agree(plain, fast, 1e-12)
+    assert ledger.up == fast_ledger.up
+    single, _ = model_after(network(), data, local, mode)
+    agree({n: a.astype(np.float32) for n, a in plain.items()}, single, 1e-6)
+
+
+def test_saturated_logits_stay_finite():
+    pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
+    data = sites([20, 20])
+    local = Local(batch_size=5, lr=500.0)
+    plain, _ = model_after(network(), data, local, "one-by-one", dtype=torch.float64)
+    fast, _ = model_after(network(), data, local, "compiled", dtype=torch.float64)
+    agree(plain, fast, 1e-9)

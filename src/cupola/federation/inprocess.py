@@ -27,7 +27,7 @@ from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, find_task
 
-Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit"]
+Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 TOGETHER = 2048  # sites whose data are held at once when they are computed together
 

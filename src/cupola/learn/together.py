@@ -2,6 +2,7 @@
 
 common:    one gradient at the common model (FedFGD, FedSMB): all sites' samples share its weights.
 implicit:  dense networks and few samples a site: local models are never made (see `dense`).
+compiled:  plain SGD on logistic regression, where numba is installed (see `compiled`).
 explicit:  dense networks: hand-written gradients over a stack of models.
 stacked:   any network that vmap can take: a stack of models, gradients traced once.
 Each gives what training one by one gives, to rounding. Sites are sorted by their number of steps,
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import is_
 
 import numpy as np
@@ -33,6 +35,7 @@ CACHE_BYTES = 10 << 20  # a stack of models should stay in the processor's cache
 CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
 KEPT_BYTES = 512 << 20  # samples of a cohort are kept from round to round up to this size
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
+COMPILED_SITES = 64  # sites in one call of the compiled form
 IMPLICIT_SITES = 64  # sites in one step of the implicit form
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
 
@@ -146,7 +149,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
 
 
 def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> Form | None:
-    from cupola.learn import dense, stacked
+    from cupola.learn import compiled, dense, stacked
 
     longest = max((w.steps for w in work), default=0)
     if local.send == "gradients" and longest <= 1:
@@ -157,6 +160,8 @@ def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> 
         local.epochs if local.work == "epochs" else 1
     )
     layers = dense.layers_of(space)
+    if mode in ("auto", "together", "compiled") and compiled.possible(space, local):
+        return compiled.compiled
     if mode == "auto" and space.flat.numel() > SMALL_MODEL and layers is None:
         return None
     if layers is not None and mode in ("auto", "together"):
@@ -172,10 +177,12 @@ def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> 
 
 
 def _chunk_size(space: Workspace, form: Form, sites: int) -> int:
-    from cupola.learn import dense
+    from cupola.learn import compiled, dense
 
     if form is common or form is dense.implicit:
         return IMPLICIT_SITES
+    if form is compiled.compiled:
+        return COMPILED_SITES
     return max(1, min(sites, CACHE_BYTES // (space.flat.numel() * space.flat.element_size())))
 
 
@@ -283,5 +290,10 @@ def _side_by_side(
 ) -> list[Partial]:
     if workers == 1 or len(starts) == 1:
         return [compute(start) for start in starts]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(compute, starts))
+    return list(_pool(workers).map(compute, starts))
+
+
+@lru_cache(maxsize=4)
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads kept for the next round: starting them takes as long as a small round."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="together")

@@ -195,6 +195,9 @@ class Workspace:
             x = data.transform(x, generator)
         if x.is_floating_point():
             x = x.to(self.device, self.problem.dtype)
+            if x.dim() == 4 and x.shape[1] == 1 and x.dtype == torch.float32:
+                # Grey images are channels-last by a word; small CNNs gain a tenth from it.
+                x = x.to(memory_format=torch.channels_last)
         else:
             x = x.to(self.device)
         y = y.to(self.device, self.problem.dtype) if y.is_floating_point() else y.to(self.device)

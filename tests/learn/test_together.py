@@ -206,3 +206,16 @@ def test_saturated_logits_stay_finite():
     plain, _ = model_after(network(), data, local, "one-by-one", dtype=torch.float64)
     fast, _ = model_after(network(), data, local, "compiled", dtype=torch.float64)
     agree(plain, fast, 1e-9)
+
+
+@pytest.mark.parametrize("kept", [0, 2000, 1 << 20])
+def test_samples_kept_between_rounds_are_the_right_ones(monkeypatch, kept):
+    monkeypatch.setattr("cupola.learn.together.KEPT_BYTES", kept)
+    data = sites([5, 9, 3, 12, 7, 4])
+    some = Participation(kind="fraction", count=3)
+    local = Local(batch_size=4, lr=0.1)
+    one, many = (
+        model_after(network(), data, local, mode, rounds=8, dtype=torch.float64, participation=some)
+        for mode in ("one-by-one", "explicit")
+    )
+    agree(one, many, 1e-12)

@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,12 @@ def question_size(question: Question) -> int:
 
 def contribution_size(arrays: Mapping[str, np.ndarray]) -> int:
     """Exact length of `encode_contribution` for arrays of this layout, without copying them."""
+    return _size_of_layout(tuple((n, a.dtype.char, a.shape) for n, a in arrays.items()))
+
+
+@lru_cache(maxsize=1024)
+def _size_of_layout(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
+    arrays = {n: np.broadcast_to(np.zeros((), kind), shape) for n, kind, shape in layout}
     return _PREFIX.size + len(_header({}, arrays)) + sum(a.nbytes for a in arrays.values())
 
 

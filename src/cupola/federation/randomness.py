@@ -29,12 +29,15 @@ def _key(seed: int, purpose: str) -> tuple[int, int]:
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Philox4x32-10 (Salmon et al., SC 2011) of counters, shape (..., 4) uint32, vectorised."""
-    words = np.moveaxis(counter, -1, 0).reshape(4, -1).astype(np.uint64)
-    even, odd = words[0::2], words[1::2]  # both multiplications of a round in one
+    words = np.moveaxis(counter, -1, 0).reshape(2, 2, -1).astype(np.uint64)
+    even, odd = words[:, 0].copy(), words[:, 1].copy()  # both multiplications of a round in one
+    product = np.empty_like(even)
     for round_key in _round_keys(key):
-        product = _MULTIPLIERS * even
-        even = (product >> _SHIFT)[::-1] ^ odd ^ round_key
-        odd = (product & _LOW)[::-1]
+        np.multiply(_MULTIPLIERS, even, out=product)
+        np.bitwise_xor(odd, round_key, out=even)
+        np.bitwise_and(product[::-1], _LOW, out=odd)
+        np.right_shift(product, _SHIFT, out=product)
+        np.bitwise_xor(even, product[::-1], out=even)
     mixed = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1)
     return mixed.astype(np.uint32).reshape(counter.shape)
 

@@ -11,11 +11,11 @@ so that a stack shrinks as sites finish instead of computing masked steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import is_
 
 import numpy as np
 import torch
@@ -33,9 +33,9 @@ from cupola.learn.workspace import Workspace, workspace_of
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
 CACHE_BYTES = 10 << 20  # a stack of models should stay in the processor's cache
 CHUNKS_A_SUM = 4  # chunks whose sums one worker adds up before handing them over
-KEPT_BYTES = 512 << 20  # samples of a cohort are kept from round to round up to this size
+KEPT_BYTES = 512 << 20  # samples are kept from round to round up to this size
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
-COMPILED_SITES = 64  # sites in one call of the compiled form
+COMPILED_SITES = 10  # sites in one call of the compiled form: a millisecond or two
 IMPLICIT_SITES = 64  # sites in one step of the implicit form
 IMPLICIT_SAMPLES = 64  # local samples up to which the implicit form is considered
 
@@ -102,6 +102,8 @@ Form = Callable[[Workspace, Cohort], list[Tensor]]
 
 def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
     """Sums over these sites, or None where one by one is the way."""
+    from cupola.learn import compiled
+
     local = Local.model_validate(question.options["local"])
     space, mode = workspace_of(sites[0]), sites[0].mode
     if local.control_variates or not space.independent:
@@ -127,7 +129,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     lr = question.options["lr"]
     size = _chunk_size(space, form, len(able))
     # How sites are grouped must not depend on the number of workers: it orders the sums.
-    width = size * CHUNKS_A_SUM
+    width = size if form is compiled.compiled else size * CHUNKS_A_SUM
     numbers = [sites[i].index for i in able]
 
     @torch.no_grad()
@@ -195,12 +197,11 @@ def gather(
 ) -> Cohort:
     """Lay out the batches of sites (sorted by steps, most first) as rectangles."""
     data = [site.data.train for site in sites]
-    offset = np.cumsum([0, *(d.y.shape[0] for d in data)])
-    x, y = _samples(space, data)
+    x, y, first = _samples(space, data)
     steps = [w.steps for w in work]
     lengths = np.concatenate([w.sizes for w in work])
     places = np.concatenate([w.order for w in work])
-    places += np.repeat(offset[:-1], [len(w.order) for w in work])
+    places += np.repeat(first, [len(w.order) for w in work])
     longest, widest = steps[0], int(lengths.max())
     made = np.array(steps)
     step = np.arange(len(lengths)) - np.repeat(np.cumsum(made) - made, made)
@@ -231,17 +232,47 @@ def gather(
     )
 
 
-def _samples(space: Workspace, data: Sequence[Dataset]) -> tuple[Tensor, Tensor]:
-    """All samples of these sites, model-ready; kept for the next round of the same sites."""
-    kept = space.cache.get("samples")
-    if kept is not None and len(kept[0]) == len(data) and all(map(is_, kept[0], data)):
-        return kept[1], kept[2]
-    space.cache.pop("samples", None)
-    pairs = [space.batch(d, slice(None)) for d in data]
-    x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    if x.numel() * x.element_size() <= KEPT_BYTES:
-        space.cache["samples"] = (list(data), x, y)
-    return x, y
+def _samples(space: Workspace, data: Sequence[Dataset]) -> tuple[Tensor, Tensor, list[int]]:
+    """Samples, model-ready, that hold those of these sites, and where each site's begin.
+
+    They are kept, so that sites which come again in a later round are not prepared again.
+    """
+    pool: Pool = space.cache.setdefault("samples", Pool())
+    if not all(id(d) in pool.first for d in data):
+        new = [d for d in data if id(d) not in pool.first]
+        if not pool.add(space, new, KEPT_BYTES):
+            pool = space.cache["samples"] = Pool()  # too much to keep: this cohort's alone
+            pool.add(space, data, math.inf)
+            if pool.bytes > KEPT_BYTES:
+                del space.cache["samples"]
+    return pool.x, pool.y, [pool.first[id(d)] for d in data]
+
+
+class Pool:
+    """Samples of many sites one after the other. data keeps them alive, so that ids stay theirs."""
+
+    def __init__(self) -> None:
+        self.x, self.y = torch.empty(0), torch.empty(0)
+        self.data: list[Dataset] = []
+        self.first: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        return self.x.numel() * self.x.element_size()
+
+    def add(self, space: Workspace, data: Sequence[Dataset], limit: float) -> bool:
+        """Take these in, unless it becomes too much."""
+        pairs = [space.batch(d, slice(None)) for d in data]
+        more = sum(x.numel() * x.element_size() for x, _ in pairs)
+        if self.bytes + more > limit:
+            return False
+        places = np.cumsum([len(self.x), *(len(x) for x, _ in pairs)])
+        kept = [(self.x, self.y)] if self.data else []
+        self.x = torch.cat([x for x, _ in (*kept, *pairs)])
+        self.y = torch.cat([y for _, y in (*kept, *pairs)])
+        self.data += data
+        self.first |= {id(d): int(place) for d, place in zip(data, places)}
+        return True
 
 
 def common(space: Workspace, cohort: Cohort) -> list[Tensor]:

@@ -214,7 +214,7 @@ def test_samples_kept_between_rounds_are_the_right_ones(monkeypatch, kept):
     data = sites([5, 9, 3, 12, 7, 4])
     some = Participation(kind="fraction", count=3)
     local = Local(batch_size=4, lr=0.1)
-    one, many = (
+    (one, _), (many, _) = (
         model_after(network(), data, local, mode, rounds=8, dtype=torch.float64, participation=some)
         for mode in ("one-by-one", "explicit")
     )

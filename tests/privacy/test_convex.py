@@ -27,16 +27,14 @@ from cupola.privacy.convex import (
 )
 from cupola.privacy.events import Approximate, Gaussian
 from cupola.privacy.newton import minimise
+from cupola.privacy.noise import source
 
 
 class Silent:
-    """Draws nothing but zeros (and a unit direction), so that the minimiser itself comes out."""
+    """Draws nothing but zeros, so that the minimiser itself comes out."""
 
     def standard_normal(self, size: int) -> np.ndarray:
         return np.zeros(size)
-
-    def standard_gamma(self, _: float) -> float:
-        raise AssertionError("output perturbation draws no gamma")
 
 
 def gradient(w, rows, sign, w0, mu):
@@ -293,23 +291,19 @@ def test_objective_release_solves_the_noisy_problem():
             self.seen.append(self.rng.standard_normal(size))
             return self.seen[-1]
 
-        def standard_gamma(self, shape):
-            self.seen.append(self.rng.standard_gamma(shape))
-            return self.seen[-1]
-
     rng = Kept()
     release = objective_perturbation(problem, x, y, start, epsilon=3.0, rng=rng)
     assert release.events == (Approximate(1.0, LOST, 3, "replace-one"),)
     assert release.events == objective_events(problem, 3.0)
     rows = problem.rows(x)
     for k, sign in enumerate(problem.signs(y)):
-        direction, norm = rng.seen[4 * k : 4 * k + 2]
-        b = direction / np.linalg.norm(direction) * norm * release.scale
+        direction, others = rng.seen[4 * k : 4 * k + 2]
+        b = direction / np.linalg.norm(direction) * (others @ others / 2) * release.scale
         exact = minimise(rows, sign, start[k], release.mu, 1e-14, 1e9, b)
         # the noise that hides the solver's error: tiny, yet far larger than that error
-        direction, norm = rng.seen[4 * k + 2 : 4 * k + 4]
+        direction, others = rng.seen[4 * k + 2 : 4 * k + 4]
         error = release.tolerance / release.mu + math.sqrt(6) * release.grid / 2
-        v = direction / np.linalg.norm(direction) * norm * 2 * error / (SOLVER_SHARE * 1.0)
+        v = direction / np.linalg.norm(direction) * (others @ others) * error / SOLVER_SHARE
         assert 100 * error < np.linalg.norm(v) < 1e-6
         assert np.linalg.norm(release.weights[k] - exact - v) <= 3 * error
     assert np.all(release.weights / release.grid == np.rint(release.weights / release.grid))
@@ -327,6 +321,21 @@ def test_releases_repeat_with_the_generator_and_not_without():
 
     assert np.array_equal(both(1), both(1))
     assert not np.any(both(1) == both(2))
+
+
+def test_a_real_site_draws_from_the_operating_system():
+    x, y = data(1, 30, 4)
+    start = np.zeros((1, 4))
+    made = [
+        mechanism(Logistic(0.1), x, y, start, rng=source(None, "noise", 1), **cost).weights
+        for mechanism, cost in (
+            (output_perturbation, {"noise": 1.0}),
+            (objective_perturbation, {"epsilon": 1.0}),
+        )
+        for _ in range(2)
+    ]
+    assert not np.any(made[0] == made[1])
+    assert not np.any(made[2] == made[3])
 
 
 def test_a_private_model_still_learns():

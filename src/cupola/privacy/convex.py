@@ -28,9 +28,9 @@ sum. A draw |b| above a bound B, which has a probability below 2^-100, is drawn 
 is (epsilon, 2^-100), not (epsilon, 0), and no bounded sampler can do better.
 
 Floating point. The tolerance covers the rounding of every gradient (a-priori bound from public
-numbers), minimisers are rounded to a public grid (accounted) and noise to the same grid, so that
-the sum is exact and its low bits say nothing. Assumed: the generator's normal and gamma draws are
-those of the real distributions up to a relative error of 2^-50, and running time is not observed.
+numbers), minimisers are rounded to a public grid (accounted, see `noise`) and noise to the same
+grid, so that the sum is exact and its low bits say nothing. Assumed: the generator's normal draws
+follow their distribution as finely as float64 can, and running time is not observed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import nn
@@ -53,6 +53,7 @@ from cupola.privacy.events import (
     check_number,
 )
 from cupola.privacy.newton import minimise
+from cupola.privacy.noise import Source, add_noise, grid
 
 NEIGHBOURS: Neighbours = "replace-one"
 UNIT = 2.0**-53  # relative rounding error of float64
@@ -61,11 +62,11 @@ SOLVER_SHARE = 0.01  # of epsilon, for what the solver leaves open in objective 
 INSTEAD = "use mechanism = 'dp-sgd', which needs no convexity"
 
 
-class Draws(Protocol):
+@runtime_checkable
+class Generator(Protocol):
     """The part of `numpy.random.Generator` that is used."""
 
     def standard_normal(self, size: int) -> np.ndarray: ...
-    def standard_gamma(self, shape: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Release:
 
     weights: (problems, p), the last column for the constant feature if there is one.
     events: what was spent. sensitivity: L2, of one problem's minimiser, solver error included
-    (of the released vector for output perturbation; objective perturbation does not use it).
+    (objective perturbation does not use it).
     tolerance: bound on the norm of the true gradient at what was solved. mu: as used.
     scale: standard deviation of the noise (output) or 1 / alpha (objective). grid: the weights
     are multiples of it.
@@ -174,14 +175,14 @@ def output_perturbation(
     start: np.ndarray,
     *,
     noise: float,
-    rng: Draws,
+    rng: Source | Generator,
     clip: float = math.inf,
 ) -> Release:
     """The minimiser plus Gaussian noise of standard deviation `noise` times its sensitivity.
 
     x: (n, ...) features; y: (n,) labels; start: w0, (problems, p). noise: multiplier, as in the
     Gaussian event; K problems are K such events. clip: the change from w0 is projected to this
-    norm, which helps where it is below G / (n mu).
+    norm, which helps where it is below G / (n mu). rng: `noise.source`, or numpy's generator.
     """
     events = output_events(problem, noise)
     clip = check_number("clip", clip, above=0, infinite=True)
@@ -193,18 +194,18 @@ def output_perturbation(
     error = tolerance / problem.mu + 4 * (p + 8) * UNIT * min(clip, reach)
     moved = 2 * (problem.bound / (n * problem.mu) + error)
     sensitivity = min(moved, 2 * clip) + 8 * UNIT * reach
-    grid = _power_of_two(sensitivity * 2.0**-20 / math.sqrt(p))
-    sensitivity = (sensitivity + math.sqrt(p) * grid) * (1 + 1e-12)
-    if reach + 40 * noise * sensitivity >= grid * 2.0**52:
+    sensitivity *= 1 + 1e-12
+    scale = noise * sensitivity
+    step = grid(scale)
+    if reach + 40 * scale >= step * 2.0**52:
         raise PlanError("the received model is too large for exact noise; scale the features up")
+    source = _source(rng)
     weights = np.empty_like(start)
     for k, (sign, w0) in enumerate(zip(signs, start)):
         change = minimise(rows, sign, w0, problem.mu, tolerance, reach) - w0
         change *= min(1.0, clip * (1 - 4 * (p + 8) * UNIT) / max(np.linalg.norm(change), 1e-300))
-        drawn = noise * sensitivity * np.asarray(rng.standard_normal(p))
-        weights[k] = (np.rint((w0 + change) / grid) + np.rint(drawn / grid)) * grid
-    scale = noise * sensitivity
-    return Release(weights, events, sensitivity, tolerance, problem.mu, scale, grid)
+        weights[k] = add_noise(w0 + change, sensitivity, noise, source)
+    return Release(weights, events, sensitivity, tolerance, problem.mu, scale, step)
 
 
 def objective_perturbation(
@@ -214,11 +215,11 @@ def objective_perturbation(
     start: np.ndarray,
     *,
     epsilon: float,
-    rng: Draws,
+    rng: Source | Generator,
 ) -> Release:
     """The minimiser of an objective with a random linear term; `epsilon` for all problems together.
 
-    x: (n, ...) features; y: (n,) labels; start: w0, (problems, p).
+    x: (n, ...) features; y: (n,) labels; start: w0, (problems, p). rng: as above.
     """
     events = objective_events(problem, epsilon)
     rows, signs, start = _checked(problem, x, y, start)
@@ -229,18 +230,19 @@ def objective_perturbation(
     far = 2 * (p * math.log(2) - math.log(LOST) + np.logaddexp(0, each)) / alpha
     reach = _reach(problem, mu, start, far)
     tolerance = _tolerance(problem, n, p, reach, far)
-    grid = 2 * _power_of_two(max(tolerance / mu / math.sqrt(p), reach * 2.0**-50))
-    error = tolerance / mu + math.sqrt(p) * grid / 2
+    step = 2.0 ** math.ceil(math.log2(max(tolerance / mu / math.sqrt(p), reach * 2.0**-50)))
+    error = tolerance / mu + math.sqrt(p) * step / 2
+    source = _source(rng)
     weights = np.empty_like(start)
     for k, (sign, w0) in enumerate(zip(signs, start)):
-        b = _spherical(rng, p) / alpha
+        b = _spherical(source, p) / alpha
         while np.linalg.norm(b) > far:
-            b = _spherical(rng, p) / alpha
+            b = _spherical(source, p) / alpha
         found = minimise(rows, sign, w0, mu, tolerance, reach, b)
-        v = _spherical(rng, p) * (2 * error / (SOLVER_SHARE * each)) * (1 + 1e-12)
-        weights[k] = (np.rint(found / grid) + np.rint(v / grid)) * grid
+        v = _spherical(source, p) * (2 * error / (SOLVER_SHARE * each)) * (1 + 1e-12)
+        weights[k] = (np.rint(found / step) + np.rint(v / step)) * step
     moved = 2 * (problem.bound / n + tolerance) / mu
-    return Release(weights, events, moved, tolerance, mu, 1 / alpha, grid)
+    return Release(weights, events, moved, tolerance, mu, 1 / alpha, step)
 
 
 def objective_noise(problem: Logistic, n: int, epsilon: float) -> tuple[float, float]:
@@ -348,12 +350,24 @@ def _tolerance(problem: Logistic, n: int, p: int, reach: float, noise: float) ->
     return max(problem.tolerance, 8 * rounding) + rounding
 
 
-def _spherical(rng: Draws, p: int) -> np.ndarray:
-    """A vector of density ~ exp(-|v|): uniform direction, norm ~ Gamma(p, 1)."""
-    direction = np.asarray(rng.standard_normal(p))
-    return direction / np.linalg.norm(direction) * float(rng.standard_gamma(p))
+def _spherical(source: Source, p: int) -> np.ndarray:
+    """A vector of density ~ exp(-|v|): uniform direction, norm ~ Gamma(p, 1), half a chi-square."""
+    direction, others = source.normals(p), source.normals(2 * p)
+    return direction / np.linalg.norm(direction) * (float(others @ others) / 2)
 
 
-def _power_of_two(x: float) -> float:
-    """The largest power of two that is not above x."""
-    return 2.0 ** math.floor(math.log2(x))
+def _source(rng: Source | Generator) -> Source:
+    return _Adapter(rng) if isinstance(rng, Generator) else rng
+
+
+class _Adapter:
+    """numpy's generator as a source of noise."""
+
+    def __init__(self, rng: Generator) -> None:
+        self.rng = rng
+
+    def normals(self, n: int) -> np.ndarray:
+        return np.asarray(self.rng.standard_normal(n))
+
+    def uniforms(self, n: int) -> np.ndarray:
+        raise NotImplementedError("these mechanisms draw normal numbers only")

@@ -11,9 +11,14 @@ from cupola.cli.runs import AsJson, PlanFile, Settings
 from cupola.cli.shell import Shell, app, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cupola.data import FederatedData
-    from cupola.learn import Training
+    from cupola.learn import Training, TrainingHost
     from cupola.plan.plan import Plan
+
+
+GROUPS_PRINTED = 5
 
 
 @app.command()
@@ -49,6 +54,8 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     console = Console(highlight=False)
     for name, text in lines:
         console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
+    if facts["privacy"]:
+        _print_privacy(console, facts["privacy"])
     utility = facts["utility"]
     answer = "[green]yes" if utility["preserved"] else "[red]no"
     console.print(
@@ -65,6 +72,38 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+
+
+def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
+    """What a plan promises, to whom, and what nothing protects."""
+
+    def line(name: str, text: str) -> None:
+        console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
+
+    noise = "" if promise["noise"] is None else f", noise {promise['noise']:.4g}"
+    line(
+        "privacy",
+        f"{promise['mechanism']}{noise}: hides every {promise['unit']} from "
+        f"{promise['against']} ({promise['neighbours']})",
+    )
+    line("epsilon", f"{promise['epsilon']:.4g} at delta {promise['delta']:g}, after all rounds")
+    for group in promise["groups"][:GROUPS_PRINTED]:
+        if group["samples"]:
+            line(
+                "",
+                f"{group['epsilon']:.4g} at {group['sites']:,} sites of {group['samples']:,} "
+                f"samples, asked {group['answers']:,} times",
+            )
+    more = len(promise["groups"]) - GROUPS_PRINTED
+    if more > 0:
+        line("", f"and {more:,} more groups of sites, which spend less (--json lists them)")
+    for figure in promise["published"]:
+        line("published", figure)
+    for told in promise["unprotected"]:
+        line("[yellow]open[/]     ", f"nothing protects {told}")
+    for warning in promise["warnings"]:
+        line("[yellow]note[/]     ", warning)
+    line("status", promise["status"])
 
 
 def _judged(data: dict[str, Any]) -> str:
@@ -116,8 +155,16 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "per_round": cost.per_round,
             "total": cost.total,
         },
+        "privacy": _privacy(program, host),
         "utility": _utility(program, data),
     }
+
+
+def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:
+    from cupola.plan.privacy import as_json, promised
+
+    promise = promised(program, host)
+    return None if promise is None else as_json(promise)
 
 
 def _utility(program: Training, data: FederatedData) -> dict[str, Any]:

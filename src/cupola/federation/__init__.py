@@ -6,11 +6,22 @@ from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import Ask, Program, Reply, State, drive
 from cupola.federation.separate import SeparateProcesses
-from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, task
+from cupola.federation.site import (
+    Accounts,
+    Charge,
+    Host,
+    Partial,
+    SiteContext,
+    StateStore,
+    Task,
+    task,
+)
 
 __all__ = [
+    "Accounts",
     "Arrays",
     "Ask",
+    "Charge",
     "Contribution",
     "Declined",
     "Entry",

@@ -99,11 +99,18 @@ class Federation(ABC):
         """The sum in one computation, for engines and tasks that can; None otherwise."""
         return None
 
+    def _admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:  # noqa: ARG002
+        """Sites that refuse to answer because of what it would cost them, where the engine keeps
+        their accounts; elsewhere each site refuses for itself."""
+        return {}
+
     def sum(self, question: Question, sites: Sequence[int]) -> Total:
         """Add the contributions of these sites."""
         question = replace(question, confirmed=self._confirmed(question))
-        sites = sorted(sites)
-        total = Total()
+        asked = len(sites)
+        refused = self._admit(question, sites)
+        sites = sorted(site for site in sites if site not in refused)
+        total = Total(failed=dict(refused))
         sizes: list[int] = []
         broken: list[int] = []
         together = self._ask_together(question, sites) if sites else None
@@ -113,7 +120,7 @@ class Federation(ABC):
                 sizes += [contribution_size(partial.sample)] * len(partial.answered)
             if any(_is_broken(partial, question) for partial in together):
                 # A broken answer hides in the sum: find it by asking one by one.
-                total, sizes, together = Total(), [], None
+                total, sizes, together = Total(failed=dict(refused)), [], None
         if together is None:
             for site, answer in self._ask(question, sites):
                 failure = answer if isinstance(answer, Failure) else _check(answer, question)
@@ -124,16 +131,16 @@ class Federation(ABC):
                     total.add(site, answer)
                     sizes.append(contribution_size(answer.arrays))
         self._book(question, "sum", total.sites, total.failed, sizes)
-        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        self._require_quorum(question, len(total.sites), asked, total.failed, broken)
         return total
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         """Each site's own answer; sites that fail are left out (and named in the ledger)."""
         question = replace(question, confirmed=self._confirmed(question))
         answers: dict[int, Contribution] = {}
-        failed: dict[int, str] = {}
+        failed = self._admit(question, sites)
         broken = []
-        for site, answer in self._ask(question, sorted(sites)):
+        for site, answer in self._ask(question, sorted(s for s in sites if s not in failed)):
             failure = answer if isinstance(answer, Failure) else _check(answer, question)
             if failure is not None:
                 failed[site] = failure.code
@@ -165,6 +172,7 @@ class Federation(ABC):
                 bytes_down=down,
                 bytes_up=common(sizes),
                 reveals=question.reveals,
+                protection=question.protection,
             )
         )
 

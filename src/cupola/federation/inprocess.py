@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,16 @@ from cupola.errors import CupolaError, DataError
 from cupola.federation.federation import Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
-from cupola.federation.site import Host, Partial, SiteContext, StateStore, Task, find_task
+from cupola.federation.site import (
+    Accounts,
+    Host,
+    Partial,
+    SiteContext,
+    StateStore,
+    Task,
+    admit,
+    find_task,
+)
 
 Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
@@ -39,7 +49,8 @@ class InProcess(Federation):
     computed together; 'one-by-one' forbids it, 'together' insists on it, the others insist on one
     form of training (see cupola.learn.together). workers: threads (default: the cores), each
     computing with one core; the number changes no result.
-    cache: how many sites' data are kept ready.
+    cache: how many sites' data are kept ready. folder: where the book of what sites spend is kept
+    (without it, in memory).
     """
 
     def __init__(
@@ -52,9 +63,12 @@ class InProcess(Federation):
         quorum: float = 0.0,
         ledger: Ledger | None = None,
         cache: int = 4096,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(len(host), quorum=quorum, ledger=ledger)
         _keep_freed_memory()
+        open_accounts = getattr(host, "accounts", None)
+        self.accounts: Accounts | None = open_accounts(folder, "privacy") if open_accounts else None
         self.host = host
         self.seed = seed
         self.mode = mode
@@ -84,6 +98,15 @@ class InProcess(Federation):
             if len(self._data) > self._cache:
                 self._data.popitem(last=False)
         return data
+
+    def _admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+        if self.accounts is None:
+            return {}
+        able = []
+        for site in sites:
+            with suppress(DataError):  # it will give no answer, so there is nothing to charge
+                able.append(self.context(site))
+        return admit(self.accounts, find_task(question.task), able, question)
 
     def _ask(
         self, question: Question, sites: Sequence[int]
@@ -158,6 +181,9 @@ class InProcess(Federation):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+        close = getattr(self.accounts, "close", None)
+        if close:
+            close()
 
 
 @lru_cache(maxsize=1)

@@ -8,11 +8,12 @@ Messages are measured without being made: `size` is exact and depends on the lay
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -51,6 +52,7 @@ class Question:
         may leave arrays out.
     confirmed: the last step the coordinator will never ask again; older site state can go.
     reveals: in a sentence, what the answer tells; written to the ledger.
+    protection: what keeps it from telling more ('none', or the mechanism and its noise).
     """
 
     task: str
@@ -62,6 +64,7 @@ class Question:
     confirmed: int = -1
     partial: bool = False
     reveals: str = ""
+    protection: str = "none"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def _question_fields(question: Question) -> dict[str, Any]:
         "expects": {n: [list(s.shape), s.kind] for n, s in question.expects.items()},
         "partial": question.partial,
         "reveals": question.reveals,
+        "protection": question.protection,
     }
 
 
@@ -170,6 +174,12 @@ def decode_contribution(data: bytes) -> Contribution:
     if fields:
         raise FederationError("contribution is not well formed")
     return Contribution(arrays, weight)
+
+
+def digest(question: Question) -> str:
+    """Fingerprint of a question: equal if and only if a site would be asked for the same."""
+    whole = encode_question(replace(question, confirmed=-1))
+    return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
 def question_size(question: Question) -> int:

@@ -33,7 +33,7 @@ from cupola.federation.message import (
     encode_contribution,
     encode_question,
 )
-from cupola.federation.site import SiteContext, StateStore, find_task
+from cupola.federation.site import SiteContext, StateStore, admit, find_task
 
 _FAILED, _BROKEN, _ANSWER = b"F", b"B", b"A"
 
@@ -213,14 +213,22 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     host = None
     store = _DiskStore(Path(start["folder"])) if start["folder"] else StateStore()
     context = None
+    accounts = None
     while frame := _read_frame(inbox):
         number, body = frame[:8], frame[8:]
         try:
             if context is None:
                 host = getattr(importlib.import_module(module), function)(**start["config"])
                 context = SiteContext(site, host.data(site), host.workspace(), store, start["seed"])
+                if hasattr(host, "accounts"):
+                    folder = Path(start["folder"]) if start["folder"] else None
+                    accounts = host.accounts(folder, f"privacy-{site}")
             question = decode_question(body)
-            contribution = find_task(question.task)(context, question)
+            task = find_task(question.task)
+            refused = admit(accounts, task, [context], question)
+            if refused:
+                raise Declined(refused[site])
+            contribution = task(context, question)
             answer = _ANSWER + encode_contribution(contribution)
         except Declined as refused:
             answer = _FAILED + refused.code.encode()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation.message import Arrays, Contribution, Question
+from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.randomness import generator
 
 Plain = Callable[["SiteContext", Question], Contribution]
@@ -22,7 +22,8 @@ class Host(Protocol):
     data(i) is made when asked for, so a federation may have a million sites. workspace() makes
     what one worker reuses from site to site (a model, buffers). A workspace may say that its
     tasks are `serial` (they share process-wide state: one after another) or `light` (too little
-    work for threads).
+    work for threads). A host may have `accounts(folder, name)`, which opens the book of what its
+    sites spend (see `Accounts`).
     """
 
     def __len__(self) -> int: ...
@@ -99,6 +100,31 @@ class SiteContext:
         self.store.write(self.index, question.step, arrays, question.confirmed)
 
 
+@dataclass(frozen=True)
+class Charge:
+    """What an answer costs a site's privacy.
+
+    events: what its mechanism does, for an accountant (see cupola.privacy.events). unit: whose
+    presence is hidden, an 'example' or the whole 'site'. trusts: whose word the promise needs
+    ('nobody', 'coordinator').
+    """
+
+    events: tuple[Hashable, ...]
+    unit: str = "example"
+    trusts: str = "nobody"
+
+
+class Accounts(Protocol):
+    """The book of what sites have spent."""
+
+    def charge(self, question: Question, charges: Mapping[int, Charge | None]) -> dict[int, str]:
+        """Write down what these sites are about to spend, before they touch data.
+
+        None: the answer is unprotected. Gives the sites that refuse, with their reason. The same
+        question under the same step is charged once.
+        """
+
+
 @dataclass
 class Partial:
     """A sum over several sites computed in one go: sum of weight * array, and what each added.
@@ -121,6 +147,15 @@ class Task:
         self.name = name
         self.plain = plain
         self.batched: Batched | None = None
+        self.charge: Callable[[SiteContext, Question], Charge | None] | None = None
+
+    def charges(
+        self, function: Callable[[SiteContext, Question], Charge | None]
+    ) -> Callable[[SiteContext, Question], Charge | None]:
+        """Decorator: what an answer will cost, found out without touching data (None, or without
+        this: it is unprotected). Raises Declined where the site must not answer at all."""
+        self.charge = function
+        return function
 
     def many(self, function: Batched) -> Batched:
         """Decorator: the same task for many sites in one computation (None: does not pay)."""
@@ -129,6 +164,22 @@ class Task:
 
     def __call__(self, site: SiteContext, question: Question) -> Contribution:
         return self.plain(site, question)
+
+
+def admit(
+    accounts: Accounts | None, task: Task, sites: Sequence[SiteContext], question: Question
+) -> dict[int, str]:
+    """Charge sites for an answer; those that may not give it, with the reason."""
+    if accounts is None:
+        return {}
+    refused: dict[int, str] = {}
+    charges: dict[int, Charge | None] = {}
+    for site in sites:
+        try:
+            charges[site.index] = None if task.charge is None else task.charge(site, question)
+        except Declined as declined:
+            refused[site.index] = declined.code
+    return refused | accounts.charge(question, charges)
 
 
 _TASKS: dict[str, Task] = {}

@@ -2,16 +2,26 @@
 
 from cupola.learn import local as _local  # registers the task 'train'
 from cupola.learn import metrics as _metrics  # registers the task 'evaluate'
-from cupola.learn.choices import Evaluation, Local, Participation, Schedule, Server
+from cupola.learn.choices import (
+    Budget,
+    Evaluation,
+    Local,
+    Participation,
+    Privacy,
+    Schedule,
+    Server,
+)
 from cupola.learn.recipes import RECIPES, Recipe, find_recipe
 from cupola.learn.training import Training
 from cupola.learn.workspace import Problem, TrainingHost, Workspace, pick_device
 
 __all__ = [
     "RECIPES",
+    "Budget",
     "Evaluation",
     "Local",
     "Participation",
+    "Privacy",
     "Problem",
     "Recipe",
     "Schedule",

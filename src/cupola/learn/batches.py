@@ -15,6 +15,7 @@ import numpy as np
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.learn.choices import Local, Participation
+from cupola.learn.private import drawn_batches, privacy_of, private_steps, sampling_rate
 
 
 @dataclass
@@ -23,7 +24,8 @@ class Work:
 
     order: the samples of all batches, one after the other; sizes: of each batch. used: samples
     that count for its weight. cursor: batches taken so far from the persistent iterator, to be
-    kept at the site. declined: why there is no work.
+    kept at the site. declined: why there is no work. fixed: `used` does not depend on the batches,
+    whose sizes are private.
     """
 
     order: np.ndarray
@@ -31,6 +33,7 @@ class Work:
     used: int
     cursor: int = 0
     declined: str | None = None
+    fixed: bool = False
 
     @property
     def steps(self) -> int:
@@ -44,8 +47,9 @@ class Work:
     def cut(self, steps: int) -> None:
         """Keep the first steps only."""
         self.sizes = self.sizes[:steps]
-        self.used = int(self.sizes.sum())
-        self.order = self.order[: self.used]
+        held = int(self.sizes.sum())
+        self.used = self.used if self.fixed else held
+        self.order = self.order[:held]
 
 
 def share_out(sites: Sequence[SiteContext], question: Question, local: Local) -> list[Work]:
@@ -54,7 +58,13 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     numbers = [site.index for site in sites]
     sizes = [len(site.data.train) for site in sites]
     epochs, parts, declined = _who_works(seed, question, local, numbers)
-    if local.work == "epochs":
+    private = privacy_of(question).mechanism == "dp-sgd"
+    if private:
+        work = [
+            _poisson(site, question.round, local, n, many)
+            for site, n, many in zip(sites, sizes, epochs)
+        ]
+    elif local.work == "epochs":
         work = _epochs(seed, question.round, local, numbers, sizes, epochs)
     elif local.work == "batches":
         cursors = [int(site.recall(question).get("cursor", 0)) for site in sites]
@@ -64,7 +74,7 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
         ]
     else:
         work = [Work(np.arange(size), np.array([size]), size) for size in sizes]
-    if local.work == "epochs" and local.epochs == 1:
+    if (local.work == "epochs" and local.epochs == 1) or (private and local.work == "batches"):
         for item, part in zip(work, parts):
             if part is not None and item.steps:
                 item.cut(_some(item.steps, part))
@@ -116,6 +126,15 @@ def _epochs(
         Work(own[0] if many == 1 else np.concatenate(own), _cut(n, local.batch_size, many), used=n)
         for own, many, n in zip(orders, epochs, used)
     ]
+
+
+def _poisson(site: SiteContext, round: int, local: Local, n: int, epochs: int) -> Work:
+    """Batches for private steps; how many examples each holds must not show in the weight."""
+    if n == 0:
+        return Work(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    steps, rate = private_steps(n, local, epochs), sampling_rate(n, local)
+    batches = drawn_batches(site, round, n, rate, steps)
+    return Work(np.concatenate(batches), np.array([len(b) for b in batches]), n, fixed=True)
 
 
 @lru_cache(maxsize=65536)

@@ -49,14 +49,16 @@ class Participation(Choice):
     """Which sites take part in a round.
 
     all; fraction: a fixed share (or `count`) drawn without replacement; poisson: each site with
-    probability `fraction`; at-most-once: `count` sites a round, nobody twice in the whole run.
+    probability `fraction`; at-most-once: `count` sites a round, nobody twice in the whole run;
+    rotation: `count` sites a round in a fixed shuffled order, so that nobody is asked again before
+    everybody else was.
     stragglers: share of the drawn sites that manage only part of their local work (uniform over
     1 .. epochs-1 epochs, or 1 .. n-1 of n mini-batches where there is one epoch or none; a single
     gradient has no part); they are dropped unless `keep_stragglers`.
     dropouts: probability that a drawn site gives no answer.
     """
 
-    kind: Literal["all", "fraction", "poisson", "at-most-once"] = "all"
+    kind: Literal["all", "fraction", "poisson", "at-most-once", "rotation"] = "all"
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     count: Annotated[int, Field(ge=1)] | None = None
     stragglers: Share = 0.0
@@ -74,8 +76,9 @@ class Participation(Choice):
             raise ValueError("kind 'fraction' needs either fraction or count")
         if self.kind == "poisson" and (self.fraction is None or self.count is not None):
             raise ValueError("kind 'poisson' needs fraction (the probability of each site)")
-        if self.kind == "at-most-once" and (self.count is None or self.fraction is not None):
-            raise ValueError("kind 'at-most-once' needs count (sites per round)")
+        fixed = self.kind in ("at-most-once", "rotation")
+        if fixed and (self.count is None or self.fraction is not None):
+            raise ValueError(f"kind '{self.kind}' needs count (sites per round)")
         return self
 
 
@@ -180,3 +183,96 @@ class Evaluation(Choice):
     patience: Annotated[int, Field(ge=0)] = 0
     auroc: Annotated[int, Field(ge=0)] = 0
     batch_size: Annotated[int, Field(ge=1)] = 512
+
+
+class Budget(Choice):
+    """What every site allows in all, kept in a file that outlives the run.
+
+    file: of this study's sites; default: in the run folder, so that only this run counts.
+    study: whom the file belongs to; default: the plan's name. trust_coordinator: whether
+    protection counts that rests on the coordinator's noise ('central', 'dp-ftrl').
+    """
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    file: str | None = None
+    study: str | None = None
+    trust_coordinator: bool = False
+
+
+class Privacy(Choice):
+    """What keeps single examples, or whole sites, out of what is released.
+
+    mechanism:
+      dp-sgd: at the site, per example: Poisson batches of expected size local.batch_size, gradients
+        clipped to `clip`, noise in every step. Protects examples from everybody else.
+      central: every site's update is clipped to `clip`; the coordinator adds noise to the sum.
+        Protects whole sites from those who see models, if the coordinator is trusted.
+      dp-ftrl: like central, with noise that is correlated over rounds (see `matrix`); needs no
+        sampling, but a participation pattern, which is enforced: participation.kind
+        'at-most-once', 'rotation' or 'all'.
+      output, objective: noise on the exact solution of a convex local problem, or in its
+        objective; linear models with logistic loss and local.proximal above 0.
+    epsilon: target at `delta`, from which the noise is found; or noise: its multiplier itself
+        (standard deviation over `clip`; of dp-ftrl: of each independent draw; of output: over the
+        solution's sensitivity). answer_epsilon: objective: of one answer, instead of a target.
+    delta: default 1e-5. neighbours: data sets that must look alike, with one example (or site)
+        more or less, or with one replaced. accountant: 'best' takes PLD where it applies.
+    augmentations: dp-sgd: copies of each example (the first as it is) whose gradients are averaged
+        before clipping.
+    quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
+        (counts_noise: their noise, by default a twentieth of the sites a round), at the speed
+        clip_rate.
+    matrix: dp-ftrl: 'tree', 'tree-honaker' (same noise, less variance) or 'toeplitz' (less noise).
+    restart: dp-ftrl: begin anew every so many rounds (0: never).
+    feature_norm: output and objective: examples are scaled down to this norm, bias included.
+    budget: what sites allow in all; a question that would exceed it is refused.
+    """
+
+    mechanism: Literal["none", "dp-sgd", "central", "dp-ftrl", "output", "objective"] = "none"
+    epsilon: Positive | None = None
+    noise: NonNegative | None = None
+    answer_epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip: Positive = 1.0
+    neighbours: Literal["add-remove", "replace-one"] = "add-remove"
+    accountant: Literal["best", "pld", "rdp"] = "best"
+    augmentations: Annotated[int, Field(ge=1)] = 1
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    clip_rate: Positive = 0.2
+    counts_noise: Positive | None = None
+    matrix: Literal["tree", "tree-honaker", "toeplitz"] = "toeplitz"
+    restart: Annotated[int, Field(ge=0)] = 0
+    feature_norm: Positive = 1.0
+    budget: Budget | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Privacy:
+        kind = self.mechanism
+        own = "answer_epsilon" if kind == "objective" else "noise"
+        given = (self.epsilon is not None) + (getattr(self, own) is not None)
+        if kind == "none" and given:
+            raise ValueError("epsilon and noise need a mechanism (mechanism = 'dp-sgd', say)")
+        if kind != "none" and given != 1:
+            raise ValueError(f"mechanism '{kind}' needs either epsilon (a target) or {own}")
+        only = {
+            "noise": (self.noise is not None and kind == "objective", ("dp-sgd",)),
+            "answer_epsilon": (self.answer_epsilon is not None, ("objective",)),
+            "augmentations": (self.augmentations != 1, ("dp-sgd",)),
+            "quantile": (self.quantile is not None, ("central",)),
+            "counts_noise": (self.counts_noise is not None, ("central",)),
+            "restart": (self.restart != 0, ("dp-ftrl",)),
+        }
+        for name, (used, kinds) in only.items():
+            if used and kind not in kinds:
+                raise ValueError(f"{name} belongs to mechanism '{kinds[0]}', not '{kind}'")
+        return self
+
+    @property
+    def on(self) -> bool:
+        return self.mechanism != "none"
+
+    @property
+    def by_coordinator(self) -> bool:
+        """Whether the coordinator adds the noise, to clipped updates of whole sites."""
+        return self.mechanism in ("central", "dp-ftrl")

@@ -20,6 +20,13 @@ from cupola.federation.randomness import derive
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
+from cupola.learn.private import (
+    PrivateGradient,
+    asked_before,
+    charge,
+    clipped_update,
+    privacy_of,
+)
 from cupola.learn.workspace import Workspace, workspace_of
 
 MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
@@ -29,9 +36,10 @@ MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes
 def train(site: SiteContext, question: Question) -> Contribution:
     """Train the received model on this site's data and answer the update.
 
-    Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers).
+    Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
+    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl).
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
-    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD).
+    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip).
     """
     local = Local.model_validate(question.options["local"])
     work = share_out([site], question, local)[0]
@@ -41,6 +49,9 @@ def train(site: SiteContext, question: Question) -> Contribution:
     space.load(question.arrays)
     with torch.no_grad(), _own_randomness(site, question, space):
         return _train(site, question, local, work, space)
+
+
+train.charges(charge)
 
 
 @train.many
@@ -54,14 +65,22 @@ def _train(
     site: SiteContext, question: Question, local: Local, work: Work, space: Workspace
 ) -> Contribution:
     lr = question.options["lr"]
+    privacy = privacy_of(question)
     optimizer = LocalOptimizer(local, lr)
     start = space.split(space.start)
+    private = None
+    if privacy.mechanism == "dp-sgd":
+        private = PrivateGradient(site, question, local, privacy, space)
     correction = _correction(site, question, local, space)
     total: list[Tensor] = []
+    convex = privacy.mechanism in ("output", "objective")
     coefficients = accumulation_coefficients(local, work.steps)
     augment = _augmentation(site, question)
-    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
-        grads = _gradient(space, site, index, augment, whole=local.work == "gradient")
+    for step, (index, alpha) in enumerate(zip(work.batches if not convex else (), coefficients), 1):
+        if private is not None:
+            grads = private(index, augment)
+        else:
+            grads = _gradient(space, site, index, augment, whole=local.work == "gradient")
         if local.proximal:
             torch._foreach_add_(grads, space.params, alpha=local.proximal)
             torch._foreach_add_(grads, start, alpha=-local.proximal)
@@ -76,19 +95,23 @@ def _train(
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
     arrays = {}
-    if local.send == "gradients":
-        arrays.update(space.named("model", total))
-    else:
+    if convex:
+        from cupola.learn.convex import solved
+
+        total = solved(site, question, local, privacy, space)
+    elif local.send != "gradients":
         change = space.start - space.flat
         if local.send == "normalised":
             steps = effective_steps(local, work.steps, lr)
             change /= steps
             arrays["steps"] = np.array(steps)
-        arrays.update(space.named("model", space.split(change)))
+        total = space.split(change)
+    if privacy.by_coordinator:
+        total, below = clipped_update(space, total, privacy)
+        arrays.update(below)
+    arrays.update(space.named("model", total))
     arrays.update({f"buffer/{n}": b.cpu().numpy().copy() for n, b in space.buffers.items()})
-    kept = dict(site.recall(question))
-    if local.work == "batches":
-        kept["cursor"] = np.array(work.cursor)
+    kept = kept_after(site, question, local, work)
     finite = all(math.isfinite(array.sum()) for array in arrays.values())
     if local.control_variates and finite:
         changed = _variates(question, space, work.steps * lr)
@@ -100,6 +123,18 @@ def _train(
         raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
     weight = float(work.used) if local.weighting == "samples" else 1.0
     return Contribution(arrays, weight)
+
+
+def kept_after(
+    site: SiteContext, question: Question, local: Local, work: Work
+) -> dict[str, np.ndarray]:
+    """What a site keeps after this answer, besides control variates."""
+    kept = dict(site.recall(question))
+    if local.work == "batches" and not work.fixed:
+        kept["cursor"] = np.array(work.cursor)
+    if "pattern" in question.options:
+        kept["asked"] = np.array([*asked_before(site, question), question.round])
+    return kept
 
 
 def _gradient(

@@ -19,6 +19,9 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
         count = choice.count or 1
         order = _order(seed, sites)
         return sorted(int(i) for i in order[(round - 1) * count : round * count])
+    if choice.kind == "rotation":
+        start = (round - 1) % separation(choice, sites) * (choice.count or 1)
+        return sorted(int(i) for i in _order(seed, sites)[start : start + (choice.count or 1)])
     random = generator(seed, "participation", round)
     if choice.kind == "poisson":
         count = int(random.binomial(sites, choice.fraction or 0.0))
@@ -27,6 +30,20 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
         if count > sites:
             raise PlanError(f"participation.count = {count}, but there are {sites} sites")
     return sorted(int(i) for i in random.choice(sites, count, replace=False, shuffle=False))
+
+
+def separation(choice: Participation, sites: int) -> int:
+    """Rounds from one participation of a site to its next: at least so many, by construction."""
+    if choice.kind == "rotation":
+        return max(1, sites // (choice.count or 1))
+    return 1
+
+
+def most_participations(choice: Participation, sites: int, rounds: int) -> int:
+    """How often any one site can take part in so many rounds."""
+    if choice.kind == "at-most-once":
+        return min(1, rounds)
+    return -(-rounds // separation(choice, sites))
 
 
 def round_half_up(value: float) -> int:

@@ -11,7 +11,8 @@ from cupola.errors import PlanError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a method for the sections local, server and participation, and its source."""
+    """Settings of a method for the sections local, server, participation and privacy, and its
+    source."""
 
     name: str
     summary: str
@@ -19,6 +20,7 @@ class Recipe:
     local: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     participation: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
 
 
 _GRADIENTS = {"send": "gradients"}
@@ -99,6 +101,28 @@ RECIPES = {
             "FedCMB with weighted gradient accumulation: early gradients count more",
             _UPFL,
             local={"work": "batches", "batches": 5, "accumulation": "weighted", **_GRADIENTS},
+        ),
+        Recipe(
+            "dp-sgd",
+            "one private step per round at each site: examples are protected from everybody else",
+            "Abadi et al. 2016; Reprogrammable-FL and the dissertation use it at sites",
+            local={"work": "batches", "batches": 1, "weighting": "uniform", **_GRADIENTS},
+            privacy={"mechanism": "dp-sgd"},
+        ),
+        Recipe(
+            "dp-fedavg",
+            "FedAvg with clipped updates and noise at the coordinator: whole sites are protected",
+            "McMahan et al. 2018; Andrew et al. 2021 (moving clip)",
+            local={"weighting": "uniform"},
+            privacy={"mechanism": "central"},
+        ),
+        Recipe(
+            "dp-ftrl",
+            "FedAvg with noise that is correlated over rounds: no sampling of sites needed",
+            "Kairouz et al. 2021; FedPT uses it",
+            local={"weighting": "uniform"},
+            server={"momentum": 0.9},
+            privacy={"mechanism": "dp-ftrl"},
         ),
     )
 }

@@ -26,8 +26,9 @@ from cupola.federation import Arrays, Partial, Question, SiteContext
 from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local
-from cupola.learn.local import accumulation_coefficients
+from cupola.learn.local import accumulation_coefficients, kept_after
 from cupola.learn.optimizers import effective_steps
+from cupola.learn.private import privacy_of
 from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
@@ -106,7 +107,8 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
 
     local = Local.model_validate(question.options["local"])
     space, mode = workspace_of(sites[0]), sites[0].mode
-    if local.control_variates or not space.independent:
+    privacy = privacy_of(question)
+    if local.control_variates or not space.independent or privacy.on:
         return None
     if any(site.data.train.transform is not None for site in sites):
         return None
@@ -119,9 +121,9 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         return None
     failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
     able = [i for i, w in enumerate(work) if w.declined is None]
-    if local.work == "batches":
-        for i in able:
-            sites[i].keep(question, {"cursor": np.array(work[i].cursor)})
+    for i in able:
+        if kept := kept_after(sites[i], question, local, work[i]):
+            sites[i].keep(question, kept)
     if not able:
         return [Partial({}, 0.0, [], failed, {})]
     space.load(question.arrays)

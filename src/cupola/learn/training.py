@@ -17,8 +17,10 @@ import numpy as np
 from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
-from cupola.learn.choices import Evaluation, Local, Participation, Server
+from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server
+from cupola.learn.guarantee import binary_problems, protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
+from cupola.learn.noised import Coordinator
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
 from cupola.learn.workspace import Problem, Workspace
@@ -33,9 +35,12 @@ class Training:
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out.
-    State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'best/'.
+    State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
+    'best/'.
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
-    (questions left in it), 'last' (record of the last completed round), 'best', 'stopped'.
+    (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
+    (where it follows a quantile).
+    privacy: with its noise found (see `guarantee.resolve`).
     """
 
     problem: Problem
@@ -47,11 +52,16 @@ class Training:
     server: Server = field(default_factory=Server)
     participation: Participation = field(default_factory=Participation)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    privacy: Privacy = field(default_factory=Privacy)
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
+        self.coordinator = Coordinator(
+            self.privacy, self.participation, self.server, self.sites, self.rounds, self.seed
+        )
+        require_possible(self)
         judge = self.evaluation
         if (judge.best or judge.patience) and not self._validation():
             raise PlanError(
@@ -66,7 +76,7 @@ class Training:
         if judge.per_site and "test" not in self.site_splits:
             raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
         asked = self.participation.count or 0
-        if asked > self.sites and self.participation.kind == "fraction":
+        if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
             raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
         if self.participation.kind == "at-most-once":
             need = self.rounds * (self.participation.count or 1)
@@ -120,7 +130,19 @@ class Training:
         }
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
+        if self.privacy.on:
+            privacy = self.privacy.model_copy(update={"clip": self.coordinator.clip(state)})
+            options["privacy"] = privacy.model_dump(
+                exclude_defaults=True, exclude={"budget", "delta", "accountant"}, mode="json"
+            )
+            if privacy.mechanism == "dp-ftrl":
+                options["pattern"] = self.coordinator.pattern(round)
+            if privacy.mechanism in ("output", "objective"):
+                options["problems"] = binary_problems(self.problem.classes)
+            if privacy.quantile is not None:
+                expects["below"] = Spec(())
         what = "accumulated gradients" if self.local.send == "gradients" else "model change"
+        samples = "; samples used" if self.local.weighting == "samples" else ""
         question = Question(
             self.task,
             arrays,
@@ -128,7 +150,8 @@ class Training:
             expects,
             step=state.step,
             round=round,
-            reveals=f"{what} after local training, summed over sites; samples used",
+            reveals=f"{what} after local training, summed over sites{samples}",
+            protection=protection(self.privacy),
         )
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
@@ -140,30 +163,49 @@ class Training:
             "failed": dict(Counter(total.failed.values())),
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
-        arrays = self._server_step(state, total, round) if total.weight > 0 else {}
-        state = state.next(arrays, record=record)
+        arrays: Arrays = {}
+        values: dict[str, float] = {}
+        if self.privacy.mechanism == "dp-ftrl":  # noise comes also where nobody answered
+            arrays = self.coordinator.follow(state, total, round, self.server_lr(round))
+        elif self.privacy.mechanism == "central":
+            update, values = self.coordinator.mean(state, total, round)
+            arrays = self._move(state, update, round)
+            record |= values
+        elif total.weight > 0:
+            arrays = self._server_step(state, total, round)
+        self._require_finite(arrays, round)
+        state = state.next(arrays, record=record, **values)
         due = round % self.evaluation.every == 0 or round == self.rounds
         return self._next_judgement(state, self._judgements() if due else [])
 
-    def _server_step(self, state: State, total: Total, round: int) -> Arrays:
-        names = self._parameters(state.arrays)
-        model = {n: state.arrays[f"model/{n}"] for n in names}
-        update = {n: total.mean(f"model/{n}") for n in names}
-        if self.local.send == "normalised":
-            scale = float(total.mean("steps"))
-            update = {n: scale * u for n, u in update.items()}
+    def _move(self, state: State, update: Arrays, round: int) -> Arrays:
+        """Model and optimizer after a step along the mean update."""
+        model = {n: state.arrays[f"model/{n}"] for n in update}
         slots = {
             n.removeprefix("server/"): a for n, a in state.arrays.items() if n[:7] == "server/"
         }
-        with np.errstate(over="ignore", invalid="ignore"):  # found out below, in words
+        with np.errstate(over="ignore", invalid="ignore"):  # found out later, in words
             moved, kept = server_step(self.server, self.server_lr(round), model, update, slots)
-        if not all(np.isfinite(array).all() for array in moved.values()):
+        return {
+            **{f"model/{n}": a for n, a in moved.items()},
+            **{f"server/{n}": a for n, a in kept.items()},
+        }
+
+    @staticmethod
+    def _require_finite(arrays: Arrays, round: int) -> None:
+        if not all(np.isfinite(a).all() for n, a in arrays.items() if n.startswith("model/")):
             raise FederationError(
                 f"round {round}: the model is no longer finite (training diverged); lower local.lr "
                 "or server.lr, then resume or run again"
             )
-        arrays = {f"model/{n}": a for n, a in moved.items()}
-        arrays |= {f"server/{n}": a for n, a in kept.items()}
+
+    def _server_step(self, state: State, total: Total, round: int) -> Arrays:
+        names = self._parameters(state.arrays)
+        update = {n: total.mean(f"model/{n}") for n in names}
+        if self.local.send == "normalised":
+            scale = float(total.mean("steps"))
+            update = {n: scale * u for n, u in update.items()}
+        arrays = self._move(state, update, round)
         for name, array in state.arrays.items():
             if name.startswith("buffer/"):
                 arrays[name] = total.mean(name).astype(array.dtype)

@@ -16,7 +16,7 @@ import torch
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.federation import InProcess, drive
 from cupola.learn.central import centralised
-from cupola.learn.choices import Evaluation, Participation
+from cupola.learn.choices import Evaluation, Participation, Privacy
 from cupola.learn.training import Training
 from cupola.learn.workspace import TrainingHost, Workspace
 from cupola.nn.inspect import loss_is_batch_dependent
@@ -77,6 +77,9 @@ def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
     yield _weighting(training, sizes)
     yield _optimizer(training)
     yield from _model(training, data)
+    mechanism = training.privacy.mechanism
+    noisy = f"privacy.mechanism = '{mechanism}' adds noise" if training.privacy.on else ""
+    yield Condition("no noise", not noisy, noisy)
 
 
 def _participation(training: Training) -> Condition:
@@ -190,6 +193,7 @@ def _probe(training: Training, data: FederatedData) -> float:
         local=training.local.model_copy(update={"batch_size": batch}),
         evaluation=Evaluation(every=PROBE_ROUNDS + 1),
         participation=_fitting(training, len(small)),
+        privacy=Privacy(),
         public={},
         site_splits=frozenset(),
     )

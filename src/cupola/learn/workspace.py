@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import PlanError
-from cupola.federation import Arrays, SiteContext
+from cupola.federation import Accounts, Arrays, SiteContext
 from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 
@@ -226,10 +227,17 @@ def probe_inputs(problem: Problem, n: int) -> Tensor:
 
 @dataclass
 class TrainingHost:
-    """The sites of a federated data set, and the workspace their tasks share."""
+    """The sites of a federated data set, and the workspace their tasks share.
+
+    book: opens the accounts of these sites in a folder, under a name; without it they keep none.
+    """
 
     problem: Problem
     sites: FederatedData
+    book: Callable[[Path | None, str], Accounts] | None = None
+
+    def accounts(self, folder: Path | None, name: str) -> Accounts | None:
+        return None if self.book is None else self.book(folder, name)
 
     def __len__(self) -> int:
         return len(self.sites)

@@ -77,8 +77,10 @@ def host(**plan: Any) -> TrainingHost:
     whole = Plan.model_validate(plan)
     registries.site_task(whole.task)  # a site knows a task once its module is imported
     data = federated_data(whole)
+    from cupola.plan.privacy import book
+
     kind = CheckedHost if ":" in whole.data.name else TrainingHost
-    return kind(problem(whole, data), data)
+    return kind(problem(whole, data), data, book(whole))
 
 
 class CheckedHost(TrainingHost):
@@ -101,6 +103,8 @@ class CheckedHost(TrainingHost):
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
     """The program of a plan."""
+    from cupola.plan.privacy import resolved
+
     of = host(**plan.to_dict()) if of is None else of
     if isinstance(of, CheckedHost):
         for site in range(min(len(of), SITES_CHECKED)):
@@ -115,6 +119,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         server=plan.server,
         participation=plan.participation,
         evaluation=plan.evaluation,
+        privacy=resolved(plan, of),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
@@ -136,7 +141,8 @@ def federation(
     ledger: Ledger | None = None,
     folder: Path | None = None,
 ) -> Federation:
-    """The engine a plan asks for. folder: where separate sites keep their state."""
+    """The engine a plan asks for. folder: of the run; sites keep their books (and separate sites
+    their state, under 'sites') there."""
     engine = plan.engine
     if engine.kind == "separate":
         return SeparateProcesses(
@@ -146,7 +152,7 @@ def federation(
             seed=plan.seed,
             quorum=engine.quorum,
             timeout=engine.timeout,
-            folder=folder,
+            folder=None if folder is None else folder / "sites",
             ledger=ledger,
         )
     return InProcess(
@@ -156,4 +162,5 @@ def federation(
         workers=engine.workers,
         quorum=engine.quorum,
         ledger=ledger,
+        folder=folder,
     )

@@ -22,6 +22,7 @@ LOCK = ".lock"
 CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
     "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
+    "privacy.jsonl", "privacy.id", "audit.json",
 )  # fmt: skip
 
 

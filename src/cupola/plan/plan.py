@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from cupola.data import IID, Partition
 from cupola.errors import CupolaError
 from cupola.federation.inprocess import Mode
-from cupola.learn.choices import Choice, Evaluation, Local, Participation, Server
+from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server
 from cupola.plan import registries
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -103,6 +103,7 @@ class Plan(BaseModel):
     server: Server = Server()
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
+    privacy: Privacy = Privacy()
     engine: Engine = Engine()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
@@ -253,7 +254,7 @@ def _under(given: Any) -> Any:
     except CupolaError as error:
         raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from error
     merged = dict(given)
-    for section in ("local", "server", "participation"):
+    for section in ("local", "server", "participation", "privacy"):
         own = merged.get(section, {})
         if isinstance(own, dict) and (defaults := getattr(method, section)):
             merged[section] = {**_plain(defaults), **own}

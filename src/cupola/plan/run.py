@@ -166,7 +166,7 @@ class _Session:
         self.booked: list[dict[str, Any]] = []  # since the last complete step
         self.ledger = Ledger(self._book)
         try:
-            with compose.federation(self.plan, host, self.ledger, self.folder / "sites") as reach:
+            with compose.federation(self.plan, host, self.ledger, self.folder) as reach:
                 self._restore(saved, program, reach)
                 self._drive(host, program, reach)
         finally:
@@ -190,7 +190,7 @@ class _Session:
     def _drive(self, host: TrainingHost, program: Training, reach: Federation) -> None:
         began = self.state.step
         self.began = self.saved_at = time.monotonic()
-        facts: dict[str, Any] = {"host": host, "model": program.space.module}
+        facts: dict[str, Any] = {"host": host, "model": program.space.module, "program": program}
         try:
             with _signals(self._stop):
                 drive(program, reach, self.state, lambda state: self._after(state, reach))

@@ -11,8 +11,9 @@ from torch import nn
 
 import cupola
 from cupola.data import FederatedData, holdings
-from cupola.learn import TrainingHost
+from cupola.learn import Training, TrainingHost
 from cupola.plan.folder import Run
+from cupola.plan.privacy import spent
 
 SITES_SHOWN = 200
 SIZES_LISTED = 10_000
@@ -25,6 +26,7 @@ def result(
     record: dict[str, Any],
     host: TrainingHost | None = None,
     model: nn.Module | None = None,
+    program: Training | None = None,
     twin: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
@@ -58,6 +60,7 @@ def result(
         },
         "confusion": _confusion(record),
         "simulated": True,
+        "privacy": None if program is None else spent(program, run.folder, last.get("round", 0)),
         "twin": twin,
     }
 

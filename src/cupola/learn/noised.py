@@ -1,0 +1,160 @@
+"""The coordinator's noise: sites send clipped updates, and only noised sums go into the model.
+
+central: every round's sum gets its own noise. dp-ftrl (Kairouz et al. 2021): the sum of all rounds
+so far gets noise that is correlated from round to round, so that little of it adds up. Both divide
+by the expected number of sites, never by the number that came: that would tell who did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupola.federation import Arrays, State, Total
+from cupola.learn.choices import Participation, Privacy, Server
+from cupola.learn.participation import most_participations, round_half_up, separation
+from cupola.learn.private import ROUNDING
+from cupola.privacy.matrix import find as find_matrix
+from cupola.privacy.noise import Source, add_noise, round_to_grid, source
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The coordinator's part of 'central' and 'dp-ftrl'. seed: None draws from the system."""
+
+    privacy: Privacy
+    participation: Participation
+    server: Server
+    sites: int
+    rounds: int
+    seed: int | None
+
+    @property
+    def expected(self) -> float:
+        """Sites a round, on average."""
+        choice = self.participation
+        if choice.kind == "all":
+            return self.sites
+        if choice.count is not None:
+            return choice.count
+        many = self.sites * (choice.fraction or 0.0)
+        return many if choice.kind == "poisson" else max(1, round_half_up(many))
+
+    def clip(self, state: State) -> float:
+        """The clip of this round; it moves where it follows a quantile."""
+        return float(state.values.get("clip", self.privacy.clip))
+
+    # central
+
+    def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
+        """The noised mean update by parameter, and the next clip where it moves."""
+        names = _names(state.arrays)
+        clip, random = self.clip(state), source(self.seed, "coordinator noise", round)
+        flat = _flat(total, names, state.arrays)
+        noised = add_noise(flat, clip * (1 + ROUNDING), self._update_noise(), random)
+        update = _split(noised / self.expected, names, state.arrays)
+        return update, {} if self.privacy.quantile is None else self._next_clip(clip, total, random)
+
+    @property
+    def counts_noise(self) -> float:
+        """Standard deviation of the noise on the count of updates below the clip."""
+        return self.privacy.counts_noise or self.expected / 20
+
+    def _update_noise(self) -> float:
+        """Noise multiplier of the sum itself.
+
+        With a moving clip the count (halves, so that its sensitivity is 1/2) is released as well;
+        the two together are one Gaussian of multiplier `noise` (Andrew et al. 2021, theorem 1).
+        """
+        noise = self.privacy.noise or 0.0
+        if self.privacy.quantile is None or noise == 0:
+            return noise
+        return (noise**-2 - (2 * self.counts_noise) ** -2) ** -0.5
+
+    def _next_clip(self, clip: float, total: Total, random: Source) -> dict[str, float]:
+        halves = np.atleast_1d(total.arrays.get("below", 0.0))
+        deviation = self.counts_noise if self.privacy.noise else 0.0
+        noised = float(add_noise(halves, 0.5, 2 * deviation, random)[0])
+        below = noised / self.expected + 0.5
+        rate, quantile = self.privacy.clip_rate, self.privacy.quantile or 0.0
+        return {"clip": clip * math.exp(-rate * (min(max(below, 0.0), 1.0) - quantile))}
+
+    # dp-ftrl
+
+    def pattern(self, round: int) -> dict[str, int]:
+        """What a site may rely on in the period that holds this round: steps in it, how often it
+        is asked at most, how many rounds lie between, and the round before the period."""
+        whole = self.privacy.restart or self.rounds
+        after = (round - 1) // whole * whole
+        steps = min(whole, self.rounds - after)
+        return {
+            "after": after,
+            "steps": steps,
+            "participations": most_participations(self.participation, self.sites, steps),
+            "separation": separation(self.participation, self.sites),
+        }
+
+    def follow(self, state: State, total: Total, round: int, lr: float) -> Arrays:
+        """DP-FTRL: model = start of the period - lr * (noised sum of its updates), with momentum.
+
+        sum += update; velocity = momentum * velocity + sum + noise; model = start - lr * velocity.
+        """
+        names = _names(state.arrays)
+        pattern = self.pattern(round)
+        step = round - pattern["after"]
+        model = _join([state.arrays[f"model/{n}"] for n in names])
+        start, kept, velocity = (
+            state.arrays.get(f"ftrl/{what}", np.zeros(0)) for what in ("start", "sum", "velocity")
+        )
+        if step == 1:
+            start, kept, velocity = model, np.zeros_like(model), np.zeros_like(model)
+        update = _flat(total, names, state.arrays) / self.expected
+        kept = kept + update
+        noised = self._prefix(kept, step, pattern["after"])
+        velocity = self.server.momentum * velocity + noised
+        moved = _split(start - lr * velocity, names, state.arrays)
+        return {
+            **{f"model/{n}": a.astype(state.arrays[f"model/{n}"].dtype) for n, a in moved.items()},
+            "ftrl/start": start,
+            "ftrl/sum": kept,
+            "ftrl/velocity": velocity,
+        }
+
+    def _prefix(self, kept: np.ndarray, step: int, after: int) -> np.ndarray:
+        noise = self.privacy.noise or 0.0
+        if noise == 0:
+            return kept
+
+        def draw(number: int) -> np.ndarray:
+            random = source(self.seed, f"ftrl noise {number}", after)
+            return random.normals(len(kept))
+
+        matrix = find_matrix(self.privacy.matrix)
+        deviation = noise * self.privacy.clip * (1 + ROUNDING) / self.expected
+        return round_to_grid(kept, deviation * matrix.noise(step, draw), deviation)
+
+
+def _names(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    return [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
+
+
+def _flat(total: Total, names: Sequence[str], model: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The summed updates as one vector; zeros where nobody came."""
+    like = {n: model[f"model/{n}"] for n in names}
+    return _join([total.arrays.get(f"model/{n}", np.zeros(a.shape)) for n, a in like.items()])
+
+
+def _join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays])
+
+
+def _split(flat: np.ndarray, names: Sequence[str], model: Mapping[str, np.ndarray]) -> Arrays:
+    arrays, start = {}, 0
+    for name in names:
+        like = model[f"model/{name}"]
+        arrays[name] = flat[start : start + like.size].reshape(like.shape)
+        start += like.size
+    return arrays

@@ -1,0 +1,175 @@
+"""Privacy at the site: noised gradients of single examples, clipped updates, and what they cost.
+
+dp-sgd: every step draws each example with the same probability, clips its gradient, adds noise to
+the sum and divides by the expected size of the batch, so that an empty batch is a step like any
+other. What leaves the site is computed from these noised gradients alone.
+central, dp-ftrl: the update is clipped here and noised by the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
+from cupola.learn.choices import Local, Privacy
+from cupola.learn.workspace import Workspace
+from cupola.privacy.convex import LOST
+from cupola.privacy.events import Approximate, Event, Gaussian, SampledGaussian
+from cupola.privacy.matrix import find as find_matrix
+from cupola.privacy.noise import Source, add_noise, source
+from cupola.privacy.persample import PerSample
+
+ROUNDING = 1e-3  # room for the rounding errors of float32 sums, added to every sensitivity
+
+
+def privacy_of(question: Question) -> Privacy:
+    return Privacy.model_validate(question.options.get("privacy", {}))
+
+
+def sampling_rate(n: int, local: Local) -> float:
+    """Probability of each of n examples to be in a batch of expected size local.batch_size."""
+    return 1.0 if local.work == "gradient" else min(1.0, local.batch_size / n)
+
+
+def private_steps(n: int, local: Local, epochs: int | None = None) -> int:
+    """Noised steps a site of n examples makes in a round; 'epochs' means as many as fit, at least
+    one."""
+    if local.work == "gradient":
+        return 1
+    if local.work == "batches":
+        return local.batches
+    return max(1, round((local.epochs if epochs is None else epochs) * n / local.batch_size))
+
+
+def drawn_batches(
+    site: SiteContext, round: int, n: int, rate: float, steps: int
+) -> list[np.ndarray]:
+    """Poisson samples: every example is in each batch with probability `rate`, on its own."""
+    random = source(site.seed, "privacy batches", round, site.index)
+    lots = random.uniforms(steps * n).reshape(steps, n) if n else np.empty((steps, 0))
+    return [np.flatnonzero(row) for row in lots < rate]
+
+
+# What an answer costs
+
+
+def charge(site: SiteContext, question: Question) -> Charge | None:
+    """The cost of a training answer; None if nothing protects it."""
+    privacy = privacy_of(question)
+    if not privacy.on:
+        return None
+    n = len(site.data.train)
+    if n == 0:
+        return Charge(())  # it will give no answer
+    local = Local.model_validate(question.options["local"])
+    if privacy.by_coordinator:
+        events = _pattern(site, question, privacy) if privacy.mechanism == "dp-ftrl" else ()
+        if privacy.mechanism == "central":
+            events = (Gaussian(_noise(privacy)),)
+        return Charge(events, unit="site", trusts="coordinator")
+    return Charge(site_events(privacy, local, n, question.options.get("problems", 1)))
+
+
+def site_events(privacy: Privacy, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:
+    """What one answer of a site with n examples does to them."""
+    if privacy.mechanism == "output":
+        return (Gaussian(_noise(privacy), problems, "replace-one"),)
+    if privacy.mechanism == "objective":
+        each = (privacy.answer_epsilon or 0.0) / problems
+        return (Approximate(each, LOST, problems, "replace-one"),)
+    rate, steps = sampling_rate(n, local), private_steps(n, local)
+    return (SampledGaussian(rate, _noise(privacy), steps),)
+
+
+def _noise(privacy: Privacy) -> float:
+    assert privacy.noise is not None, "the coordinator finds the noise before it asks"
+    return privacy.noise
+
+
+def _pattern(site: SiteContext, question: Question, privacy: Privacy) -> tuple[Event, ...]:
+    """DP-FTRL: one charge covers a site's participations in a period of rounds, if they keep to the
+    pattern; a question that breaks it is not answered."""
+    pattern = question.options["pattern"]
+    asked = [r for r in asked_before(site, question) if r > pattern["after"]]
+    too_often = len(asked) >= pattern["participations"]
+    too_soon = bool(asked) and question.round - asked[-1] < pattern["separation"]
+    if too_often or too_soon:
+        raise Declined("asked again before the participation pattern allows it")
+    return () if asked else (ftrl_event(privacy.matrix, _noise(privacy), **pattern),)
+
+
+def asked_before(site: SiteContext, question: Question) -> list[int]:
+    """Rounds in which this site took part, where that matters."""
+    return [int(r) for r in site.recall(question).get("asked", ())]
+
+
+@lru_cache(maxsize=1024)
+def ftrl_event(
+    matrix: str, noise: float, steps: int, participations: int, separation: int, after: int = 0
+) -> Gaussian:
+    """A period of DP-FTRL as one Gaussian: the noise of each draw over the sensitivity."""
+    del after
+    return Gaussian(noise / find_matrix(matrix).sensitivity(steps, participations, separation))
+
+
+# What an answer is made of
+
+
+class PrivateGradient:
+    """The noised mean gradient of a batch of one site, in one round."""
+
+    def __init__(
+        self, site: SiteContext, question: Question, local: Local, privacy: Privacy, space: Workspace
+    ) -> None:
+        self.data, self.space, self.privacy = site.data.train, space, privacy
+        n = len(self.data)
+        self.expected = sampling_rate(n, local) * n
+        self.random: Source = source(site.seed, "privacy noise", question.round, site.index)
+        if "per-sample gradients" not in space.cache:
+            space.cache["per-sample gradients"] = PerSample(space.module, space.problem.loss)
+        self.engine: PerSample = space.cache["per-sample gradients"]
+
+    def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
+        copies = self.privacy.augmentations
+        x, y = self._copies(index, copies, augment)
+        clip, noise = self.privacy.clip, _noise(self.privacy)
+        sums = self.engine.clipped_sum(x, y, clip, multiplicity=copies).sums
+        flat = torch.cat([s.reshape(-1) for s in sums])
+        noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
+        return self.space.split(torch.from_numpy(noised).to(flat))
+
+    def _copies(
+        self, index: np.ndarray, copies: int, augment: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        place = torch.from_numpy(index)
+        if copies == 1:
+            return self.space.batch(self.data, place, augment)
+        first = self.space.batch(self.data, place)
+        others = [self.space.batch(self.data, place, augment) for _ in range(copies - 1)]
+        x = torch.stack([first[0], *(o[0] for o in others)], 1).flatten(0, 1)
+        return x, first[1].repeat_interleave(copies, 0)
+
+
+def noised_mean(
+    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
+) -> np.ndarray:
+    """A sum of gradients, each clipped, with noise, over the expected number of them."""
+    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected
+
+
+def clipped_update(
+    space: Workspace, change: Sequence[Tensor], privacy: Privacy
+) -> tuple[list[Tensor], Arrays]:
+    """A site's update scaled down to the clip, and whether it was below it (a half or minus a
+    half) where the clip follows a quantile."""
+    norm = float(torch.stack([c.double().norm() for c in change]).norm())
+    factor = min(1.0, privacy.clip / norm) if norm > 0 else 1.0
+    below: Arrays = {}
+    if privacy.quantile is not None:
+        below["below"] = np.array(0.5 if norm <= privacy.clip else -0.5)
+    return [c * factor for c in change], below

@@ -1,0 +1,163 @@
+"""A plan's privacy: the sites' book of what they spend, what was promised and what was spent."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+
+from cupola.federation import Accounts
+from cupola.learn import Training, TrainingHost
+from cupola.learn.guarantee import SIMULATED, Guarantee, binary_problems, guarantee, resolve
+from cupola.learn.choices import Privacy
+from cupola.plan.checkpoint import write_atomically
+from cupola.plan.plan import Plan
+from cupola.privacy.accounting import epsilon
+from cupola.privacy.budget import Book, History, Limit
+
+SHOWN = 50  # groups of sites with equal histories that are listed one by one
+
+
+def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
+    """How the sites of a plan open their accounts; None where there is nothing to account for."""
+    privacy = plan.privacy
+    if not privacy.on:
+        return None
+
+    def open_book(folder: Path | None, name: str) -> Accounts:
+        budget = privacy.budget
+        limit = None
+        if budget is not None:
+            limit = Limit(
+                budget.epsilon, budget.delta, privacy.neighbours, budget.trust_coordinator
+            )
+        own = None if folder is None else folder / f"{name}.jsonl"
+        shared = None if budget is None or budget.file is None else Path(budget.file)
+        study = plan.name if budget is None or budget.study is None else budget.study
+        run = _run_id(folder, name) if shared is not None else ""
+        return Book(shared or own, study=study, run=run, limit=limit)
+
+    return open_book
+
+
+def _run_id(folder: Path | None, name: str) -> str:
+    """Names a run in a file that outlives it: the same after a resume, another for a new run."""
+    if folder is None:
+        return secrets.token_hex(8)
+    path = folder / f"{name}.id"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, secrets.token_hex(8))
+    return path.read_text().strip()
+
+
+def resolved(plan: Plan, host: TrainingHost) -> Privacy:
+    """The plan's privacy with the noise that its epsilon needs."""
+    if not plan.privacy.on or plan.privacy.epsilon is None:
+        return plan.privacy
+    return resolve(
+        plan.privacy,
+        plan.local,
+        plan.participation,
+        sites=len(host),
+        rounds=plan.rounds,
+        seed=plan.seed,
+        sizes=host.sites.sizes(),
+        problems=binary_problems(host.problem.classes),
+    )
+
+
+def promised(program: Training, host: TrainingHost) -> Guarantee | None:
+    """What a plan promises at its end."""
+    return guarantee(program, host.sites.sizes()) if program.privacy.on else None
+
+
+def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None:
+    """What the sites have spent after so many rounds, by their own books; None without privacy."""
+    privacy = program.privacy
+    if not privacy.on:
+        return None
+    groups, unprotected = _from_books(program, folder)
+    if privacy.by_coordinator:
+        from cupola.learn.guarantee import coordinator_events
+
+        events = coordinator_events(privacy, program.participation, program.sites, max(rounds, 1))
+        groups = {events: list(range(program.sites))} if rounds else {}
+    largest = sorted(groups.items(), key=lambda item: -len(item[1]))
+    listed = [
+        {
+            "epsilon": _epsilon(privacy, events),
+            "sites": len(sites),
+            "first": sites[:10],
+            "events": [event.as_dict() for event in events],
+        }
+        for events, sites in _worst(largest)
+    ]
+    listed.sort(key=lambda group: -group["epsilon"])
+    return {
+        "mechanism": privacy.mechanism,
+        "unit": "site" if privacy.by_coordinator else "example",
+        "neighbours": privacy.neighbours,
+        "delta": privacy.delta,
+        "noise": privacy.noise,
+        "clip": privacy.clip,
+        "epsilon": max((group["epsilon"] for group in listed), default=0.0),
+        "groups": listed,
+        "unprotected_answers": unprotected,
+        "status": SIMULATED,
+    }
+
+
+def _epsilon(privacy: Privacy, events: History) -> float:
+    return epsilon(events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant)
+
+
+def _worst(groups: list[tuple[History, list[int]]]) -> list[tuple[History, list[int]]]:
+    """Not more groups than can be accounted for exactly: those whose noised steps count most."""
+    if len(groups) <= SHOWN:
+        return groups
+
+    def weight(item: tuple[History, list[int]]) -> float:
+        total = 0.0
+        for event in item[0]:
+            facts = event.as_dict()
+            noise = facts.get("noise") or math.inf
+            total += facts.get("count", 1) * (facts.get("rate", 1.0) / noise) ** 2
+        return -total
+
+    return sorted(groups, key=weight)[:SHOWN]
+
+
+def _from_books(
+    program: Training, folder: Path
+) -> tuple[dict[History, list[int]], dict[str, int]]:
+    """Sites by what their books say, and answers that nothing protected."""
+    groups: dict[History, list[int]] = {}
+    unprotected: dict[str, int] = {}
+    budget = program.privacy.budget
+    shared = None if budget is None or budget.file is None else Path(budget.file)
+    paths = [shared] if shared else [folder / "privacy.jsonl", *folder.glob("sites/privacy-*.jsonl")]
+    for path in paths:
+        if not path.exists():
+            continue
+        book = Book.read(path)
+        for events, sites in book.histories().items():
+            groups.setdefault(events, []).extend(sites)
+        for task, answers in book.unprotected.items():
+            unprotected[task] = unprotected.get(task, 0) + answers
+    return groups, unprotected
+
+
+def as_json(promise: Guarantee) -> dict[str, Any]:
+    """A guarantee as plain values."""
+    plain = asdict(promise)
+    for group, made in zip(plain["groups"], promise.groups):
+        group["events"] = [event.as_dict() for event in made.events]
+    plain["published"] = []
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+
+

@@ -1,0 +1,151 @@
+"""Which modules have per-sample gradients, and whether book-keeping sees all of a module.
+
+Hooks see layers, not what user code does with their parameters or with the order of rows. So before
+a module's first batch book-keeping is tried on a copy with three samples: sums weighted at random
+must equal what autograd says. A use of a parameter outside its layer, samples in another dimension
+than the first, or layers that mix samples all show there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from cupola.errors import PlanError
+from cupola.privacy.persample.bookkeeping import backward, forward, shares
+from cupola.privacy.persample.rules import Room
+from cupola.privacy.persample.tape import NotCoveredError, uncovered
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+SAMPLES = 3
+SEED = 271_828  # of the trial's own draws; no result depends on it
+
+
+def unsupported(module: nn.Module) -> str | None:
+    """Why a module, in its present mode, has no per-sample gradients; None if it may have."""
+    for name, part in module.named_modules():
+        place = f"{name or 'the model'} ({type(part).__name__})"
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+            return (
+                f"{place} mixes the samples of a batch, so no sample has a gradient of its own: "
+                f"take group normalisation, or put the layer in evaluation mode"
+            )
+        if isinstance(part, _InstanceNorm) and part.track_running_stats and part.training:
+            return (
+                f"{place} keeps running statistics of the samples, which no noise protects: "
+                f"set track_running_stats = False"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            if part.scale_grad_by_freq:
+                return f"{place} scales gradients by frequencies in the batch, which mixes samples"
+            if part.max_norm is not None:
+                return (
+                    f"{place} changes its weights by the tokens it sees (max_norm), without noise"
+                )
+    return None
+
+
+def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
+    """Why book-keeping would be wrong for a module; None if it is right.
+
+    x, y: some samples (n, ...), n >= 1. Raises `PlanError` if samples see each other. Leaves module
+    and generators as they were.
+    """
+    missing = uncovered(module)
+    if missing is not None:
+        return f"{missing} has no rule"
+    problem = ""
+    for dtype, tolerance in ((torch.float64, 1e-8), (None, 1e-3)):  # user code may want float32
+        if dtype is not None and x.device.type == "mps":
+            continue
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(SEED)
+            try:
+                return _compared(_moved(module, dtype), loss, *_samples(x, y, dtype), tolerance)
+            except NotCoveredError as reason:
+                return str(reason)
+            except PlanError:
+                raise
+            except Exception as error:
+                problem = str(error)
+    return f"it cannot be tried on a copy ({problem})"
+
+
+def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: float) -> str | None:
+    start = torch.default_generator.get_state()
+    losses, uses = forward(module, loss, x, y)
+    draws = not torch.equal(start, torch.default_generator.get_state())
+    groups = backward(losses, uses, retain=True)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    sums = {p: torch.zeros_like(p) for p in trained}
+    weights = torch.rand(SAMPLES, device=x.device, dtype=losses.dtype) + 0.5
+    for share in shares(groups, Room(2**30)):
+        share.add(sums, weights)
+    expected = torch.autograd.grad((losses * weights).sum(), trained, materialize_grads=True)
+    _refuse_mixing(module, loss, x, y, None if draws else losses, tolerance)
+    whole = torch.stack([e.to_dense().norm() for e in expected]).norm()
+    for (name, p), e in zip(_trained(module), expected):
+        if not torch.allclose(sums[p], e.to_dense(), tolerance, tolerance * float(whole)):
+            return f"{name} is used in a way its layer's rule does not see"
+    return None
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _refuse_mixing(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, losses: Tensor | None, tolerance: float
+) -> None:
+    """Compare samples' losses in a batch with their losses alone.
+
+    Random layers are switched off for it; a model that still draws is not compared.
+    """
+    with torch.no_grad():
+        if losses is None:
+            for part in module.modules():
+                _calm(part)
+            start = torch.default_generator.get_state()
+            losses = loss(module(x), y)
+            if not torch.equal(start, torch.default_generator.get_state()):
+                return
+        alone = torch.cat([loss(module(x[i : i + 1]), y[i : i + 1]) for i in range(SAMPLES)])
+    if not torch.allclose(losses.detach(), alone, 10 * tolerance, 10 * tolerance, equal_nan=True):
+        raise PlanError(
+            "the loss of a sample depends on the other samples in its batch, so no sample has a "
+            "gradient of its own: the model or the loss mixes them"
+        )
+
+
+def _calm(part: nn.Module) -> None:
+    """Switch off the draws of torch's random layers."""
+    if isinstance(part, _DropoutNd | nn.RReLU):
+        part.eval()
+    elif isinstance(part, nn.MultiheadAttention | nn.RNNBase):
+        part.dropout = 0.0
+
+
+def _moved(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """A copy with parameters a little off, so that no gradient is zero for zeros in them."""
+    copied = copy.deepcopy(module)
+    copied = copied if dtype is None else copied.to(dtype)
+    with torch.no_grad():
+        for p in copied.parameters():
+            p.add_(0.02 * torch.randn(p.shape, dtype=p.dtype).to(p.device))
+    return copied
+
+
+def _samples(x: Tensor, y: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Three samples like the given ones, all different where they are numbers."""
+    index = torch.arange(SAMPLES, device=x.device) % len(x)
+    x, y = x[index], y[index.to(y.device)]
+    if x.is_floating_point():
+        x = x if dtype is None else x.to(dtype)
+        x = x + 0.1 * torch.randn(x.shape, dtype=x.dtype).to(x.device)
+    return x, y.to(dtype) if y.is_floating_point() and dtype is not None else y

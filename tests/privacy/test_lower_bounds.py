@@ -110,6 +110,31 @@ def test_identical_samples_give_nothing_away():
     assert exceeded <= 3  # one in a hundred is allowed
 
 
+def test_the_threshold_is_chosen_apart_from_the_bound():
+    # Laplace noise: nearly every threshold is tight, so a choice on the same trials would exceed.
+    truth, seeds, above = 1.0, 300, 0
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        noises = rng.laplace(size=(2, 100))
+        above += lower_bound(noises[0] + truth, noises[1], 0.0, confidence=0.2).epsilon > truth
+        # low confidence: the correction is small, and a biased choice would show
+    assert above <= 0.8 * seeds
+    chosen = lower_bound(np.r_[np.ones(50), np.zeros(50)], np.zeros(100), 0.0)
+    assert chosen.epsilon == 0  # a difference in the first half alone proves nothing
+    assert chosen.trials == 100
+
+
+def test_what_delta_allows_is_not_counted():
+    # With probability delta the canary is shown, otherwise nothing: (0, delta)-private.
+    rng = np.random.default_rng(1)
+    shown = (rng.random(4000) < 0.3).astype(float)
+    nothing = np.zeros(4000)
+    assert lower_bound(shown, nothing, 0.0).epsilon > 4
+    assert lower_bound(shown, nothing, 0.3).epsilon == 0
+    assert lower_bound(nothing, shown, 0.3).epsilon == 0
+    assert lower_bound(shown, nothing, 0.2).epsilon > 2
+
+
 def test_the_bound_is_reached_by_randomised_response():
     # The one mechanism with exactly two outcomes: e^epsilon is the ratio of the rates.
     rng = np.random.default_rng(0)

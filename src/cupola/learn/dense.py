@@ -63,7 +63,7 @@ def _activations(space: Workspace) -> list[nn.Module]:
 def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """d(sum of share * loss) / d(output) for outputs (..., classes).
 
-    y as from `_targets`; share (..., 1).
+    y as from `targets`; share (..., 1).
     """
     if space.plain_cross_entropy:
         return torch.softmax(output, -1).sub_(y).mul_(share)
@@ -74,7 +74,7 @@ def output_gradient(space: Workspace, output: Tensor, y: Tensor, share: Tensor) 
     return torch.autograd.grad(value, flat)[0].view_as(output)
 
 
-def _targets(space: Workspace, cohort: Cohort) -> Tensor:
+def targets(space: Workspace, cohort: Cohort) -> Tensor:
     """The cohort's targets; one-hot where that gives the gradient at once."""
     if not space.plain_cross_entropy:
         return cohort.y
@@ -93,8 +93,8 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     stack = [w.expand(len(cohort), *w.shape).clone() for w in start]
     cohort = replace(
         cohort,
-        x=_with_ones(cohort.x.flatten(1)),
-        y=_targets(space, cohort),
+        x=with_ones(cohort.x.flatten(1)),
+        y=targets(space, cohort),
         share=cohort.share.unsqueeze(-1),
     )
 
@@ -104,7 +104,7 @@ def explicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
         """Per layer, last first, (d, h): its gradient is d' h."""
         inputs = [x]
         for weight, activation in zip(rows, activations):
-            inputs.append(_with_ones(activation(torch.bmm(inputs[-1], weight.mT))))
+            inputs.append(with_ones(activation(torch.bmm(inputs[-1], weight.mT))))
         back = output_gradient(space, torch.bmm(inputs[-1], rows[-1].mT), y, share)
         found = [(back, inputs[-1])]
         for i in range(len(rows) - 1, 0, -1):
@@ -143,7 +143,7 @@ def _logistic(cohort: Cohort, stack: Tensor) -> None:
         rows.baddbmm_(back.mT, x, alpha=rate)
 
 
-def _with_ones(x: Tensor) -> Tensor:
+def with_ones(x: Tensor) -> Tensor:
     return torch.cat([x, x.new_ones(()).expand(*x.shape[:-1], 1)], -1)
 
 
@@ -180,7 +180,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
     backs = [
         space.flat.new_zeros(sites, longest, width, start[2 * i].shape[0]) for i in range(depth)
     ]
-    targets = _targets(space, cohort)
+    wanted = targets(space, cohort)
     places = cohort.index.transpose(0, 1).reshape(-1)
     torch.index_select(cohort.x.flatten(1), 0, places, out=inputs[0].flatten(0, 2))
     first = torch.addmm(start[1], inputs[0].flatten(0, 2), start[0].T).view(
@@ -204,7 +204,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
                 z.baddbmm_(gram, moved)
             if activation is not None:
                 z = inputs[i + 1][:active, t] = activation(z)
-        y, share = targets[cohort.index[t, :active]], cohort.share[t, :active, :, None]
+        y, share = wanted[cohort.index[t, :active]], cohort.share[t, :active, :, None]
         back = output_gradient(space, z, y, share)
         for i in reversed(range(depth)):
             backs[i][:active, t] = back

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
@@ -32,7 +33,7 @@ _SAME = {
 def stacked(space: Workspace, cohort: Cohort) -> list[Tensor]:
     """sum over sites of weight * answer, with one model per site in a stack."""
     start = space.split(space.start)
-    if is_plain_sgd(cohort.local):
+    if is_plain_sgd(cohort.local) and not cohort.privacy.by_coordinator:
         return _plain(space, cohort, start)
     stack = [p.unsqueeze(0).expand(len(cohort), *p.shape).clone() for p in start]
     return run_stack(cohort, start, stack, partial(stack_gradient, space), widths=WIDTHS)
@@ -110,16 +111,25 @@ def run_stack(
                 sum_[:active].addcmul_(g, factor)
         optimizer.step(rows, grads)
     if local.send == "gradients":
-        weight = torch.from_numpy(answer_weights(cohort)).to(stack[0])
-        return [weighted_sum(weight, p) for p in total]
+        return _summed(cohort, total, answer_weights(cohort))
     return summed_change(cohort, start, stack)
 
 
 def summed_change(cohort: Cohort, start: list[Tensor], stack: list[Tensor]) -> list[Tensor]:
     """sum over sites of weight * (start - end); overwrites the stack."""
-    weight = torch.from_numpy(-answer_weights(cohort)).to(stack[0])
     torch._foreach_sub_(stack, start)
-    return [weighted_sum(weight, p) for p in stack]
+    return _summed(cohort, stack, -answer_weights(cohort))
+
+
+def _summed(cohort: Cohort, stack: list[Tensor], weight: np.ndarray) -> list[Tensor]:
+    """sum over sites of weight * answer, each answer clipped where the coordinator adds noise."""
+    privacy = cohort.privacy
+    if privacy.by_coordinator:
+        parts = [p.reshape(len(p), -1).double().norm(dim=1) for p in stack]
+        norms = torch.stack(parts).norm(dim=0).cpu().numpy()
+        weight = weight * np.minimum(1.0, privacy.clip / np.maximum(norms, 1e-300))
+        cohort.halves.extend(np.where(norms <= privacy.clip, 0.5, -0.5).tolist())
+    return [weighted_sum(torch.from_numpy(weight).to(p), p) for p in stack]
 
 
 def weighted_sum(weight: Tensor, stack: Tensor) -> Tensor:

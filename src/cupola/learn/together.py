@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,7 @@ from cupola.data import Dataset
 from cupola.federation import Arrays, Partial, Question, SiteContext
 from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
-from cupola.learn.choices import Local
+from cupola.learn.choices import Local, Privacy
 from cupola.learn.local import accumulation_coefficients, kept_after
 from cupola.learn.optimizers import effective_steps
 from cupola.learn.private import privacy_of
@@ -48,7 +48,8 @@ class Cohort:
     x, y: all samples. index (steps, sites, batch): places in x; share (steps, sites, batch):
     1 / size of the batch, 0 where a batch is padded. active[t]: how many sites make step t.
     weight: of each site's answer. coefficient (sites, steps): of each gradient in an
-    accumulated answer.
+    accumulated answer. halves: a half or minus a half for every update below or above the clip,
+    written by the form that clips.
     """
 
     x: Tensor
@@ -61,6 +62,10 @@ class Cohort:
     coefficient: np.ndarray
     lr: float
     local: Local
+    sites: list[SiteContext] = field(default_factory=list)
+    question: Question = field(default_factory=lambda: Question("train"))
+    privacy: Privacy = field(default_factory=Privacy)
+    halves: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -76,6 +81,8 @@ class Cohort:
             steps=steps,
             weight=self.weight[start:stop],
             coefficient=self.coefficient[start:stop, : steps[0]],
+            sites=self.sites[start:stop],
+            halves=[],
         )
 
     def batches(self, active: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -108,7 +115,9 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     local = Local.model_validate(question.options["local"])
     space, mode = workspace_of(sites[0]), sites[0].mode
     privacy = privacy_of(question)
-    if local.control_variates or not space.independent or privacy.on:
+    if local.control_variates or not space.independent:
+        return None
+    if privacy.mechanism in ("output", "objective") or privacy.augmentations > 1:
         return None
     if any(site.data.train.transform is not None for site in sites):
         return None
@@ -116,7 +125,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     if held is None or not space.loss_is_per_sample(held):
         return None
     work = share_out(sites, question, local)
-    form = _choose(space, local, work, mode)
+    form = _choose(space, local, work, mode, privacy)
     if form is None:
         return None
     failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
@@ -142,19 +151,28 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         for part in parts[1:]:
             for total, more in zip(sums, form(space, part)):
                 total.add_(more)
-        return _partial(space, cohort.part(start, stop), sums, numbers[start:stop])
+        halves = sum(sum(part.halves) for part in parts)
+        return _partial(space, cohort.part(start, stop), sums, numbers[start:stop], halves)
 
     with one_core_each():
         cohort = gather(space, [sites[i] for i in able], [work[i] for i in able], local, lr)
+        cohort.question, cohort.privacy = question, privacy
         starts = range(0, len(able), width)
         partials = _side_by_side(compute, starts, sites[0].workers)
     partials[0].failed = failed
     return partials
 
 
-def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> Form | None:
-    from cupola.learn import compiled, dense, stacked
+def _choose(
+    space: Workspace, local: Local, work: Sequence[Work], mode: str, privacy: Privacy
+) -> Form | None:
+    from cupola.learn import compiled, dense, private_linear, stacked
 
+    if privacy.mechanism == "dp-sgd":
+        possible = private_linear.possible(space) and mode in ("auto", "together", "explicit")
+        return private_linear.private_linear if possible else None
+    if privacy.by_coordinator:  # updates are clipped one by one: they must be there
+        return _clippable(space, local, mode)
     longest = max((w.steps for w in work), default=0)
     if local.send == "gradients" and longest <= 1:
         return common if mode in ("auto", "together") else None
@@ -178,6 +196,18 @@ def _choose(space: Workspace, local: Local, work: Sequence[Work], mode: str) -> 
     if space.properties.stackable and (mode in ("stacked", "together") or space.is_dense_only):
         return stacked.stacked
     return None
+
+
+def _clippable(space: Workspace, local: Local, mode: str) -> Form | None:
+    """A form that holds every site's update."""
+    from cupola.learn import dense, stacked
+
+    if local.work == "gradient" or (mode == "auto" and space.flat.numel() > SMALL_MODEL):
+        return None
+    if dense.layers_of(space) is not None and mode in ("auto", "together", "explicit"):
+        return dense.explicit
+    wanted = mode in ("stacked", "together") or (mode == "auto" and space.is_dense_only)
+    return stacked.stacked if space.properties.stackable and wanted else None
 
 
 def _chunk_size(space: Workspace, form: Form, sites: int) -> int:
@@ -204,7 +234,7 @@ def gather(
     lengths = np.concatenate([w.sizes for w in work])
     places = np.concatenate([w.order for w in work])
     places += np.repeat(first, [len(w.order) for w in work])
-    longest, widest = steps[0], int(lengths.max())
+    longest, widest = steps[0], max(1, int(lengths.max()))  # private batches may be empty
     made = np.array(steps)
     step = np.arange(len(lengths)) - np.repeat(np.cumsum(made) - made, made)
     rows = np.repeat(np.arange(len(sites)), made) + len(sites) * step
@@ -213,7 +243,7 @@ def gather(
     index = np.zeros(len(sites) * longest * widest, np.int64)
     share = np.zeros(len(sites) * longest * widest)
     index[cells] = places
-    share[cells] = np.repeat(1 / lengths, lengths)
+    share[cells] = np.repeat(1 / np.maximum(lengths, 1), lengths)
     shape = (longest, len(sites), widest)
     makes = np.arange(longest) < made[:, None]
     coefficient = makes.astype(float)
@@ -231,6 +261,7 @@ def gather(
         coefficient=coefficient,
         lr=lr,
         local=local,
+        sites=list(sites),
     )
 
 
@@ -303,12 +334,16 @@ def answer_weights(cohort: Cohort) -> np.ndarray:
     return cohort.weight
 
 
-def _partial(space: Workspace, cohort: Cohort, sums: list[Tensor], sites: list[int]) -> Partial:
+def _partial(
+    space: Workspace, cohort: Cohort, sums: list[Tensor], sites: list[int], halves: float
+) -> Partial:
     arrays = space.named("model", sums)
     sample: Arrays = {f"model/{n}": _blank(p) for n, p in space.pairs()}
     if cohort.local.send == "normalised":
         arrays["steps"] = np.array(float(cohort.weight @ cohort.effective()))
         sample["steps"] = np.zeros(())
+    if cohort.privacy.quantile is not None:
+        arrays["below"], sample["below"] = np.array(halves), np.zeros(())
     return Partial(arrays, float(cohort.weight.sum()), sites, {}, sample)
 
 

@@ -38,8 +38,9 @@ class Source(Protocol):
 class OperatingSystem:
     """Randomness that nobody can repeat: AES-256-CTR under a fresh key from the system.
 
-    Normal numbers are the inverse of the distribution function at the middle of one of 2^53 equal
-    intervals: |x| <= 8.3, which differs from the exact law by 1e-16 in total variation per number.
+    Normal numbers are the inverse of the distribution function at a uniform number with 53 bits
+    below its leading one, also where it is tiny: so that in the tails, too, every point of the grid
+    can come up, whatever the value under it was.
     """
 
     def __init__(self) -> None:
@@ -58,10 +59,10 @@ class OperatingSystem:
         result = np.empty(n)
         for start in range(0, n, _PIECE):
             words = self._words(min(_PIECE, n - start))
-            # From the nearer end, so that the tails are equally fine on both sides.
             low = words < 2**52
-            place = np.where(low, words, 2**53 - 1 - words)
-            tail = ndtri((place + 0.5) * 2.0**-53)
+            place = np.where(low, words, 2**53 - 1 - words)  # from the nearer end
+            fraction = self.uniforms(len(words)) + 2.0**-54  # finer steps within the interval
+            tail = ndtri((place + fraction) * 2.0**-53)
             result[start : start + len(words)] = np.where(low, tail, -tail)
         return result
 
@@ -89,16 +90,23 @@ def grid(deviation: float) -> float:
     return 2.0 ** (math.floor(math.log2(deviation)) - GRID_BITS)
 
 
+def noise_scale(sensitivity: float, noise: float, size: int) -> float:
+    """Standard deviation of noise on so many numbers on the grid.
+
+    Rounding the value can move two neighbours apart by one grid step per coordinate; a step is at
+    most 2^-GRID_BITS deviations, so that this much is added.
+    """
+    return noise * sensitivity * (1 + 2.0**-GRID_BITS * noise * math.sqrt(size))
+
+
 def add_noise(value: np.ndarray, sensitivity: float, noise: float, random: Source) -> np.ndarray:
     """value + N(0, (noise * sensitivity)^2) on a grid, in float64.
 
-    sensitivity: L2, of the exact value. Rounding the value can move two neighbours apart by one
-    grid step per coordinate, so that the noise is raised by that much. noise 0 adds nothing.
+    sensitivity: L2, of the exact value. noise 0 adds nothing.
     """
     if noise == 0:
         return np.asarray(value, np.float64)
-    apart = 2.0**-GRID_BITS * noise * math.sqrt(value.size)  # a step is at most 2^-30 deviations
-    deviation = noise * sensitivity * (1 + apart)
+    deviation = noise_scale(sensitivity, noise, value.size)
     drawn = random.normals(value.size)
     drawn *= deviation
     return round_to_grid(value, drawn.reshape(value.shape), deviation)

@@ -1,0 +1,68 @@
+"""DP-SGD on linear models for many sites at once: one batched computation over sites x samples.
+
+A sample's gradient is the outer product of its output gradient d and its input x (with a 1 for the
+bias), so that its norm is |d| |x|: it is clipped by scaling d, and no gradient of a single sample
+is ever made. Every site draws its own batches and noise, the same as it draws alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.learn import dense
+from cupola.learn.private import ROUNDING, sampling_rate
+from cupola.learn.stacked import run_stack
+from cupola.learn.together import Cohort
+from cupola.learn.workspace import Workspace
+from cupola.privacy.noise import noise_scale, round_to_grid, source
+
+
+def possible(space: Workspace) -> bool:
+    """A single linear layer with bias."""
+    layers = dense.layers_of(space)
+    return layers is not None and len(layers) == 1
+
+
+def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
+    """sum over sites of weight * answer."""
+    weight, bias = space.split(space.start)
+    start = torch.cat([weight, bias[:, None]], 1)
+    stack = start.expand(len(cohort), *start.shape).clone()
+    outputs, inputs = weight.shape
+    privacy, round = cohort.privacy, cohort.question.round
+    assert privacy.noise is not None
+    noise, clip = privacy.noise, privacy.clip
+    sources = [source(s.seed, "privacy noise", round, s.index) for s in cohort.sites]
+    sizes = [len(site.data.train) for site in cohort.sites]
+    expected = np.array([sampling_rate(n, cohort.local) * n for n in sizes])
+    deviation = noise_scale(clip * (1 + ROUNDING), noise, start.numel())
+    cohort = replace(
+        cohort,
+        x=dense.with_ones(cohort.x.flatten(1)),
+        y=dense.targets(space, cohort),
+        share=(cohort.share > 0).to(cohort.share).unsqueeze(-1),
+    )
+
+    def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
+        back = dense.output_gradient(space, torch.bmm(x, rows[0].mT), y, share)
+        norms = (back.square().sum(-1) * x.square().sum(-1)).sqrt_()
+        factor = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
+        sums = torch.bmm(back.mul_(factor.unsqueeze(-1)).mT, x).double().cpu().numpy()
+        # In the order of a site alone: all weights, then all biases.
+        flat = np.concatenate([sums[..., :-1].reshape(len(sums), -1), sums[..., -1]], 1)
+        if noise:
+            drawn = np.stack([s.normals(start.numel()) for s in sources[: len(sums)]])
+            flat = round_to_grid(flat, drawn * deviation, deviation)
+        flat /= expected[: len(sums), None]
+        edge = outputs * inputs
+        noised = np.concatenate(
+            [flat[:, :edge].reshape(-1, outputs, inputs), flat[:, edge:, None]], 2
+        )
+        return [torch.from_numpy(noised).to(start)]
+
+    (total,) = run_stack(cohort, [start], [stack], gradient)
+    return [total[:, :-1].contiguous(), total[:, -1].contiguous()]

@@ -1,0 +1,232 @@
+"""What a mechanism did to a person's data: values that a ledger keeps and an accountant composes.
+
+Every event states its noise in units of sensitivity, so that the accountant needs nothing else.
+Which data sets count as neighbours matters for that unit:
+
+- *add-remove*: one record more or less; the sensitivity of a sum is the norm bound of one record
+  (the clip).
+- *replace-one*: one record exchanged for another, the number of records being public; the
+  sensitivity of a sum is twice the norm bound.
+
+`Gaussian`, `Pure` and `Approximate` carry the relation under which they hold (`neighbours`). Asked
+for replace-one, the accountant converts an add-remove event, since a replacement is a removal and
+an addition; it never converts the other way, because a bound for replacements says nothing about a
+record more or less. `SampledGaussian` is different: its unit is always the norm bound of one
+record, and the accountant works out what sampling makes of it under either relation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+from cupola.errors import PlanError
+
+Neighbours = Literal["add-remove", "replace-one"]
+Sampling = Literal["poisson", "without-replacement"]
+
+_MOST = 10**12  # more repetitions than any run makes; keeps counts exact in float64
+_E = TypeVar("_E", bound="Event")
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    infinite: bool = False,
+) -> float:
+    """The value as a float, or a `PlanError` that names the field and the allowed range."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    wrong = isinstance(value, bool | str) or math.isnan(number)
+    wrong = wrong or (math.isinf(number) and not infinite)
+    wrong = wrong or (above is not None and not number > above)
+    wrong = wrong or (least is not None and not number >= least)
+    wrong = wrong or (below is not None and not number < below)
+    wrong = wrong or (most is not None and not number <= most)
+    if wrong:
+        parts = [
+            f"{word} {bound:g}"
+            for word, bound in (
+                ("above", above),
+                ("at least", least),
+                ("below", below),
+                ("at most", most),
+            )
+            if bound is not None
+        ]
+        raise PlanError(f"{name} must be a number {' and '.join(parts)}, not {value!r}.")
+    return number
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """A `PlanError` that lists the choices, unless the value is one of them."""
+    if value not in choices:
+        raise PlanError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
+
+
+def check_count(name: str, value: object, *, least: int = 0) -> int:
+    """The value as an int, or a `PlanError`; floats and booleans are no counts."""
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not whole or not least <= int(value) <= _MOST:  # type: ignore[call-overload]
+        raise PlanError(f"{name} must be a whole number from {least} to {_MOST:g}, not {value!r}.")
+    return int(value)  # type: ignore[call-overload]
+
+
+class Event:
+    """One kind of access to private data, made `count` times. Use the subclasses: frozen values."""
+
+    kind: ClassVar[str] = ""
+    count: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` is its inverse."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Event:
+        """The event that `as_dict` wrote; unknown kinds and fields are refused, not ignored."""
+        given = dict(values)
+        kind = given.pop("kind", None)
+        if kind not in _KINDS:
+            raise PlanError(f"Privacy event of unknown kind {kind!r}; known: {', '.join(_KINDS)}.")
+        cls = _KINDS[kind]
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise PlanError(f"Privacy event {kind!r} has no field {unknown[0]!r}; it has {names}.")
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise PlanError(f"Privacy event {kind!r} is incomplete: {error}.") from None
+
+    def counted(self: _E, count: int) -> _E:
+        """The same access, made `count` times."""
+        return type(self)(**{**vars(self), "count": count})
+
+    def times(self: _E, repetitions: int) -> _E:
+        """The same access, `repetitions` times as often."""
+        return self.counted(self.count * check_count("repetitions", repetitions))
+
+
+def _set(event: Event, **values: object) -> None:
+    """Stores checked values in a frozen event."""
+    for name, value in values.items():
+        object.__setattr__(event, name, value)
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """Gaussian noise of standard deviation `noise` * L2 sensitivity under `neighbours`."""
+
+    kind: ClassVar[str] = "gaussian"
+    noise: float
+    count: int = 1
+    neighbours: Neighbours = "add-remove"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            noise=check_number("noise", self.noise, least=0),
+            count=check_count("count", self.count),
+        )
+        check_choice("neighbours", self.neighbours, get_args(Neighbours))
+
+
+@dataclass(frozen=True)
+class SampledGaussian(Event):
+    """Gaussian noise on a sum over a random sample, which nobody but the sampler knows.
+
+    `noise` is the standard deviation over the norm bound of one record. `rate` is the probability
+    that a record is in the sample: each independently (poisson), or a fixed share of a known
+    number of records (without-replacement: defined for replace-one only).
+    """
+
+    kind: ClassVar[str] = "sampled-gaussian"
+    rate: float
+    noise: float
+    count: int = 1
+    sampling: Sampling = "poisson"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            rate=check_number("rate", self.rate, least=0, most=1),
+            noise=check_number("noise", self.noise, least=0),
+            count=check_count("count", self.count),
+        )
+        check_choice("sampling", self.sampling, get_args(Sampling))
+
+
+@dataclass(frozen=True)
+class Pure(Event):
+    """Any mechanism that is (epsilon, 0)-differentially private under `neighbours`."""
+
+    kind: ClassVar[str] = "pure"
+    epsilon: float
+    count: int = 1
+    neighbours: Neighbours = "add-remove"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            epsilon=check_number("epsilon", self.epsilon, least=0),
+            count=check_count("count", self.count),
+        )
+        check_choice("neighbours", self.neighbours, get_args(Neighbours))
+
+
+@dataclass(frozen=True)
+class Approximate(Event):
+    """Any mechanism that is (epsilon, delta)-differentially private under `neighbours`."""
+
+    kind: ClassVar[str] = "approximate"
+    epsilon: float
+    delta: float
+    count: int = 1
+    neighbours: Neighbours = "add-remove"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            epsilon=check_number("epsilon", self.epsilon, least=0),
+            delta=check_number("delta", self.delta, least=0, below=1),
+            count=check_count("count", self.count),
+        )
+        check_choice("neighbours", self.neighbours, get_args(Neighbours))
+
+
+@dataclass(frozen=True)
+class Unprotected(Event):
+    """An answer without any guarantee; `what` says which. Its epsilon is infinite."""
+
+    kind: ClassVar[str] = "unprotected"
+    what: str
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.what, str) or not self.what:
+            raise PlanError(f"what must say which answer is unprotected, not {self.what!r}.")
+        _set(self, count=check_count("count", self.count))
+
+
+_KINDS: dict[str, type[Event]] = {
+    cls.kind: cls for cls in (Gaussian, SampledGaussian, Pure, Approximate, Unprotected)
+}
+
+
+def merge(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Equal events counted together, in order of first appearance; those made 0 times left out."""
+    counts: dict[Event, int] = {}
+    for event in events:
+        one = event.counted(1)
+        counts[one] = counts.get(one, 0) + event.count
+    return tuple(one.counted(count) for one, count in counts.items() if count)

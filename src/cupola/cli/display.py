@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from cupola.report import words
+from cupola.report.privacy import epsilon
 
 if TYPE_CHECKING:
     from cupola.plan.folder import Run
@@ -100,6 +101,13 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
     sent = result["bytes_down"] + result["bytes_up"]
     line += f", {words.size(sent)} sent, {words.duration(result['seconds'])}"
     console.print(line, highlight=False)
+    if spent := result.get("privacy"):
+        unit = "a site" if spent["unit"] == "site" else "an example, at the site that spent most"
+        console.print(
+            f"epsilon {epsilon(spent['epsilon'])} at delta {spent['delta']:g} for {unit} "
+            f"({spent['status']})",
+            highlight=False,
+        )
     if result.get("reason"):
         console.print(f"stopped early: {result['reason']}", highlight=False)
     if result.get("twin"):
@@ -122,17 +130,23 @@ def comparison(
     goal = words.goal(metric, rows[0]["target"])
     table = Table(title=title, title_justify="left")
     table.add_column("")
+    private = any(row["epsilon"] is not None for row in rows)
     for heading in (
-        metric, "bytes", f"rounds to {goal}", f"bytes to {goal}", "time",
+        metric, *(["epsilon"] if private else []), "bytes", f"rounds to {goal}", f"bytes to {goal}", "time",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
     for i, row in enumerate(rows):
         table.add_row(
             labels[i] if len(labels) == len(rows) else row["label"],
             words.metric(metric, row[metric], row["spread"]),
+            *([_epsilon(row["epsilon"])] if private else []),
             words.size(row["bytes"]),
             words.number(row["rounds_to_target"]),
             words.size(row["bytes_to_target"]),
             words.duration(row["seconds"]),
         )
     return table
+
+
+def _epsilon(value: float | None) -> str:
+    return "–" if value is None else epsilon(value)

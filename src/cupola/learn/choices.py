@@ -221,8 +221,8 @@ class Privacy(Choice):
     augmentations: dp-sgd: copies of each example (the first as it is) whose gradients are averaged
         before clipping.
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
-        (counts_noise: their noise, by default a twentieth of the sites a round), at the speed
-        clip_rate.
+        (counts_noise: their noise, by default a twentieth of the sites a round, at least `noise`),
+        at the speed clip_rate.
     matrix: dp-ftrl: 'tree', 'tree-honaker' (same noise, less variance) or 'toeplitz' (less noise).
     restart: dp-ftrl: begin anew every so many rounds (0: never).
     feature_norm: output and objective: examples are scaled down to this norm, bias included.

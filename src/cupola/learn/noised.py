@@ -61,7 +61,7 @@ class Coordinator:
     @property
     def counts_noise(self) -> float:
         """Standard deviation of the noise on the count of updates below the clip."""
-        return self.privacy.counts_noise or self.expected / 20
+        return self.privacy.counts_noise or max(self.expected / 20, self.privacy.noise or 0.0)
 
     def _update_noise(self) -> float:
         """Noise multiplier of the sum itself.

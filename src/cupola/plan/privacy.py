@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.plan import Plan
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.budget import Book, History, Limit
+from cupola.privacy.events import Event
 
 SHOWN = 50  # groups of sites with equal histories that are listed one by one
 
@@ -107,6 +108,7 @@ def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None
         "clip": privacy.clip,
         "epsilon": max((group["epsilon"] for group in listed), default=0.0),
         "groups": listed,
+        "course": _course(privacy, max(listed, key=lambda g: g["epsilon"])) if listed else [],
         "unprotected_answers": unprotected,
         "status": SIMULATED,
     }
@@ -114,6 +116,21 @@ def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None
 
 def _epsilon(privacy: Privacy, events: History) -> float:
     return epsilon(events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant)
+
+
+def _course(privacy: Privacy, group: dict[str, Any]) -> list[tuple[float, float]]:
+    """Epsilon after shares of the run, as if its charges came evenly."""
+    events = [Event.from_dict(event) for event in group["events"]]
+    whole = max(event.as_dict().get("count", 1) for event in events) if events else 0
+    shares = sorted({round(whole * part / 8) / whole for part in range(1, 9)}) if whole else []
+    course = []
+    for share in shares:
+        part = tuple(
+            replace(event, count=math.ceil(event.as_dict().get("count", 1) * share))  # type: ignore[call-arg]
+            for event in events
+        )
+        course.append((share, _epsilon(privacy, part)))
+    return course if len(course) > 1 else []
 
 
 def _worst(groups: list[tuple[History, list[int]]]) -> list[tuple[History, list[int]]]:

@@ -61,6 +61,11 @@ class Group:
         spread = points[:, :, 1].std(1, ddof=1).tolist() if len(tables) > 1 else None
         return points[:, :, 0].mean(1).tolist(), points[:, :, 1].mean(1).tolist(), spread
 
+    def epsilon(self) -> float | None:
+        """The largest that any run spent; None where nothing is private."""
+        spent = [run.result["privacy"]["epsilon"] for run in self.runs if run.result.get("privacy")]
+        return max((math.inf if e is None else float(e) for e in spent), default=None)
+
     def row(self, metric: str, target: float | None) -> dict[str, Any]:
         """One line of the table; means over the runs, None where a run did not reach the target."""
         mean, spread = mean_spread(self.finals(metric))
@@ -83,6 +88,7 @@ class Group:
             "best": average(best),
             "rounds": average([run.rounds for run in self.runs]),
             "bytes": None if self.central else average([run.bytes_sent for run in self.runs]),
+            "epsilon": self.epsilon(),
             "seconds": average([run.seconds for run in self.runs]),
             "target": target,
             "reached": len(met),

@@ -11,6 +11,7 @@ from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
+from cupola.report.privacy import epsilon
 from cupola.report.single import plan_section, x_axis, y_axis
 from cupola.report.words import (
     LOWER_IS_BETTER,
@@ -117,6 +118,9 @@ def _table(
         ("rounds", True), ("sent", True), ("time", True),
         (f"rounds to {said}", True), (f"bytes to {said}", True),
     ]  # fmt: skip
+    private = any(row["epsilon"] is not None for row in rows)
+    if private:
+        head.insert(3, ("epsilon", True))
     lines = []
     for i, (g, row) in enumerate(zip(groups, rows)):
         value = text(metric(measured, row[measured], row["spread"]))
@@ -126,6 +130,7 @@ def _table(
                 text(g.label),
                 f"{row['runs']}",
                 f"<b>{value}</b>" if i == winner else value,
+                *([_epsilon(row["epsilon"])] if private else []),
                 text(metric(measured, row["best"])),
                 number(row["rounds"], 3),
                 size(row["bytes"]),
@@ -142,6 +147,10 @@ def _table(
     if several:
         lead += " ± is the standard deviation over seeds."
     return page.section("Side by side", lead, page.table(head, lines))
+
+
+def _epsilon(value: float | None) -> str:
+    return "not private" if value is None else epsilon(value)
 
 
 def _exchange(groups: Sequence[Group], measured: str) -> str:

@@ -12,6 +12,8 @@ from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import AXES
 from cupola.report.ledger import ledger_section, traffic
+from cupola.report.privacy import headline as privacy_headline
+from cupola.report.privacy import privacy_section
 from cupola.report.words import (
     LOWER_IS_BETTER,
     SHARES,
@@ -43,6 +45,7 @@ def single(run: RunFolder) -> str:
             _trouble(run),
             _headline(run),
             _learning(run),
+            privacy_section(run),
             _twin(run),
             holdings(run),
             traffic(run),
@@ -109,6 +112,8 @@ def _headline(run: RunFolder) -> str:
         ),
         ("Time", duration(run.seconds), f"{duration(per_round)} a round" if per_round else ""),
     ]
+    if (spent := privacy_headline(run)) is not None:
+        items.insert(2, spent)
     if sites:
         items.append(("Sites", number(sites), f"{number(last.get('sites'))} in the last round"))
     if run.result.get("parameters"):

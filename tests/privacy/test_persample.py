@@ -424,7 +424,7 @@ def test_recurrent_dropout_needs_no_fall_back():
     ids=str,
 )
 def test_cells_equal_torchs_layers(layer):
-    from cupola.privacy.persample.tape import Tape, replaced
+    from cupola.privacy.persample.tape import Tape, layout, recording
 
     layer, x = ready(layer), draw(6, 4, 3)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
@@ -432,14 +432,14 @@ def test_cells_equal_torchs_layers(layer):
     start = (h, draw(count, 4, 4, seed=5)) if isinstance(layer, nn.LSTM) else h
     for hx in (None, start):
         expected = layer(x, hx)
-        with replaced(layer, Tape(silent=True)):
+        with recording(layout(layer), Tape(silent=True)):
             found = layer(x, hx)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("boolean", [True, False])
 def test_attention_cell_equals_torchs_layer(boolean):
-    from cupola.privacy.persample.tape import Tape, replaced
+    from cupola.privacy.persample.tape import Tape, layout, recording
 
     layer = ready(nn.MultiheadAttention(4, 2))
     q, k, v = draw(5, 3, 4), draw(6, 3, 4, seed=1), draw(6, 3, 4, seed=2)
@@ -456,7 +456,7 @@ def test_attention_cell_equals_torchs_layer(boolean):
             "average_attn_weights": averaged,
         }
         expected = layer(q, k, v, **options)
-        with replaced(layer, Tape(silent=True)):
+        with recording(layout(layer), Tape(silent=True)):
             found = layer(q, k, v, **options)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 

@@ -23,7 +23,7 @@ from cupola.privacy.persample.rules import (
     Rule,
     wanted,
 )
-from cupola.privacy.persample.tape import NotCoveredError, Tape, Use, recording
+from cupola.privacy.persample.tape import Layout, NotCoveredError, Tape, Use, recording
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,16 +55,22 @@ class Share:
         return self.contribution.squared
 
     def add(self, sums: dict[nn.Parameter, Tensor], weights: Tensor) -> None:
-        """Add the weighted sum over samples to `sums`."""
+        """Add the weighted sum over samples to `sums`, which starts empty."""
         for name, value in self.contribution.weighted(weights).items():
-            sums[self.parameters[name]].add_(value)
+            parameter = self.parameters[name]
+            if parameter in sums:
+                sums[parameter].add_(value)
+            else:
+                sums[parameter] = value
 
 
-def forward(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, list[Use]]:
+def forward(
+    module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor
+) -> tuple[Tensor, list[Use]]:
     """Losses (rows,), with their graph, and the uses of layers."""
     tape = Tape()
     with torch.enable_grad():
-        with recording(module, tape):
+        with recording(layout, tape):
             output = module(x)
         losses = loss(output, y)
     if losses.shape != (len(x),):
@@ -87,8 +93,9 @@ def backward(
     for use in uses:
         if any(t._version != v for t, v in zip(use.kept, use.versions)):
             raise NotCoveredError(f"the input of {_name(use.layer)} is changed in place")
+    seed = torch.full_like(losses, 1 / copies)  # the gradient of every loss
     gradients = torch.autograd.grad(
-        losses.sum() / copies, [u.point for u in uses], allow_unused=True, retain_graph=retain
+        losses, [u.point for u in uses], seed, allow_unused=True, retain_graph=retain
     )
     parts = [_part(use, g, len(losses), copies) for use, g in zip(uses, gradients) if g is not None]
     return _grouped(parts)

@@ -14,7 +14,7 @@ from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
 from cupola.privacy.persample.rules import Room
 from cupola.privacy.persample.suitability import trial, unsupported
-from cupola.privacy.persample.tape import NotCoveredError
+from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -59,7 +59,8 @@ class PerSample:
         self.loss = loss
         self.microbatch = microbatch
         self.fallback: str | None = None
-        self._tried: set[tuple[bool, ...]] = set()
+        self._parts = list(module.modules())
+        self._states: dict[tuple[bool, ...], Layout] = {}
         self._refuse()
 
     def _refuse(self) -> None:
@@ -74,85 +75,118 @@ class PerSample:
         the mean over its copies, and that is clipped. n = 0 gives zeros.
         """
         n = _count(x, y, clip, multiplicity)
-        self._refuse()
-        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        sums = {p: torch.zeros_like(p, requires_grad=False) for p in named.values()}
-        first = next(iter(sums.values()), None)
-        if first is None:
-            raise PlanError("the model has no trainable parameters")
+        layout = self._layout(x, y)
+        sums: dict[nn.Parameter, Tensor] = {}
+        batch = _Batch(self.module, self.loss, layout, clip, multiplicity, sums)
+        step = self._step(layout)
         if n == 0:
-            none = first.new_zeros(0)
-            return Clipped(list(sums.values()), none, none)
-        self._try(x, y)
-        step = self._step(sum(p.numel() * p.element_size() for p in sums)) * multiplicity
-        parts = [
-            self._part(a, b, clip, multiplicity, named, sums)
-            for a, b in zip(x.split(step), y.split(step))
-        ]
-        norms, losses = (torch.cat(column) for column in zip(*parts))
-        return Clipped(list(sums.values()), norms, losses)
+            norms = losses = torch.zeros_like(layout.trained[0]).new_zeros(0)
+        elif n <= step:
+            norms, losses = self._add(batch, x, y)
+        else:
+            pieces = zip(x.split(step * multiplicity), y.split(step * multiplicity))
+            each = [self._add(batch, a, b) for a, b in pieces]
+            norms, losses = (torch.cat(column) for column in zip(*each))
+        total = [sums[p] if p in sums else torch.zeros_like(p).detach() for p in layout.trained]
+        return Clipped(total, norms, losses)
 
-    def _try(self, x: Tensor, y: Tensor) -> None:
-        """Find out, once for every mode the layers may be in, whether book-keeping is right."""
-        state = tuple(part.training for part in self.module.modules())
-        state += tuple(p.requires_grad for p in self.module.parameters())
-        if state not in self._tried:
+    def _layout(self, x: Tensor, y: Tensor) -> Layout:
+        """The layers to record; found, and book-keeping tried, once for every state of them."""
+        state = (
+            *(part.training for part in self._parts),
+            *(
+                p.requires_grad
+                for part in self._parts
+                for p in part._parameters.values()
+                if p is not None
+            ),
+        )
+        if state not in self._states:
+            self._refuse()
+            found = layout(self.module)
+            if not found.trained:
+                raise PlanError("the model has no trainable parameters")
+            if not len(x):
+                return found
             self.fallback = self.fallback or trial(self.module, self.loss, x, y)
-            self._tried.add(state)
+            self._states[state] = found
+        return self._states[state]
 
-    def _step(self, size: int) -> int:
-        """Samples at a time; size: bytes of the trainable parameters."""
+    def _step(self, found: Layout) -> int:
+        """Samples at a time."""
         if self.fallback is not None:
-            most = max(1, ROOM // size)
-            return min(self.microbatch or MICROBATCH, most)
+            size = sum(p.numel() * p.element_size() for p in found.trained)
+            return min(self.microbatch or MICROBATCH, max(1, ROOM // size))
         if self.microbatch is not None:
             return self.microbatch
-        layers = (
-            m for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
-        )
-        return WIDE if all(isinstance(m, nn.Linear) for m in layers) else MICROBATCH
+        dense = all(isinstance(part, nn.Linear) for part in self._parts if part._parameters)
+        return WIDE if dense else MICROBATCH
 
-    def _part(
-        self,
-        x: Tensor,
-        y: Tensor,
-        clip: float,
-        copies: int,
-        named: dict[str, nn.Parameter],
-        sums: dict[nn.Parameter, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Norms and losses of a micro-batch; its clipped gradients are added to `sums`."""
+    def _add(self, batch: _Batch, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a micro-batch's clipped gradients to the sums; returns its norms and losses."""
         if self.fallback is None:
             try:
-                losses, uses = forward(self.module, self.loss, x, y)
-                groups = backward(losses, uses, copies)
-            except NotCoveredError as reason:
+                return batch.by_bookkeeping(x, y)
+            except NotCoveredError as reason:  # before anything was added
                 self.fallback = str(reason)
+        return batch.by_vmap(x, y)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch whose clipped sum is being made, micro-batch by micro-batch."""
+
+    module: nn.Module
+    loss: Loss
+    layout: Layout
+    clip: float
+    copies: int
+    sums: dict[nn.Parameter, Tensor]
+
+    def by_bookkeeping(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        losses, uses = forward(self.module, self.layout, self.loss, x, y)
+        groups = backward(losses, uses, self.copies)
         with torch.no_grad():
-            if self.fallback is not None:
-                rows = (t.unflatten(0, (-1, copies)) for t in (x, y))
-                found, losses = vmapped.gradients(self.module, self.loss, *rows)
-                parts = [Share(found, named)]
-            else:
-                losses = losses.detach().view(-1, copies).mean(1)
-                parts = shares(groups, Room(ROOM))
-            squared = losses.new_zeros(losses.shape)
-            for part in parts:
-                squared = squared + part.squared
-            norms = squared.sqrt()
-            weights = (clip / norms).clamp_max(1) if clip < math.inf else torch.ones_like(norms)
-            finite = norms.isfinite()
-            if not bool(finite.all()):  # nothing times infinity is not nothing: leave such rows out
-                weights = weights[finite]
-                if self.fallback is None:
-                    chosen = [[part.rows(finite) for part in group] for group in groups]
-                    parts = shares(chosen, Room(ROOM))
-                else:
-                    kept = {name: g[finite] for name, g in found.gradients.items()}
-                    parts = [Share(vmapped.Materialised(kept), named)]
-            for part in parts:
-                part.add(sums, weights)
+            losses = losses.detach()
+            if self.copies > 1:
+                losses = losses.view(-1, self.copies).mean(1)
+            norms = self._add(
+                lambda chosen: shares(
+                    groups if chosen is None else [[p.rows(chosen) for p in g] for g in groups],
+                    Room(ROOM),
+                ),
+                losses,
+            )
         return norms, losses
+
+    def by_vmap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = (t.unflatten(0, (-1, self.copies)) for t in (x, y))
+        with torch.no_grad():
+            found, losses = vmapped.gradients(self.module, self.layout, self.loss, x, y)
+            named = dict(self.module.named_parameters())
+            norms = self._add(
+                lambda chosen: [Share(found if chosen is None else found.rows(chosen), named)],
+                losses,
+            )
+        return norms, losses
+
+    def _add(self, shares_of: Callable[[Tensor | None], list[Share]], losses: Tensor) -> Tensor:
+        """Add the clipped sum; shares_of gives the contributions of some samples, or of all."""
+        parts = shares_of(None)
+        squared = parts[0].squared if parts else torch.zeros_like(losses)
+        for part in parts[1:]:
+            squared = squared + part.squared
+        norms = squared.sqrt()
+        weights = (
+            (self.clip / norms).clamp_max_(1) if self.clip < math.inf else torch.ones_like(norms)
+        )
+        if not math.isfinite(float(norms.sum())):
+            # Zero times infinity is not zero: samples without a finite gradient are left out.
+            finite = norms.isfinite()
+            parts, weights = shares_of(finite), weights[finite]
+        for part in parts:
+            part.add(self.sums, weights)
+        return norms
 
 
 def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:

@@ -68,7 +68,7 @@ class LinearRule(Rule):
         outputs = g.shape[-1]
 
         def weighted(weights: Tensor) -> Gradients:
-            scaled, found = (g * weights[:, None, None]).view(-1, outputs), {}
+            scaled, found = (g * weights.view(-1, 1, 1)).view(-1, outputs), {}
             if "weight" in names:
                 found["weight"] = scaled.mT @ x.reshape(-1, inputs)
             if "bias" in names:

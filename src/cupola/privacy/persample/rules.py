@@ -69,6 +69,10 @@ class Materialised:
         parts = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in self.gradients.values()]
         return torch.stack([part.square() for part in parts]).sum(0)
 
+    def rows(self, chosen: Tensor) -> Materialised:
+        """The same for some of the samples."""
+        return Materialised({name: g[chosen] for name, g in self.gradients.items()})
+
     def weighted(self, weights: Tensor) -> Gradients:
         return {
             name: (weights @ g.flatten(1)).view(g.shape[1:]) for name, g in self.gradients.items()
@@ -159,8 +163,5 @@ def rule_of(layer: Any) -> Rule | None:
 
 def wanted(layer: Any) -> dict[str, nn.Parameter]:
     """The trainable parameters of a layer itself, without its children's."""
-    if isinstance(layer, nn.Module):
-        named = layer.named_parameters(recurse=False, remove_duplicate=False)
-    else:
-        named = iter((name, value) for name, value in vars(layer).items())
-    return {name: p for name, p in named if p is not None and p.requires_grad}
+    named = layer._parameters if isinstance(layer, nn.Module) else vars(layer)
+    return {name: p for name, p in named.items() if p is not None and p.requires_grad}

@@ -20,7 +20,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cupola.errors import PlanError
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room
-from cupola.privacy.persample.tape import NotCoveredError, uncovered
+from cupola.privacy.persample.tape import NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SAMPLES = 3
@@ -57,7 +57,7 @@ def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     x, y: some samples (n, ...), n >= 1. Raises `PlanError` if samples see each other. Leaves module
     and generators as they were.
     """
-    missing = uncovered(module)
+    missing = layout(module).missing
     if missing is not None:
         return f"{missing} has no rule"
     problem = ""
@@ -79,11 +79,11 @@ def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
 
 def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: float) -> str | None:
     start = torch.default_generator.get_state()
-    losses, uses = forward(module, loss, x, y)
+    losses, uses = forward(module, layout(module), loss, x, y)
     draws = not torch.equal(start, torch.default_generator.get_state())
     groups = backward(losses, uses, retain=True)
     trained = [p for p in module.parameters() if p.requires_grad]
-    sums = {p: torch.zeros_like(p) for p in trained}
+    sums: dict[nn.Parameter, Tensor] = {}
     weights = torch.rand(SAMPLES, device=x.device, dtype=losses.dtype) + 0.5
     for share in shares(groups, Room(2**30)):
         share.add(sums, weights)
@@ -91,7 +91,8 @@ def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: fl
     _refuse_mixing(module, loss, x, y, None if draws else losses, tolerance)
     whole = torch.stack([e.to_dense().norm() for e in expected]).norm()
     for (name, p), e in zip(_trained(module), expected):
-        if not torch.allclose(sums[p], e.to_dense(), tolerance, tolerance * float(whole)):
+        found = sums[p] if p in sums else torch.zeros_like(p)
+        if not torch.allclose(found, e.to_dense(), tolerance, tolerance * float(whole)):
             return f"{name} is used in a way its layer's rule does not see"
     return None
 

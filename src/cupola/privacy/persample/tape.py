@@ -81,51 +81,63 @@ def cell_of(layer: nn.Module) -> Cell | None:
     return _CELLS.get(type(layer))
 
 
-def uncovered(module: nn.Module) -> str | None:
-    """The first layer with trainable parameters that has neither rule nor cell."""
+@dataclass(frozen=True)
+class Layout:
+    """The layers of a module that a tape can see, found once; `missing` names one it cannot.
+
+    trained: all trainable parameters, in the order of `module.parameters()`.
+    """
+
+    trained: list[nn.Parameter]
+    rules: list[tuple[nn.Module, Rule]]
+    cells: list[tuple[nn.Module, Cell]]
+    missing: str | None
+
+
+def layout(module: nn.Module) -> Layout:
+    """Layers with trainable parameters by rule; layers with a cell, trainable or not."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    rules, cells, missing = [], [], None
     for name, layer in module.named_modules():
-        if wanted(layer) and rule_of(layer) is None and cell_of(layer) is None:
-            return f"{name or 'model'} ({type(layer).__name__})"
-    return None
+        cell, rule = cell_of(layer), rule_of(layer)
+        if cell is not None:
+            cells.append((layer, cell))
+        elif rule is not None:
+            if wanted(layer):
+                rules.append((layer, rule))
+        elif wanted(layer):
+            missing = missing or f"{name or 'model'} ({type(layer).__name__})"
+    return Layout(trained, rules, cells, missing)
 
 
 @contextmanager
-def recording(module: nn.Module, tape: Tape) -> Iterator[None]:
-    """Record calls of the module's layers on the tape; afterwards the module is as it was."""
+def recording(found: Layout, tape: Tape) -> Iterator[None]:
+    """Layers record their calls on the tape, or on a silent one only run their cells.
 
-    def hook(rule: Rule, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        tape.record(layer, rule, rule.keep(layer, args, kwargs, output), output)
-
-    handles = []
+    Their forward passes are replaced meanwhile, which is cheaper than hooks and also leaves the
+    module's own hooks in their place; afterwards the module is as it was.
+    """
+    changed: list[tuple[dict[str, Any], Any]] = []
     try:
-        with replaced(module, tape):
-            for layer in module.modules():
-                if cell_of(layer) is None and wanted(layer):
-                    found = rule_of(layer)
-                    if found is not None:
-                        handles.append(
-                            layer.register_forward_hook(partial(hook, found), with_kwargs=True)
-                        )
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def replaced(module: nn.Module, tape: Tape) -> Iterator[None]:
-    """Layers that have a cell compute by it; afterwards by their own forward pass again."""
-    changed: list[tuple[nn.Module, Any]] = []
-    try:
-        for layer in module.modules():
-            found = cell_of(layer)
-            if found is not None:
-                changed.append((layer, layer.__dict__.get("forward")))
-                layer.forward = partial(found, layer, tape)
+        for layer, cell in found.cells:
+            changed.append((layer.__dict__, layer.__dict__.get("forward")))
+            layer.__dict__["forward"] = partial(cell, layer, tape)
+        for layer, rule in () if tape.silent else found.rules:
+            changed.append((layer.__dict__, layer.__dict__.get("forward")))
+            layer.__dict__["forward"] = partial(_recorded, layer, rule, tape, layer.forward)
         yield
     finally:
-        for layer, own in changed:
+        for attributes, own in changed:
             if own is None:
-                del layer.forward
+                del attributes["forward"]
             else:
-                layer.forward = own
+                attributes["forward"] = own
+
+
+def _recorded(
+    layer: nn.Module, rule: Rule, tape: Tape, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    output = forward(*args, **kwargs)
+    if output.requires_grad:
+        tape.record(layer, rule, rule.keep(layer, args, kwargs, output), output)
+    return output

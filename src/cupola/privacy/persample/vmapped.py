@@ -9,12 +9,14 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from cupola.errors import PlanError
 from cupola.privacy.persample.rules import Materialised
-from cupola.privacy.persample.tape import Tape, replaced
+from cupola.privacy.persample.tape import Layout, Tape, recording
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Materialised, Tensor]:
+def gradients(
+    module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor
+) -> tuple[Materialised, Tensor]:
     """Per-sample gradients by parameter name, and losses (n,), of x and y (n, k, ...).
 
     A sample is a batch of its own k rows, so no layer can mix samples; random layers draw for each.
@@ -24,7 +26,7 @@ def gradients(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[Mate
     def value(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(module, parameters, (x,)), y).mean()
 
-    with replaced(module, Tape(silent=True)):
+    with recording(layout, Tape(silent=True)):
         try:
             found, losses = vmap(
                 grad_and_value(value), in_dims=(None, 0, 0), randomness="different"

@@ -76,6 +76,8 @@ class SiteContext:
     """One site as its tasks see it. seed is None at a real site: its randomness is its own.
 
     workers and mode are the engine's wishes for computations over many sites at once.
+    canary: an auditor's mark (see cupola.audit). Engines leave it out, and no question or plan can
+    set it.
     """
 
     index: int
@@ -85,6 +87,7 @@ class SiteContext:
     seed: int | None
     workers: int = 1
     mode: str = "auto"
+    canary: Any = None
 
     def generator(self, purpose: str, round: int) -> np.random.Generator:
         if self.seed is None:

@@ -8,7 +8,8 @@ central, dp-ftrl: the update is clipped here and noised by the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -120,6 +121,18 @@ def ftrl_event(
 # What an answer is made of
 
 
+@dataclass(frozen=True)
+class Canary:
+    """An auditor's example in the place of example `row`, set on a `SiteContext` by hand.
+
+    gradients: by round, flat, instead of the example's own and before clipping; a round without
+    one leaves the example out, as if it were not in the data (whose size is public).
+    """
+
+    row: int
+    gradients: Mapping[int, Tensor]
+
+
 class PrivateGradient:
     """The noised mean gradient of a batch of one site, in one round."""
 
@@ -133,13 +146,22 @@ class PrivateGradient:
         if "per-sample gradients" not in space.cache:
             space.cache["per-sample gradients"] = PerSample(space.module, space.problem.loss)
         self.engine: PerSample = space.cache["per-sample gradients"]
+        self.canary: Canary | None = site.canary
+        self.round = question.round
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
+        mark = None
+        if self.canary is not None and self.canary.row in index:
+            index = index[index != self.canary.row]
+            mark = self.canary.gradients.get(self.round)
         copies = self.privacy.augmentations
         x, y = self._copies(index, copies, augment)
         clip, noise = self.privacy.clip, _noise(self.privacy)
         sums = self.engine.clipped_sum(x, y, clip, multiplicity=copies).sums
         flat = torch.cat([s.reshape(-1) for s in sums])
+        if mark is not None:
+            own, _ = clipped_update(self.space, self.space.split(mark), self.privacy)
+            flat += torch.cat([c.reshape(-1) for c in own])
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
         return self.space.split(torch.from_numpy(noised).to(flat))
 

@@ -154,32 +154,40 @@ def _surely_fits(events: tuple[Event, ...], limit: Limit) -> bool:
     return renyi.epsilon_of(rdp, delta - failed) <= epsilon
 
 
-def _quick_delta(events: tuple[Event, ...], limit: Limit) -> float:
-    """An upper bound of delta at the limit's epsilon, in milliseconds; 1 where it is far beyond."""
+def _quick_delta(events: tuple[Event, ...], limit: Limit, coarse: float = 4) -> float:
+    """An upper bound of delta at the limit's epsilon, in milliseconds; 1 where it is far beyond.
+
+    coarse: how many times coarser than the reported figure's grid; 0: the same grid.
+    """
     epsilon, delta, neighbours = limit
     left = readable(events, neighbours)
     if not left:
         return 1.0 if left is None else 0.0
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(losses.gaussian_profile(np.array(epsilon), left[0].noise))
-    found = max(_two_ways(left, neighbours, epsilon, delta))
+    found = max(_two_ways(left, neighbours, epsilon, delta, coarse))
     parts = halves(events) if neighbours == "replace-one" else None
     if parts and found > delta:
-        there, back = _two_ways(parts, "add-remove", epsilon / 2, delta)
+        there, back = _two_ways(parts, "add-remove", epsilon / 2, delta, coarse)
         found = min(found, replaced(lambda _: there, lambda _: back, epsilon))
     return found
 
 
 def _two_ways(
-    events: tuple[Event, ...], neighbours: Neighbours, epsilon: float, delta: float
+    events: tuple[Event, ...],
+    neighbours: Neighbours,
+    epsilon: float,
+    delta: float,
+    coarse: float,
 ) -> tuple[float, float]:
     """Upper bounds of delta at epsilon, present against absent and the other way."""
     error = rounding(events)
     rough = rough_epsilon(events, neighbours, delta)
     if delta < max(SMALLEST_DELTA, 10 * error) or rough > 4 * epsilon + 1:
         return 1.0, 1.0
-    # Powers of two, so that a site's distribution is found again while its counts grow.
-    interval = 2.0 ** math.floor(math.log2(4 * grid(events, max(rough, 1e-3))))
+    interval = grid(events, rough)
+    if coarse:  # powers of two, so that a site's distribution is found again while its counts grow
+        interval = 2.0 ** math.floor(math.log2(coarse * interval))
     parts = [(losses.loss(e.counted(1), neighbours, interval), e.count) for e in events]
     small = min(1e-13, delta * 1e-3)
     there = losses.delta_after([(loss.forward, n) for loss, n in parts], epsilon, small) + error
@@ -220,8 +228,10 @@ class _Known:
     def __init__(self, kinds: tuple[Event, ...], limit: Limit) -> None:
         self.kinds, self.limit = kinds, limit
         self.fitting: list[tuple[int, ...]] = []
-        self.beyond: list[tuple[int, ...]] = []
-        self.ahead = 1.05 + 0.4 * (crc32(repr(kinds).encode()) % 1000) / 1000
+        self.close: list[tuple[int, ...]] = []  # do not fit by the quick bound
+        self.beyond: list[tuple[int, ...]] = []  # do not fit
+        spread = crc32(repr(kinds).encode()) % 1000 / 1000
+        self.ahead = (1.3 + 1.2 * spread, 1.05 + 0.4 * spread)
 
     def fits(self, counts: tuple[int, ...]) -> bool:
         """Whether these counts, one per kind, stay within the limit."""
@@ -229,11 +239,13 @@ class _Known:
             return True
         if any(_all_at_most(known, counts) for known in self.beyond):
             return False
-        for ahead in (2.0, self.ahead):
+        for ahead in self.ahead:
             target = tuple(math.ceil(count * ahead) for count in counts)
             if _surely_fits(self._events(target), self.limit):
                 self.fitting = [target, *self.fitting[:7]]
                 return True
+        if any(_all_at_most(known, counts) for known in self.close):
+            return self._settle(counts)
         delta = self.limit[1]
         largest = max(counts)
 
@@ -244,15 +256,24 @@ class _Known:
         def delta_at(n: int) -> float:
             return _quick_delta(self._events(scaled(n)), self.limit)
 
-        if delta_at(largest) > delta and not _surely_fits(self._events(counts), self.limit):
-            self.beyond = [counts, *self.beyond[:7]]
-            return False
+        if delta_at(largest) > delta:
+            return self._settle(counts)
         most = 2 * largest
         if delta_at(most) > delta:
             most = _largest(delta_at, delta, largest, most)
-            self.beyond = [scaled(most + 1), *self.beyond[:7]]
+            self.close = [scaled(most + 1), *self.close[:7]]
         self.fitting = [scaled(most), *self.fitting[:7]]
         return True
+
+    def _settle(self, counts: tuple[int, ...]) -> bool:
+        """The answer on the grid that `epsilon` uses, so that both say the same."""
+        events = self._events(counts)
+        delta = _quick_delta(events, self.limit, coarse=0)
+        fits = delta <= self.limit[1] or _surely_fits(events, self.limit)
+        known = self.fitting if fits else self.beyond
+        known.insert(0, counts)
+        del known[8:]
+        return fits
 
     def _events(self, counts: tuple[int, ...]) -> tuple[Event, ...]:
         return tuple(kind.counted(n) for kind, n in zip(self.kinds, counts) if n)
@@ -281,9 +302,9 @@ def within(
 ) -> bool:
     """Whether all events together keep (epsilon, delta): the check to make before every charge.
 
-    True is certain. False may come early: where `epsilon(events, delta)` is within about a
-    thousandth of the limit. Answers are remembered, and known for smaller counts too, so that
-    hundreds of sites with rates of their own cost milliseconds a round.
+    The same as `epsilon(events, delta) <= epsilon` up to rounding, but quick: answers are
+    remembered and settle smaller counts too, so that hundreds of sites with rates of their own
+    cost milliseconds in most rounds. True is certain.
     """
     limit = _limit(epsilon, delta, neighbours)
     merged = merge(events)
@@ -321,7 +342,7 @@ def steps_within(
 ) -> int:
     """How many steps of a sampled Gaussian keep (epsilon, delta) after what is already spent.
 
-    So many do fit; a thousandth more might (see `within`). At most 10^9.
+    So many do fit; a thousandth more might, since the search uses a coarser grid. At most 10^9.
     """
     limit = _limit(epsilon, delta, neighbours)
     return _steps_within(SampledGaussian(rate, noise, 1, sampling), limit, merge(spent))

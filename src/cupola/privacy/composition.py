@@ -121,6 +121,7 @@ def rough_epsilon(events: Sequence[Event], neighbours: Neighbours, delta: float)
 def grid(events: Sequence[Event], rough: float) -> float:
     """Grid interval for an error well below a thousandth of epsilon, at most a million points."""
     steps = sum(event.count for event in events)
+    rough = min(max(rough, 1e-3), _LARGEST)
     fine = min(1e-4 * rough, math.sqrt(2e-4 * rough / steps))
     reach = max(losses.reach(event.counted(1)) for event in events)
     exact = max(fine, reach / 2**19, 1e-7)
@@ -156,7 +157,7 @@ def _resolvable(
 ) -> tuple[PLDPmf, PLDPmf] | None:
     """The composed loss on a fitting grid, or None where a grid cannot resolve it."""
     rough = rough_epsilon(events, neighbours, delta)
-    interval = grid(events, min(max(rough, 1e-3), _LARGEST))
+    interval = grid(events, rough)
     points = sum(event.count * losses.reach(event.counted(1)) for event in events) / interval
     if rough > _LARGEST and points > _POINTS:
         return None

@@ -110,7 +110,10 @@ def _train(
         total, below = clipped_update(space, total, privacy)
         arrays.update(below)
     arrays.update(space.named("model", total))
-    arrays.update({f"buffer/{n}": b.cpu().numpy().copy() for n, b in space.buffers.items()})
+    for name, buffer in space.buffers.items():
+        # Buffers are statistics that no mechanism noises: under privacy they go back as they came.
+        received = question.arrays[f"buffer/{name}"] if privacy.on else buffer.cpu().numpy()
+        arrays[f"buffer/{name}"] = received.copy()
     kept = kept_after(site, question, local, work)
     finite = all(math.isfinite(array.sum()) for array in arrays.values())
     if local.control_variates and finite:

@@ -157,8 +157,12 @@ class PrivateGradient:
         copies = self.privacy.augmentations
         x, y = self._copies(index, copies, augment)
         clip, noise = self.privacy.clip, _noise(self.privacy)
-        sums = self.engine.clipped_sum(x, y, clip, multiplicity=copies).sums
-        flat = torch.cat([s.reshape(-1) for s in sums])
+        clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies)
+        if not bool(torch.isfinite(clipped.norms).all()):
+            # An example whose gradient overflows counts as zero: an error would tell of it.
+            kept = torch.isfinite(clipped.norms).repeat_interleave(copies)
+            clipped = self.engine.clipped_sum(x[kept], y[kept], clip, multiplicity=copies)
+        flat = torch.cat([s.reshape(-1) for s in clipped.sums])
         if mark is not None:
             own, _ = clipped_update(self.space, self.space.split(mark), self.privacy)
             flat += torch.cat([c.reshape(-1) for c in own])

@@ -51,7 +51,10 @@ def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
         back = dense.output_gradient(space, torch.bmm(x, rows[0].mT), y, share)
         norms = (back.square().sum(-1) * x.square().sum(-1)).sqrt_()
         factor = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
-        sums = torch.bmm(back.mul_(factor.unsqueeze(-1)).mT, x).double().cpu().numpy()
+        back = back * factor.unsqueeze(-1)
+        # An example whose gradient overflows counts as zero: an error would tell of it.
+        back = torch.where(torch.isfinite(norms).unsqueeze(-1), back, 0)
+        sums = torch.bmm(back.mT, x).double().cpu().numpy()
         # In the order of a site alone: all weights, then all biases.
         flat = np.concatenate([sums[..., :-1].reshape(len(sums), -1), sums[..., -1]], 1)
         if noise:

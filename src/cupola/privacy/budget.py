@@ -99,6 +99,8 @@ class Book:
         """Charge these sites for their answer; those that refuse, with the reason."""
         mark = digest(question)
         key = (self.run, question.step)
+        for old in [k for k in self._steps if k[0] == self.run and k[1] < question.confirmed]:
+            del self._steps[old]  # asked again, it would be charged again
         before, paid = self._steps.get(key, (mark, set()))
         if before != mark:
             reason = "another question was answered under this step"
@@ -109,9 +111,9 @@ class Book:
         for site, charge in charges.items():
             if site in paid:
                 continue
-            reason = self._refusal(site, charge)
-            if reason:
-                refused[site] = reason
+            refusal = self._refusal(site, charge)
+            if refusal:
+                refused[site] = refusal
             elif charge is None:
                 open_answers.append(site)
             else:

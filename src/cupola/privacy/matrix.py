@@ -1,17 +1,22 @@
-"""Noise for prefix sums, correlated over steps so that little of it adds up (for DP-FTRL).
+"""Noise for running sums (DP-FTRL): correlated over steps, so that prefix sums stay accurate.
 
-The prefix sums A x of a stream x (A: ones on and below the diagonal) are released as A x + B z, where
-A = B C and z is independent Gaussian noise: C x + z is a Gaussian mechanism whose noise multiplier is
-that of z over the sensitivity of C, and B(C x + z) is computed from it. This also holds if x depends
-on earlier releases (Denisov et al. 2022).
+The matrix A of prefix sums (lower triangle of ones) is factored as A = B C. The mechanism releases
+B (C x + z) for contributions x and independent standard normal z, so that step t gets the noise
+(B z)_t, and what is protected is C x: its L2 sensitivity is what the noise is measured against.
+This holds for contributions that depend on earlier outputs too, since row t of B uses only parts
+of C x that are complete at step t (Denisov et al. 2022; Kairouz et al. 2021 for trees).
 
-tree: C holds the sums over the nodes of a binary tree; a prefix is the sum of few nodes.
-tree-honaker: the same C, but every node's sum is estimated from its whole subtree (Honaker 2015;
-    bottom-up only, as the future is not known), which lowers the variance at the same epsilon.
-toeplitz: B = C = A^(1/2), whose columns are 1, 1/2, 3/8, 5/16, ... (Henzinger et al. 2023).
+- tree: C has a row for every dyadic block of steps, B adds the blocks of the binary expansion of t
+  (Dwork et al. 2010). Blocks that no prefix uses are never released and do not count.
+- tree-honaker: the same blocks, each estimated from itself and its two halves (Honaker 2015, the
+  bottom-up version of DP-FTRL), so that all blocks count and the variance is about half.
+- toeplitz: B = C = A^(1/2), a Toeplitz matrix with the coefficients of (1 - x)^(-1/2)
+  (Fichtenberger, Henzinger, Upadhyay 2023).
+- independent: C = 1, for comparison.
 
-A unit's contributions are vectors of norm at most 1 in `participations` steps, at least
-`separation` steps apart; in the worst case they all point the same way.
+A site may take part several times: `participations` times at most, at least `separation` steps
+apart. Whoever promises a sensitivity must enforce that pattern. All entries of C are at least 0,
+so that the worst contributions point in one direction and one number per step says it all.
 """
 
 from __future__ import annotations
@@ -20,153 +25,310 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cupola.errors import PlanError
+from cupola.privacy.events import check_count
 
-Draw = Callable[[int], np.ndarray]
-LEVELS = 64  # of a tree; more than anybody's steps fill
+Vector = NDArray[np.float64]
+Draw = Callable[[int], Vector]
+"""The i-th block (i = 0, 1, ...) of independent standard normal values; the same for the same i."""
+
+_ROUND_UP = 1 + 1e-12  # a sensitivity is an upper bound in floating point too
 
 
 class PrefixMechanism(ABC):
-    """A factorisation A = B C of prefix sums."""
+    """A factorisation of prefix sums; stateless, with no length of its own."""
+
+    name: ClassVar[str]
+
+    def sensitivity(self, steps: int, participations: int = 1, separation: int = 1) -> float:
+        """L2 norm of C x at most, for contributions of norm 1 (add-remove) in `steps` steps.
+
+        Exact for 'toeplitz', 'independent' and one participation; for trees with several it is an
+        upper bound, block by block.
+        """
+        check_count("steps", steps, least=1)
+        check_count("participations", participations, least=1)
+        check_count("separation", separation, least=1)
+        most = min(participations, -(-steps // separation))
+        return math.sqrt(self._squared(steps, most, separation)) * _ROUND_UP
 
     @abstractmethod
-    def sensitivity(self, steps: int, participations: int = 1, separation: int = 1) -> float:
-        """L2 sensitivity of C x over so many steps; exact, or an upper bound."""
+    def _squared(self, steps: int, participations: int, separation: int) -> float:
+        """The squared sensitivity; so many participations do fit."""
 
     @abstractmethod
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
-        """Row t of B (t from 1): numbers of draws, and their weights."""
+        """Row t (1-based) of B: pairs of a block's number and its weight, zeros left out."""
 
-    def noise(self, t: int, draw: Draw) -> np.ndarray:
-        """Noise of the prefix sum after step t, for independent draws of deviation 1.
+    @abstractmethod
+    def variances(self, steps: int) -> Vector:
+        """Variance of the noise of steps 1..steps for draws of unit deviation, shape (steps,)."""
 
-        draw(i) must give the same array whenever it is asked for i: so nothing is kept from step
-        to step.
+    def noise(self, t: int, draw: Draw) -> Vector:
+        """The noise of the prefix sum after step t (1-based), for draws of unit deviation.
+
+        Needs nothing from earlier steps; see `walk` for many steps in a row.
         """
-        if t < 1:
-            raise PlanError(f"step {t}: the first prefix sum is that of step 1")
-        total: np.ndarray | None = None
+        check_count("t", t, least=1)
+        total: Vector | None = None
         for number, weight in self.weights(t):
-            drawn = draw(number) * weight
-            total = drawn if total is None else np.add(total, drawn, out=total)
+            part = weight * draw(number)
+            total = part if total is None else np.add(total, part, out=total)
         assert total is not None
         return total
 
-    def variance(self, t: int) -> float:
-        """Of the noise of the prefix sum after step t."""
-        return math.fsum(weight * weight for _, weight in self.weights(t))
+    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
+        """The noises of steps start, start + 1, ...: the same as `noise`, faster where possible."""
+        t = check_count("start", start, least=1)
+        while True:
+            yield self.noise(t, draw)
+            t += 1
 
     def error(self, steps: int) -> float:
-        """Root of the mean squared error over all prefix sums at noise multiplier 1, for single
-        participation: deviation of the noise times the sensitivity."""
-        mean = math.fsum(self.variance(t) for t in range(1, steps + 1)) / steps
-        return math.sqrt(mean) * self.sensitivity(steps)
+        """Root mean square error of the prefix sums 1..steps at equal privacy: one participation,
+        noise multiplier 1 (deviation of the draws = sensitivity)."""
+        return self.sensitivity(steps) * math.sqrt(float(np.mean(self.variances(steps))))
+
+    @abstractmethod
+    def dense(self, steps: int) -> tuple[Vector, Vector]:
+        """B and C as plain arrays (steps x blocks, blocks x steps): the slow, obvious reference."""
 
 
-def _check(steps: int, participations: int, separation: int) -> int:
-    """How often a unit can really take part."""
-    for name, value in (
-        ("steps", steps), ("participations", participations), ("separation", separation),
-    ):  # fmt: skip
-        if value < 1:
-            raise PlanError(f"{name} = {value} must be at least 1")
-    return min(participations, -(-steps // separation))
+class Independent(PrefixMechanism):
+    """Fresh noise for every contribution; a prefix sum gathers all of it."""
 
+    name = "independent"
 
-class Tree(PrefixMechanism):
-    """Sums over the nodes of a binary tree."""
-
-    def sensitivity(self, steps: int, participations: int = 1, separation: int = 1) -> float:
-        """Exact for one participation; otherwise an upper bound.
-
-        A level's nodes hold the k participations between them, none more than `most`, so that the
-        squares of what they hold add up to at most k * most. Only nodes that are complete within
-        the steps are ever noised.
-        """
-        k = _check(steps, participations, separation)
-        levels = steps.bit_length()  # nodes of 1, 2, 4, ... <= steps leaves
-        square = sum(k * min(k, -(-(2**level) // separation)) for level in range(levels))
-        return math.sqrt(square)
+    def _squared(self, steps: int, participations: int, separation: int) -> float:
+        del steps, separation
+        return participations
 
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
-        for level, place in _nodes(t):
-            yield _number(level, place), 1.0
+        return ((number, 1.0) for number in range(t))
 
+    def variances(self, steps: int) -> Vector:
+        return np.arange(1.0, steps + 1)
 
-class HonakerTree(Tree):
-    """The same sums, each estimated from all nodes below it."""
+    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
+        total, t = self.noise(start, draw), start
+        while True:
+            yield total.copy()
+            total, t = total + draw(t), t + 1
 
-    def weights(self, t: int) -> Iterator[tuple[int, float]]:
-        for level, place in _nodes(t):
-            rest = 1.0
-            for below in range(level + 1):
-                # An estimate from height h has variance v; the node's own noise gets weight v.
-                own = _variance(level - below)
-                weight = rest * own
-                for i in range(2**below):
-                    yield _number(level - below, (place << below) + i), weight
-                rest *= 1 - own
-
-
-def _variance(height: int) -> float:
-    """Of the best estimate of a node's sum from its subtree: v = 1 / (1 + 1 / (2 v_below))."""
-    return 2.0**height / (2.0 ** (height + 1) - 1)
-
-
-def _nodes(t: int) -> Iterator[tuple[int, int]]:
-    """(level, place) of the complete nodes that make up the first t leaves."""
-    start = 0
-    for level in reversed(range(t.bit_length())):
-        if t >> level & 1:
-            yield level, start >> level
-            start += 1 << level
-
-
-def _number(level: int, place: int) -> int:
-    return place * LEVELS + level
+    def dense(self, steps: int) -> tuple[Vector, Vector]:
+        return np.tril(np.ones((steps, steps))), np.eye(steps)
 
 
 class Toeplitz(PrefixMechanism):
-    """The square root of the matrix of ones below the diagonal."""
+    """The square root of the matrix of prefix sums. A step costs as many draws as steps passed."""
 
-    def sensitivity(self, steps: int, participations: int = 1, separation: int = 1) -> float:
-        """Exact. Columns are non-negative and decreasing, so that participations as early and as
-        close as allowed overlap most (Kalinin and Lampert 2024, theorem 2)."""
-        k = _check(steps, participations, separation)
-        column = _column(steps)
-        total = np.zeros(steps)
-        for start in range(0, min(k * separation, steps), separation):
-            total[start:] += column[: steps - start]
-        return float(np.sqrt(total @ total))
+    name = "toeplitz"
+
+    def _squared(self, steps: int, participations: int, separation: int) -> float:
+        # The earliest pattern 0, b, 2b, ... is the worst (Kalinin and Lampert 2024): the product of
+        # two columns falls with their distance and with the later one's start, as the coefficients
+        # are positive and fall, and no pattern has smaller ones.
+        rows = -(-steps // separation)
+        padded = np.zeros(rows * separation)
+        padded[:steps] = _coefficients(steps)
+        sums = np.cumsum(padded.reshape(rows, separation), axis=0)
+        sums[participations:] -= sums[:-participations].copy()
+        return float(np.sum(np.square(sums.reshape(-1)[:steps])))
 
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
-        for i, weight in enumerate(_column(t)[::-1]):
-            yield i, float(weight)
+        return zip(range(t), map(float, _coefficients(t)[::-1]))
 
-    def error(self, steps: int) -> float:
-        squares = np.cumsum(_column(steps) ** 2)
-        return math.sqrt(squares.mean()) * self.sensitivity(steps)
+    def variances(self, steps: int) -> Vector:
+        return np.cumsum(np.square(_coefficients(steps)))
 
-
-@lru_cache(maxsize=64)
-def _column(steps: int) -> np.ndarray:
-    """binomial(2 i, i) / 4^i for i = 0 .. steps-1."""
-    i = np.arange(1, steps)
-    return np.concatenate([[1.0], np.cumprod((2 * i - 1) / (2 * i))])
+    def dense(self, steps: int) -> tuple[Vector, Vector]:
+        lag = np.subtract.outer(np.arange(steps), np.arange(steps))
+        root = np.where(lag >= 0, _coefficients(steps)[np.maximum(lag, 0)], 0.0)
+        return root, root
 
 
-_KNOWN: dict[str, PrefixMechanism] = {
-    "tree": Tree(),
-    "tree-honaker": HonakerTree(),
-    "toeplitz": Toeplitz(),
+def _coefficients(count: int) -> Vector:
+    """The first coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ..."""
+    size = 1 << max(count - 1, 0).bit_length()  # few distinct lengths, so that they are remembered
+    return _all_coefficients(size)[:count]
+
+
+@lru_cache(maxsize=32)
+def _all_coefficients(count: int) -> Vector:
+    k = np.arange(1.0, count)
+    values = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
+    values.flags.writeable = False
+    return values
+
+
+class Tree(PrefixMechanism):
+    """A binary tree over the steps. Blocks are numbered in the order in which they are complete."""
+
+    name = "tree"
+    _lone_halves: ClassVar[bool] = False  # whether second halves are released too
+
+    def _squared(self, steps: int, participations: int, separation: int) -> float:
+        # Level by level: a block of 2^h steps holds at most ceil(2^h / separation) participations,
+        # and the sum of squares is largest when as many blocks as possible are full.
+        total = 0
+        for height in range(steps.bit_length()):
+            blocks = steps >> height
+            if not self._lone_halves:
+                blocks = (blocks + 1) // 2
+            full = min(participations, -(-(1 << height) // separation))
+            filled = min(blocks, participations // full)
+            rest = participations - filled * full if filled < blocks else 0
+            total += filled * full**2 + rest**2
+        return float(total)
+
+    def weights(self, t: int) -> Iterator[tuple[int, float]]:
+        return ((_number(end, height), 1.0) for end, height in _blocks(t))
+
+    def variances(self, steps: int) -> Vector:
+        return np.array([float(t.bit_count()) for t in range(1, steps + 1)])
+
+    def _estimate(self, own: Vector, halves: Vector | None, height: int) -> Vector:
+        """The value of a block from its own draw and the sum of its halves' values."""
+        del halves, height
+        return own
+
+    def _value(self, end: int, height: int, draw: Draw) -> Vector:
+        """The value of one block, from its draws."""
+        return draw(_number(end, height))
+
+    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
+        """Keeps one value per level: about two draws a step."""
+        t = check_count("start", start, least=1) - 1
+        held = [(height, self._value(end, height, draw)) for end, height in _blocks(t)]
+        while True:
+            t += 1
+            height, value = 0, self._estimate(draw(_number(t, 0)), None, 0)
+            while held and held[-1][0] == height:
+                halves = held.pop()[1] + value
+                height += 1
+                value = self._estimate(draw(_number(t, height)), halves, height)
+            held.append((height, value))
+            yield np.sum([one for _, one in held], axis=0)
+
+    def dense(self, steps: int) -> tuple[Vector, Vector]:
+        numbers = range(2 * steps - steps.bit_count())
+        left, right = np.zeros((steps, len(numbers))), np.zeros((len(numbers), steps))
+        for end in range(1, steps + 1):
+            for height in range((end & -end).bit_length()):
+                right[_number(end, height), end - (1 << height) : end] = 1
+            for number, weight in self.weights(end):
+                left[end - 1, number] += weight
+        used = np.any(left != 0, axis=0)
+        return left[:, used], right[used]
+
+
+class HonakerTree(Tree):
+    """The tree whose blocks are estimated from all draws below them, with the least variance."""
+
+    name = "tree-honaker"
+    _lone_halves = True
+
+    def weights(self, t: int) -> Iterator[tuple[int, float]]:
+        for end, height in _blocks(t):
+            yield from self._below(end, height)
+
+    def _below(self, end: int, height: int) -> Iterator[tuple[int, float]]:
+        """Weights of all draws in the estimate of one block."""
+        share = 1.0
+        for level in range(height, -1, -1):
+            own = share * _own_weight(level)
+            for last in range(end - (1 << height) + (1 << level), end + 1, 1 << level):
+                yield _number(last, level), own
+            share *= 1 - _own_weight(level)
+
+    def variances(self, steps: int) -> Vector:
+        # A block of height h has variance 2^h / (2^(h+1) - 1): 1, 2/3, 4/7, ...
+        of = [2.0**h / (2.0 ** (h + 1) - 1) for h in range(steps.bit_length())]
+        return np.array([sum(of[h] for _, h in _blocks(t)) for t in range(1, steps + 1)])
+
+    def _estimate(self, own: Vector, halves: Vector | None, height: int) -> Vector:
+        weight = _own_weight(height)
+        return own if halves is None else weight * own + (1 - weight) * halves
+
+    def _value(self, end: int, height: int, draw: Draw) -> Vector:
+        parts = (weight * draw(number) for number, weight in self._below(end, height))
+        total = next(parts)
+        for part in parts:
+            total = total + part
+        return total
+
+
+def _own_weight(height: int) -> float:
+    """The weight of a block's own draw beside the sum of its halves: inverse to the variances."""
+    return 2.0**height / (2.0 ** (height + 1) - 1)
+
+
+def _blocks(t: int) -> list[tuple[int, int]]:
+    """The dyadic blocks that make up steps 1..t, largest first: (last step, height)."""
+    found, end = [], 0
+    for height in range(t.bit_length() - 1, -1, -1):
+        if t >> height & 1:
+            end += 1 << height
+            found.append((end, height))
+    return found
+
+
+def _number(end: int, height: int) -> int:
+    """The number of the block of 2^height steps that is complete at step `end`, from 0."""
+    return 2 * (end - 1) - (end - 1).bit_count() + height
+
+
+_MECHANISMS: dict[str, PrefixMechanism] = {
+    one.name: one for one in (Tree(), HonakerTree(), Toeplitz(), Independent())
 }
 
 
+def names() -> tuple[str, ...]:
+    """The names that `find` knows."""
+    return tuple(_MECHANISMS)
+
+
 def find(name: str) -> PrefixMechanism:
-    """A mechanism by name."""
-    if name not in _KNOWN:
-        raise PlanError(f"privacy.matrix = '{name}' is unknown; known: {', '.join(_KNOWN)}")
-    return _KNOWN[name]
+    """The mechanism of this name: tree, tree-honaker, toeplitz, independent."""
+    if name not in _MECHANISMS:
+        raise PlanError(f"No prefix mechanism {name!r}; there are {', '.join(_MECHANISMS)}.")
+    return _MECHANISMS[name]
+
+
+def restarted_sensitivity(
+    mechanism: PrefixMechanism,
+    steps: int,
+    restart: int,
+    participations: int = 1,
+    separation: int = 1,
+) -> float:
+    """L2 sensitivity of all periods together, when the mechanism begins anew every `restart` steps.
+
+    Periods draw independent noise, so their squared sensitivities add. A site's participations fall
+    into periods in the worst way that leaves each period its share: found by trying all counts per
+    period. A site in one period only pays for that period.
+    """
+    check_count("steps", steps, least=1)
+    check_count("restart", restart, least=1)
+    check_count("participations", participations, least=1)
+    lengths = [min(restart, steps - first) for first in range(0, steps, restart)]
+    most = min(participations, sum(-(-length // separation) for length in lengths))
+    costs: dict[int, list[float]] = {}
+    for length in set(lengths):
+        fitting = min(most, -(-length // separation))
+        found = [mechanism.sensitivity(length, k, separation) ** 2 for k in range(1, fitting + 1)]
+        costs[length] = [0.0, *found]
+    best = np.zeros(
+        most + 1
+    )  # largest squared sensitivity of the periods so far, by participations
+    for length in lengths:
+        options = [best]
+        for k, cost in enumerate(costs[length][1:], start=1):
+            options.append(np.concatenate([np.full(k, -np.inf), best[:-k] + cost]))
+        best = np.max(options, axis=0)
+    return math.sqrt(float(np.max(best))) * _ROUND_UP

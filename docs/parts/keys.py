@@ -125,7 +125,7 @@ def recipes() -> str:
     rows = []
     for r in RECIPES.values():
         given = {}
-        for part in ("local", "server", "participation"):
+        for part in ("local", "server", "participation", "privacy"):
             given |= {f"{part}.{key}": value for key, value in getattr(r, part).items()}
         rows.append([f"`{r.name}`", r.summary, r.source, pairs(given) or "–"])
     return table(["recipe", "what it is", "source", "settings"], rows)
@@ -138,8 +138,8 @@ def recipe_names() -> str:
     )
 
 
-_SECTIONS = ("plan", "data", "local", "schedule", "server", "participation", "evaluation", "engine",
-             "model", "loss")  # fmt: skip
+_SECTIONS = ("plan", "data", "local", "schedule", "server", "participation", "evaluation",
+             "privacy", "budget", "engine", "model", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,

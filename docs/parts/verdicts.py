@@ -7,7 +7,7 @@ from typing import Any
 
 from cupola.data import FederatedData
 from cupola.learn import utility
-from cupola.learn.recipes import RECIPES
+from cupola.learn.recipes import RECIPES, Recipe
 from cupola.learn.utility import Verdict, check
 from cupola.nn import suitability
 from cupola.plan import compose, load
@@ -61,11 +61,16 @@ def _order(difference: float | None) -> str:
     return "rounding (< 1e-12)" if difference < 1e-12 else f"{difference:.0e}"
 
 
+def _noise(recipe: Recipe) -> tuple[str, ...]:
+    """Some noise for a private recipe: without any it is refused."""
+    return ("privacy.noise=1.0",) if recipe.privacy else ()
+
+
 HEAD = ["", "equals centralised training", "what fails first", "difference in the probe"]
 
 
 def algorithms() -> str:
-    rows = [_row(f"`{name}`", f"recipe={name}") for name in RECIPES]
+    rows = [_row(f"`{r.name}`", f"recipe={r.name}", *_noise(r)) for r in RECIPES.values()]
     rows += [
         _row("`fedavg`, one batch and one epoch", *ONE_STEP),
         _row("`fedprox`, one batch and one epoch", *ONE_STEP, "local.proximal=0.1"),

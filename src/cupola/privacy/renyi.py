@@ -43,7 +43,7 @@ def pure_vector(epsilon: float, orders: Vector) -> Vector:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Drops warnings about orders that did not converge: the library counts them as infinite."""
 
     def drop(record: logging.LogRecord) -> bool:
@@ -72,7 +72,7 @@ def vector(event: Event, neighbours: Neighbours) -> Vector:
     if neighbours == "add-remove":
         accountant = RdpAccountant(ORDERS)
         gaussian = dp_event.GaussianDpEvent(event.noise)
-        with _quiet():
+        with quiet():
             accountant.compose(dp_event.PoissonSampledDpEvent(event.rate, gaussian))
         return accountant.rdp
     # Wang, Balle, Kasiviswanathan 2019, Theorem 27. Its proof needs only that the outputs without

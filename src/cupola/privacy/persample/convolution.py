@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn import functional as F
 
 from cupola.privacy.persample.layers import gram_squared, prefers_gram
@@ -79,11 +78,27 @@ class ConvolutionRule(Rule):
 def weight_gradients(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
     """Per-sample weight gradients (n, *weight.shape) from x (n, k, C, ...) and g (n, k, O, ...)."""
     if layer.weight.numel() < LARGE:
-        return vmap(lambda a, b: _weight_gradient(layer, a, b, padding))(x, g)
+        return _grouped(layer, x, g, padding)
     found = g.new_empty(len(g), *layer.weight.shape)
     for row, part in zip(found, _one_by_one(layer, x, g, padding)):
         row.copy_(part)
     return found
+
+
+def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """All samples at once, as one convolution in which every sample is a group of channels."""
+    n, k = g.shape[:2]
+    if k > 1:  # copies stay the batch of the grouped convolution
+        x, g = x.transpose(0, 1), g.transpose(0, 1)
+    x, g = (t.reshape(k, -1, *t.shape[3:]) for t in (x, g))
+    weight = layer.weight
+    shape = (n * weight.shape[0], *weight.shape[1:])
+    # Only the shape of the weight matters for its gradient.
+    found = torch.ops.aten.convolution_backward(
+        g, x, weight.new_empty(shape), None, layer.stride, padding, layer.dilation,
+        False, [0] * len(padding), n * layer.groups, [False, True, False],
+    )  # fmt: skip
+    return found[1].view(n, *weight.shape)
 
 
 def _one_by_one(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Iterator[Tensor]:

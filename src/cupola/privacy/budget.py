@@ -9,7 +9,6 @@ no mechanism protects.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from typing import IO, Any
 from cupola.errors import DataError
 from cupola.federation.message import Question, digest
 from cupola.federation.site import Charge
-from cupola.privacy.accounting import epsilon, steps_within
-from cupola.privacy.events import Event, Neighbours, SampledGaussian, merge
+from cupola.privacy.accounting import epsilon, within
+from cupola.privacy.events import Event, Neighbours, merge
 
 FORMAT = 1
 History = tuple[Event, ...]
@@ -251,19 +250,8 @@ class Book:
 
 
 def _fits(history: History, limit: Limit) -> bool:
-    """Whether a history stays within a limit, quickly where it is one mechanism repeated."""
-    if len(history) == 1 and isinstance(event := history[0], SampledGaussian):
-        if event.sampling == "poisson":
-            most = steps_within(
-                event.rate,
-                event.noise,
-                limit.epsilon,
-                limit.delta,
-                neighbours=limit.neighbours,
-            )
-            return event.count <= most
-    spent = epsilon(history, limit.delta, neighbours=limit.neighbours)
-    return spent <= limit.epsilon and not math.isnan(spent)
+    """Whether a history stays within a limit."""
+    return within(history, limit.epsilon, limit.delta, neighbours=limit.neighbours)
 
 
 def _as_dict(charge: Charge) -> dict[str, Any]:

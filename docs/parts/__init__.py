@@ -2,6 +2,11 @@
 
 from collections.abc import Callable
 
-from parts import keys, names, verdicts
+from parts import keys, names, published, verdicts
 
-PARTS: dict[str, Callable[[], str]] = {**keys.PARTS, **names.PARTS, **verdicts.PARTS}
+PARTS: dict[str, Callable[[], str]] = {
+    **keys.PARTS,
+    **names.PARTS,
+    **published.PARTS,
+    **verdicts.PARTS,
+}

@@ -1,0 +1,78 @@
+"""Audits of finished runs: what attacks find in the model, and a lower bound on epsilon.
+
+>>> findings = audit("runs/private")
+>>> findings["verdict"]
+'consistent'
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import cupola
+from cupola.audit.bounds import Step, canary_audit
+from cupola.audit.members import membership_audit
+from cupola.audit.subject import Subject, read
+from cupola.errors import CupolaError
+from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.folder import locked
+
+__all__ = ["NO_CLAIM", "Step", "Subject", "audit", "canary_audit", "membership_audit", "read"]
+
+TRIALS, ROUNDS = 1000, 6
+NO_CLAIM = (
+    "this run has no privacy mechanism: there is no claim to test, "
+    "and membership inference stands alone"
+)
+
+
+def audit(
+    folder: str | Path,
+    *,
+    trials: int = TRIALS,
+    rounds: int = ROUNDS,
+    shadows: int | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    step: Step | None = None,
+) -> dict[str, Any]:
+    """Audit a finished run and write audit.json into its folder.
+
+    trials: repetitions with a canary, and as many without. rounds: at most so many are repeated.
+    shadows: runs for the likelihood-ratio attack (0: none; None: if they are quick). seed: of all
+    that the audit draws. workers: processes for the trials. step: told of progress.
+    Nothing is charged to the sites' books.
+    """
+    if trials < 30:
+        raise CupolaError(f"{trials} trials show nothing; 30 is the least, 1000 are useful")
+    if rounds < 1:
+        raise CupolaError("an audit repeats at least one round")
+    began = time.monotonic()
+    subject = Subject.open(folder, rounds)
+    on = subject.privacy.on
+    with locked(subject.run.folder):
+        canaries = None
+        if on:
+            canaries = canary_audit(subject, trials=trials, seed=seed, workers=workers, step=step)
+        members, why = None, None
+        try:
+            members = membership_audit(subject, shadows=shadows, seed=seed, step=step)
+        except CupolaError as error:
+            if not on:
+                raise
+            why = str(error)
+        findings = {
+            "name": subject.run.plan.name,
+            "cupola": cupola.__version__,
+            "seed": seed,
+            "verdict": None if canaries is None else canaries["verdict"],
+            "note": None if on else NO_CLAIM,
+            "epsilon": canaries,
+            "membership": members,
+            "without_membership": why,
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        write_atomically(subject.run.folder / "audit.json", json_line(findings, indent=2))
+    return findings

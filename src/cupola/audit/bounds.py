@@ -1,0 +1,164 @@
+"""From repeated rounds to a lower bound on epsilon, beside what is claimed for the same rounds."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cupola.audit.canaries import Experiment, experiments
+from cupola.audit.subject import Subject
+from cupola.federation.inprocess import one_core_each
+from cupola.federation.randomness import derive
+from cupola.privacy.lower_bounds import CONFIDENCE, Bound, upper_rate, vector_lower_bound
+
+Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one canary showed. bound decides; gaussian rests on its assumption."""
+
+    experiment: Experiment
+    bound: Bound
+    gaussian: Bound
+    seconds: float
+
+    def as_dict(self, claim: float) -> dict[str, Any]:
+        return {
+            "canary": self.experiment.canary,
+            "about": self.experiment.about,
+            "norm_in_clips": self.experiment.strength,
+            "lower_bound": _plain(self.bound),
+            "gaussian_estimate": _plain(self.gaussian),
+            "refutes": self.bound.refutes(claim),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _plain(bound: Bound) -> dict[str, Any]:
+    kept = ("epsilon", "confidence", "assumption", "trials", "fpr", "fnr")
+    return {name: getattr(bound, name) for name in kept}
+
+
+def vectors(
+    experiment: Experiment, trials: int, seed: int, workers: int = 1, step: Step | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`trials` repetitions with the canary and as many without, each with randomness of its own.
+
+    workers: processes; they change no result.
+    """
+    seen = []
+    for pair in _pairs(experiment, trials, seed, workers):
+        seen.append(pair)
+        if step is not None:
+            step(f"{experiment.canary} canary", len(seen), trials)
+    one, two = zip(*seen)
+    return np.array(one), np.array(two)
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def _pair(experiment: Experiment, seed: int, number: int) -> Pair:
+    """One trial with the canary and one without."""
+    one, two = (
+        experiment.trial(included, derive(seed, f"audit {experiment.canary} {world}", number))
+        for included, world in ((True, "with"), (False, "without"))
+    )
+    return one, two
+
+
+def _pairs(experiment: Experiment, trials: int, seed: int, workers: int) -> Iterator[Pair]:
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    with one_core_each():
+        if workers < 2 or not forks or torch.cuda.is_available():
+            yield from (_pair(experiment, seed, number) for number in range(trials))
+            return
+        # A trial is a closure over the run's data and model: forked workers have it already.
+        global _work
+        _work = (experiment, seed)
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
+            yield from pool.imap(_forked, range(trials), chunksize=4)
+
+
+_work: tuple[Experiment, int]
+
+
+def _forked(number: int) -> Pair:
+    return _pair(*_work, number)
+
+
+def finding(
+    subject: Subject,
+    experiment: Experiment,
+    *,
+    trials: int,
+    seed: int,
+    confidence: float,
+    workers: int = 1,
+    step: Step | None = None,
+) -> Finding:
+    """The lower bound that one canary gives."""
+    began = time.monotonic()
+    one, two = vectors(experiment, trials, seed, workers, step)
+    delta = subject.privacy.delta
+    bound, gaussian = (
+        vector_lower_bound(one, two, delta, confidence=confidence, gaussian=assumed)
+        for assumed in (False, True)
+    )
+    return Finding(experiment, bound, gaussian, time.monotonic() - began)
+
+
+def canary_audit(
+    subject: Subject,
+    *,
+    trials: int,
+    seed: int,
+    confidence: float = CONFIDENCE,
+    workers: int = 1,
+    step: Step | None = None,
+) -> dict[str, Any]:
+    """Lower bounds from every canary that fits, the claim for the same rounds, and a verdict.
+
+    The confidence is shared between the canaries, so that the verdict has it as a whole.
+    """
+    site = subject.site()
+    events = subject.events(site)
+    claim = subject.epsilon(events)
+    made = experiments(subject, site, derive(seed, "audit", 0, site))
+    each = 1 - (1 - confidence) / len(made)
+    effort: dict[str, Any] = {"trials": trials, "seed": seed, "workers": workers, "step": step}
+    found = [finding(subject, e, confidence=each, **effort) for e in made]
+    refuted = any(f.bound.refutes(claim) for f in found)
+    return {
+        "mechanism": subject.privacy.mechanism,
+        "unit": "site" if subject.privacy.by_coordinator else "example",
+        "neighbours": subject.privacy.neighbours,
+        "site": site,
+        "rounds": subject.rounds,
+        "models": "first and final, in turn",
+        "trials": trials,
+        "confidence": confidence,
+        "delta": subject.privacy.delta,
+        "events": [event.as_dict() for event in events],
+        "claim": claim,
+        "run_epsilon": (subject.run.result.get("privacy") or {}).get("epsilon"),
+        "lower_bound": max(f.bound.epsilon for f in found),
+        "reach": reach(trials, subject.privacy.delta, each),
+        "canaries": [f.as_dict(claim) for f in found],
+        "verdict": "refuted" if refuted else "consistent",
+    }
+
+
+def reach(trials: int, delta: float, confidence: float) -> float:
+    """The largest lower bound that so many trials can give: with no error in the last third."""
+    last = trials - trials // 3 - (trials - trials // 3) // 2
+    rate = float(upper_rate(0, max(last, 1), (1 - confidence) / 2))
+    return max(0.0, math.log(max(1 - delta - rate, 1e-300) / rate))

@@ -1,0 +1,318 @@
+"""Canaries: contributions made to be seen, each with the mechanism that should hide them.
+
+An experiment repeats some rounds of the run's own mechanism with a canary or without it (or, where
+neighbours are replaced, with one of two) and gives what an attacker looks at: the projections of
+the released vectors on the canary's directions, round by round. The canary changes from round to
+round, so that noise which is used again cancels and shows it.
+
+- gradient (dp-sgd): an example with a gradient a hundred times the clip, in a fixed direction with
+  alternating sign; the site draws it into its batches like any other example.
+- row (dp-sgd, output, objective): a crafted example, through everything the site does.
+- site (central, dp-ftrl): a site of crafted examples, through the site's training and clipping
+  and the coordinator's noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from cupola.audit.subject import Subject, as_tensor, flat
+from cupola.data import Dataset, SiteData
+from cupola.errors import CupolaError, FederationError
+from cupola.federation import Contribution, Question, SiteContext, State, Total
+from cupola.federation.randomness import generator
+from cupola.learn.local import train
+from cupola.learn.participation import draw
+from cupola.learn.private import Canary
+from cupola.privacy.persample import PerSample
+
+LOUD = 100.0  # norm of a gradient canary, in clips
+LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones
+ENOUGH = 10.0  # a crafted contribution should be so many clips long
+CRAFTED_ROWS = 64  # at most so many examples at a crafted site
+NO_CLIP = 1e30
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A mechanism ready to be repeated.
+
+    canary: its kind. about: in words. strength: norm of the contribution before clipping, in
+    clips; None where it is not known.
+    trial(included, seed): one repetition with fresh randomness -> what is looked at, (d,).
+    """
+
+    canary: str
+    about: str
+    strength: float | None
+    trial: Callable[[bool, int], np.ndarray]
+
+
+def experiments(subject: Subject, site: int, seed: int) -> list[Experiment]:
+    """Every canary that fits the run's mechanism."""
+    mechanism = subject.privacy.mechanism
+    if mechanism in ("central", "dp-ftrl"):
+        return [site_canary(subject, site, seed)]
+    if mechanism in ("output", "objective"):
+        return [convex_canary(subject, site, seed)]
+    found = [gradient_canary(subject, site, seed)]
+    if _craftable(subject):
+        found.append(row_canary(subject, site, seed))
+    return found
+
+
+# dp-sgd
+
+
+def gradient_canary(subject: Subject, site: int, seed: int) -> Experiment:
+    questions = _questions(subject)
+    data, space = subject.host.data(site), subject.space
+    direction = _direction(seed, space.flat.numel())
+    signs = {q.round: 1.0 if i % 2 == 0 else -1.0 for i, q in enumerate(questions)}
+    loud = as_tensor(LOUD * subject.privacy.clip * direction, space)
+    there = Canary(0, {round: sign * loud for round, sign in signs.items()})
+    other = Canary(0, {})
+    if subject.privacy.neighbours == "replace-one":
+        other = Canary(0, {round: -sign * loud for round, sign in signs.items()})
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        context = subject.context(site, data, seed, there if included else other)
+        return np.array([flat(train(context, q).arrays) @ direction for q in questions])
+
+    about = "an example whose gradient is far longer than the clip, with alternating sign"
+    return Experiment("gradient", about, LOUD, trial)
+
+
+def row_canary(subject: Subject, site: int, seed: int) -> Experiment:
+    """A crafted example of two kinds in turn; the attacker looks along the gradients of both."""
+    questions = _questions(subject)
+    held = subject.host.data(site)
+    size, pair = _loud_rows(subject, held.train, questions, seed)
+    datas = [SiteData(_with_row(held.train, row)) for row in pair]
+    directions = np.stack(
+        [_gradient(subject, q, pair[i])[1] for i, q in enumerate((questions * 2)[:2])]
+    )
+    replaced = subject.privacy.neighbours == "replace-one"
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        seen = []
+        for i, q in enumerate(questions):
+            kind = i % 2 if included or not replaced else 1 - i % 2
+            absent = None if included or replaced else Canary(0, {})
+            context = subject.context(site, datas[kind], seed, absent)
+            seen.append(directions @ flat(train(context, q).arrays))
+        return np.concatenate(seen)
+
+    about = "a crafted example, one of two in turn, through per-sample gradients and clipping"
+    return Experiment("row", about, size, trial)
+
+
+# output, objective
+
+
+def convex_canary(subject: Subject, site: int, seed: int) -> Experiment:
+    """One row, exchanged for the same label with opposite features: every problem notices."""
+    questions = _questions(subject)
+    held = subject.host.data(site)
+    x, y = subject.space.batch(held.train, slice(0, 1))
+    across = _direction(seed, x.numel())
+    far = ENOUGH * subject.privacy.feature_norm
+    features = torch.from_numpy(far * across).reshape(x.shape).to(x)
+    label = torch.ones_like(y)
+    datas = [SiteData(_with_row(held.train, (sign * features, label))) for sign in (1, -1)]
+    weight = next(a for n, a in questions[0].arrays.items() if a.ndim == 2)
+    sides = -np.ones(len(weight))
+    sides[min(1, len(weight) - 1)] = 1.0
+    looked = np.zeros(subject.space.flat.numel())
+    looked[: weight.size] = np.outer(sides, across).reshape(-1)
+    looked /= np.linalg.norm(looked)
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        seen = []
+        for i, q in enumerate(questions):
+            kind = i % 2 if included else 1 - i % 2
+            context = subject.context(site, datas[kind], seed)
+            seen.append(flat(train(context, q).arrays) @ looked)
+        return np.array(seen)
+
+    about = "an example of opposite features in turn, beyond the norm bound"
+    return Experiment("row", about, ENOUGH, trial)
+
+
+# central, dp-ftrl
+
+
+def site_canary(subject: Subject, site: int, seed: int) -> Experiment:
+    program, privacy = subject.program, subject.privacy
+    questions = _questions(subject)
+    strength, answers = _loud_answers(subject, site, questions, seed)
+    directions = np.stack([_unit(flat(answer.arrays)) for answer in answers])
+    choice = program.participation
+    secret = choice.kind == "poisson" or (
+        choice.kind == "fraction" and privacy.neighbours == "replace-one"
+    )
+    replaced = privacy.neighbours == "replace-one"
+    # Under dp-ftrl contributions of one direction add up: only the last one is of the other kind.
+    kinds = [i % 2 for i in range(len(questions))]
+    if privacy.mechanism == "dp-ftrl":
+        kinds = [0] * (len(questions) - 1) + [1]
+
+    def total(included: bool, asked: list[int], kind: int) -> Total:
+        found = Total()
+        if site in asked and (included or replaced):
+            found.add(site, answers[kind if included else 1 - kind])
+        return found
+
+    schedule = [draw(choice, program.sites, program.seed, q.round) for q in questions]
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        coordinator = replace(program.coordinator, seed=seed)
+        state = _fixed(questions[0])
+        start, seen = flat(state.arrays), []
+        for i, q in enumerate(questions):
+            asked = draw(choice, program.sites, seed, q.round) if secret else schedule[i]
+            sums = total(included, asked, kinds[i])
+            if privacy.mechanism == "dp-ftrl":
+                rate = program.server_lr(q.round)
+                state = state.next(coordinator.follow(state, sums, q.round, rate))
+                seen.append(directions @ (flat(state.arrays) - start))
+                continue
+            update, values = coordinator.mean(_fixed(q), sums, q.round)
+            seen.append(directions @ np.concatenate([u.reshape(-1) for u in update.values()]))
+            if "clip" in values:
+                seen.append(np.array([np.log(values["clip"] / privacy.clip)]))
+        return np.concatenate(seen)
+
+    about = "a site of crafted examples, one of two in turn, with an update longer than the clip"
+    return Experiment("site", about, strength, trial)
+
+
+# Parts
+
+
+def _questions(subject: Subject) -> list[Question]:
+    return [subject.question(round) for round in range(1, subject.rounds + 1)]
+
+
+def _fixed(question: Question) -> State:
+    return State(question.step, dict(question.arrays), {"round": question.round - 1})
+
+
+def _direction(seed: int, size: int) -> np.ndarray:
+    return _unit(generator(seed, "canary").standard_normal(size))
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-300)
+
+
+Row = tuple[torch.Tensor, torch.Tensor]
+
+
+def _craftable(subject: Subject) -> bool:
+    """Whether inputs are numbers that can be made large, with one target each."""
+    problem = subject.space.problem
+    return problem.tokens is None and problem.kind in ("classification", "regression")
+
+
+def _with_row(data: Dataset, row: Row) -> Dataset:
+    """A copy of a data set with this model-ready example in place of its first."""
+    x, y = data.inputs().clone(), data.y.clone()
+    x[:1], y[:1] = row[0].to(x), row[1].to(y)
+    return Dataset(x, y, data.transform)
+
+
+def _crafted(subject: Subject, data: Dataset, norm: float, seed: int) -> tuple[Row, Row]:
+    """Two examples with opposite inputs of this norm, and targets the first model does not give."""
+    space = subject.space
+    x, y = space.batch(data, slice(0, 1))
+    across = torch.from_numpy(_direction(seed, x.numel())).reshape(x.shape).to(x)
+    space.load(subject.models[0])
+    space.module.eval()
+    pair = []
+    for sign in (1.0, -1.0):
+        example = sign * norm * across
+        if space.problem.kind == "regression":
+            target = torch.full_like(y, -sign * norm)
+        else:
+            with torch.no_grad():
+                scores = space.module(example).reshape(-1)
+            least = int(scores.argmin()) if len(scores) > 1 else int(scores[0] < 0)
+            target = torch.full_like(y, least)
+        pair.append((example.cpu(), target.cpu()))
+    space.module.train()
+    return pair[0], pair[1]
+
+
+def _ordinary(subject: Subject, data: Dataset) -> float:
+    """Norm of this site's largest inputs."""
+    x, _ = subject.space.batch(data, slice(0, 256))
+    return max(float(x.flatten(1).norm(dim=1).max()), 1.0)
+
+
+def _gradient(subject: Subject, question: Question, row: Row) -> tuple[float, np.ndarray]:
+    """Norm and direction of an example's gradient at the model of a question."""
+    space = subject.space
+    space.load(question.arrays)
+    x, y = space.batch(Dataset(*row), slice(0, 1))
+    found = PerSample(space.module, space.problem.loss).clipped_sum(x, y, NO_CLIP)
+    vector = torch.cat([s.reshape(-1) for s in found.sums]).double().cpu().numpy()
+    return float(found.norms[0]), _unit(vector)
+
+
+def _loud_rows(
+    subject: Subject, data: Dataset, questions: list[Question], seed: int
+) -> tuple[float, tuple[Row, Row]]:
+    """Crafted examples whose gradients are finite and as long as can be, in clips."""
+    best: tuple[float, tuple[Row, Row]] | None = None
+    for scale in LARGE:
+        pair = _crafted(subject, data, scale * _ordinary(subject, data), seed)
+        norms = [_gradient(subject, q, pair[i])[0] for i, q in enumerate((questions * 2)[:2])]
+        size = min(norms) / subject.privacy.clip
+        if np.isfinite(size) and (best is None or size > best[0]):
+            best = (size, pair)
+        if best is not None and best[0] >= ENOUGH:
+            return best
+    if best is None:
+        raise CupolaError("no crafted example has a finite gradient; the audit cannot go on")
+    return best
+
+
+def _loud_answers(
+    subject: Subject, site: int, questions: list[Question], seed: int
+) -> tuple[float, list[Contribution]]:
+    """A crafted site's two answers through its own task, and their norms before clipping."""
+    held = subject.host.data(site).train
+    if not len(held):
+        raise CupolaError(f"site {site} has no samples; the audit cannot go on")
+    pairs = [(questions * 2)[0], (questions * 2)[1]]
+    best: tuple[float, list[Contribution]] | None = None
+    for scale in LARGE if _craftable(subject) else (1.0,):
+        datas = [held, held]
+        if _craftable(subject):
+            rows = _crafted(subject, held, scale * _ordinary(subject, held), seed)
+            many = min(len(held), CRAFTED_ROWS)
+            datas = [Dataset(x.expand(many, *x.shape[1:]), y.expand(many, *y.shape[1:]))
+                     for x, y in rows]  # fmt: skip
+        contexts = [subject.context(site, SiteData(d), subject.program.seed) for d in datas]
+        try:
+            free = [_answer(c, q, NO_CLIP) for c, q in zip(contexts, pairs)]
+        except FederationError:
+            continue  # the crafted inputs were too large
+        size = min(float(np.linalg.norm(flat(a.arrays))) for a in free) / subject.privacy.clip
+        if best is None or size > best[0]:
+            best = (size, [train(c, q) for c, q in zip(contexts, pairs)])
+        if best[0] >= ENOUGH:
+            return best
+    if best is None:
+        raise CupolaError("no crafted site has a finite update; the audit cannot go on")
+    return best
+
+
+def _answer(context: SiteContext, question: Question, clip: float) -> Contribution:
+    privacy = {**question.options["privacy"], "clip": clip}
+    return train(context, replace(question, options={**question.options, "privacy": privacy}))

@@ -1,0 +1,182 @@
+"""What is audited: a finished run's own program, one of its sites, and two models it has sent."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from cupola.data import SiteData
+from cupola.errors import CupolaError
+from cupola.federation import Arrays, Question, SiteContext, State, StateStore
+from cupola.learn import Training, TrainingHost, Workspace
+from cupola.learn.choices import Privacy
+from cupola.learn.guarantee import coordinator_events
+from cupola.learn.local import train
+from cupola.learn.participation import draw
+from cupola.plan import compose
+from cupola.plan.folder import Run, read_lines
+from cupola.privacy.accounting import epsilon
+from cupola.privacy.events import Event
+
+MARGIN = 1e-9  # relative; between a noise found twice
+
+
+@dataclass
+class Subject:
+    """A run ready to be repeated in parts. Nothing here opens the sites' books for writing.
+
+    models: what sites receive in repeated rounds, in turn: the first and the final model.
+    rounds: how many are repeated.
+    """
+
+    run: Run
+    host: TrainingHost
+    program: Training
+    models: tuple[Arrays, ...]
+    rounds: int
+    space: Workspace
+
+    @classmethod
+    def open(cls, folder: str | Path, rounds: int) -> Subject:
+        run = Run.open(folder)
+        if run.status != "finished":
+            raise CupolaError(
+                f"{folder} is not finished ({run.status}); finish it with `{run.resume}`"
+            )
+        plan = run.plan
+        host = compose.host(**plan.to_dict())
+        host.book = None  # an audit is charged to nobody
+        program = compose.training(plan, host)
+        start = program.start().arrays
+        saved = load_file(run.folder / "model.safetensors")
+        final = {name: saved[name.split("/", 1)[1]] for name in start if _is_model(name)}
+        first = {name: array for name, array in start.items() if _is_model(name)}
+        done = max(1, int(run.result["rounds"]))
+        return cls(run, host, program, (first, final), min(rounds, done), program.space)
+
+    @property
+    def privacy(self) -> Privacy:
+        return self.program.privacy
+
+    @property
+    def done(self) -> int:
+        """Rounds that the run made."""
+        return int(self.run.result["rounds"])
+
+    def question(self, round: int) -> Question:
+        """What the coordinator asks in this round, at a fixed model; nobody fails by chance."""
+        models = self.models
+        arrays = models[(round - 1) % len(models)]
+        values = {"round": round - 1, "record": None, "pending": [], "stopped": None}
+        ask = self.program.ask(State(round - 1, dict(arrays), values))
+        assert ask is not None
+        options = {k: v for k, v in ask.question.options.items() if k != "participation"}
+        return replace(ask.question, options=options)
+
+    def context(self, site: int, data: SiteData, seed: int, canary: Any = None) -> SiteContext:
+        """A copy of a site with randomness of its own."""
+        return SiteContext(site, data, self.space, StateStore(), seed, canary=canary)
+
+    # Which site, and what is claimed for it
+
+    def histories(self) -> dict[int, tuple[Event, ...]]:
+        """What the run's ledger says that sites spent, for the first sites of every group."""
+        found = {}
+        for group in (self.run.result.get("privacy") or {}).get("groups", ()):
+            events = tuple(Event.from_dict(event) for event in group["events"])
+            found |= {int(site): events for site in group["first"]}
+        return found
+
+    def site(self) -> int:
+        """The audited site: under the coordinator's noise the one that is asked most often in the
+        repeated rounds, else the one that spent most."""
+        if self.privacy.by_coordinator:
+            asked = Counter(
+                i
+                for round in range(1, self.rounds + 1)
+                for i in draw(
+                    self.program.participation, self.program.sites, self.program.seed, round
+                )
+            )
+            return min(asked, key=lambda i: (-asked[i], i)) if asked else 0
+        spent = self.histories()
+        if not spent:
+            raise CupolaError(f"{self.run.folder}: no site spent anything; there is no claim")
+        return next(iter(spent))  # groups are listed with the largest epsilon first
+
+    def events(self, site: int) -> tuple[Event, ...]:
+        """What the repeated rounds cost by the run's own charges, which must be in its ledger."""
+        privacy, program = self.privacy, self.program
+        if privacy.by_coordinator:
+            return coordinator_events(privacy, program.participation, program.sites, self.rounds)
+        context = self.context(site, self.host.data(site), 0)
+        events: list[Event] = []
+        for round in range(1, self.rounds + 1):
+            assert train.charge is not None
+            charge = train.charge(context, self.question(round))
+            assert charge is not None
+            events += [event for event in charge.events if isinstance(event, Event)]
+        booked = self.histories().get(site, ())
+        for event in events:
+            if not any(_same(event, other) for other in booked):
+                raise CupolaError(
+                    f"{self.run.folder}: the ledger of site {site} does not hold what its plan "
+                    f"does ({event}); result.json or plan.toml was changed after the run"
+                )
+        return tuple(events)
+
+    def epsilon(self, events: tuple[Event, ...]) -> float:
+        privacy = self.privacy
+        return epsilon(
+            events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant
+        )
+
+    # Members
+
+    def asked(self) -> list[int]:
+        """Sites that trained in the run, by its ledger."""
+        path = self.run.folder / "ledger.jsonl"
+        if not path.exists():
+            return list(range(self.program.sites))
+        found: set[int] = set()
+        for entry in read_lines(path):
+            if entry["task"] == self.program.task:
+                found.update(entry["sites"])
+        return sorted(found)
+
+
+def _is_model(name: str) -> bool:
+    return name.startswith(("model/", "buffer/"))
+
+
+def _same(one: Event, other: Event) -> bool:
+    """Equal but for how often, and for rounding."""
+    a, b = one.as_dict(), other.as_dict()
+    a.pop("count", None), b.pop("count", None)
+    return a.keys() == b.keys() and all(
+        np.isclose(a[k], b[k], rtol=MARGIN, atol=0) if isinstance(a[k], float) else a[k] == b[k]
+        for k in a
+    )
+
+
+def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The parameters of an answer or a model as one vector, float64."""
+    parts = [a.reshape(-1) for n, a in arrays.items() if n.startswith("model/")]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def as_tensor(vector: np.ndarray, space: Workspace) -> torch.Tensor:
+    return torch.from_numpy(vector).to(space.device, space.problem.dtype)
+
+
+def read(folder: str | Path) -> dict[str, Any]:
+    """The findings of the last audit of a run."""
+    return json.loads((Path(folder) / "audit.json").read_text())

@@ -1,6 +1,7 @@
 """Private training: every mechanism against its slow, obvious reference, and the forms of each."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from small import CROSS_ENTROPY, digits, perceptron, seeded
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from cupola.data import Dataset, SiteData
 from cupola.errors import PlanError
-from cupola.federation import InProcess, Question, SiteContext, StateStore, Total, drive
+from cupola.federation import Declined, InProcess, Question, SiteContext, StateStore, Total, drive
 from cupola.learn import (
     Budget,
     Evaluation,
@@ -42,7 +44,7 @@ def problem(build=LINEAR, dtype=torch.float64, loss=CROSS_ENTROPY):
     return Problem(build, loss, "classification", 10, (1, 8, 8), "cpu", dtype)
 
 
-def training(privacy, *, build=LINEAR, sites=len(SIZES), rounds=3, **choices):
+def training(privacy, *, build=LINEAR, sites=5, rounds=3, **choices):
     choices.setdefault("evaluation", Evaluation(every=1000))
     return Training(problem(build), sites, rounds, seed=3, privacy=privacy, **choices)
 
@@ -328,7 +330,7 @@ def test_dp_ftrl_follows_the_noised_sum_of_updates(matrix, restart):
     with InProcess(host, seed=3) as federation:
         drive(program, federation, states[0], states.append)
     size = len(flat(states[0]))
-    scale = 0.5 * 0.3 * (1 + ROUNDING) / 5
+    scale = noise_scale(0.3 * (1 + ROUNDING) / 5, 0.5, 2 * (restart or 5) * size)
     for round in range(1, 6):
         after = (round - 1) // restart * restart if restart else 0
         step = round - after
@@ -359,12 +361,16 @@ def test_sites_keep_to_the_pattern_whatever_the_coordinator_says():
     first = charge(site, question)
     assert first.events == (Gaussian(0.5 / find("toeplitz").sensitivity(9, 3, 3)),)
     train(site, question)
+    richer = {**question.options, "pattern": {**pattern, "participations": 100}}
+    other = Question(**{**question.__dict__, "round": 4, "step": 5, "options": richer})
+    with pytest.raises(Declined, match="paid for"):
+        charge(site, other)
     for round, allowed in ((2, False), (3, False), (4, True)):
         again = Question(**{**question.__dict__, "round": round, "step": round + 1})
         if allowed:
             assert charge(site, again).events == (), "the first charge covers the period"
         else:
-            with pytest.raises(Exception, match="participation pattern"):
+            with pytest.raises(Declined, match="participation pattern"):
                 charge(site, again)
 
 
@@ -374,7 +380,7 @@ def test_rotation_keeps_its_distance():
     assert separation(choice, 10) == 3
     for site in range(10):
         times = [r for r, cohort in enumerate(rounds) if site in cohort]
-        assert all(b - a >= 3 for a, b in zip(times, times[1:]))
+        assert all(b - a >= 3 for a, b in pairwise(times))
         assert len(times) <= most_participations(choice, 10, 12) == 4
     assert all(len(cohort) == 3 for cohort in rounds)
 
@@ -394,7 +400,7 @@ def test_epsilon_gives_the_noise_and_every_site_stays_below_it():
     assert 1.99 < promise.epsilon <= 2.0
     assert all(group.epsilon <= 2.0 for group in promise.groups)
     worst = promise.groups[0]
-    steps = max(1, round(worst.samples / 20)) * worst.answers
+    steps = math.ceil(worst.samples / 20) * worst.answers
     event = SampledGaussian(min(1, 20 / worst.samples), found.noise, steps)
     assert worst.epsilon == pytest.approx(epsilon([event], 1e-5))
     assert "not valid for release" in promise.status
@@ -406,7 +412,7 @@ def test_what_sites_are_charged_is_what_was_promised():
 
     books = []
 
-    def open_book(folder, name):
+    def open_book(*_):
         books.append(Book())
         return books[-1]
 
@@ -518,6 +524,20 @@ def test_impossible_combinations_are_refused_with_the_way_out(case):
 
 
 @pytest.mark.parametrize("mechanism", ["output", "objective"])
+def test_what_is_charged_does_not_depend_on_the_questions_word(mechanism):
+    """Ten classes are ten problems, whatever the coordinator writes."""
+    strength = {"noise": 1.0} if mechanism == "output" else {"answer_epsilon": 1.0}
+    program = training(
+        Privacy(mechanism=mechanism, neighbours="replace-one", **strength),
+        local=Local(proximal=0.05),
+        sites=1,
+    )
+    question = program.ask(program.start()).question
+    (event,) = charge(context(), question).events
+    assert event.count == 10
+
+
+@pytest.mark.parametrize("mechanism", ["output", "objective"])
 def test_convex_mechanisms_train(mechanism):
     strength = {"noise": 1.0} if mechanism == "output" else {"answer_epsilon": 1e4}
     program = training(
@@ -555,3 +575,37 @@ def test_an_exact_solution_without_noise_is_the_proximal_point():
     slope = -signs * torch.sigmoid(-signs * (rows @ found.T))
     gradient = slope.T @ rows / len(x) + 0.3 * (found - w0)
     assert gradient.abs().max() < 1e-4
+
+
+def test_sampled_share_is_that_of_the_sites_drawn():
+    """0.15 of 10 sites are 2, and 2 are accounted for."""
+    privacy = Privacy(mechanism="central", noise=2.0, neighbours="replace-one")
+    some = Participation(kind="fraction", fraction=0.15)
+    program = training(privacy, local=UNIFORM, participation=some, sites=10, rounds=4)
+    (event,) = guarantee(program, np.full(10, 5)).groups[0].events
+    assert len(draw(some, 10, 3, 1)) == 2
+    assert event.rate == 0.2
+
+
+@pytest.mark.parametrize("build", [LINEAR, seeded(perceptron(nn.ReLU))], ids=["linear", "mlp"])
+@pytest.mark.parametrize("mode", ["one-by-one", "auto"])
+def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode):
+    """An error, or a NaN, would tell that it is there."""
+    data = digits((20, 20), public=False)
+    local = Local(work="gradient", lr=0.1, send="gradients", weighting="uniform")
+    privacy = Privacy(mechanism="dp-sgd", noise=0.0)
+    program = training(privacy, build=build, sites=2, rounds=1, local=local)
+
+    class Huge(TrainingHost):
+        def data(self, site):
+            made = super().data(site)
+            if site == 0:
+                x = made.train.inputs().double()
+                x[-1] = 1e200
+                return SiteData(Dataset(x, made.train.y))
+            return made
+
+    with InProcess(Huge(program.problem, data), seed=3, mode=mode) as federation:
+        state = drive(program, federation)
+    assert np.isfinite(flat(state)).all()
+    assert not np.array_equal(flat(state), flat(program.start()))

@@ -1,4 +1,4 @@
-"""The book of what sites spend: charged once, kept over crashes and runs, refusing beyond a limit."""
+"""The book of what sites spend: charged once, kept over crashes, refusing beyond a limit."""
 
 import json
 
@@ -66,7 +66,8 @@ def test_under_a_limit_unprotected_and_trusting_answers_are_refused():
     assert "unprotected" in refused[0]
     assert "coordinator" in refused[1]
     assert book.histories() == {}
-    assert Book(limit=Limit(10.0, 1e-5, trust_coordinator=True)).charge(asked(1), {1: trusting}) == {}
+    trusted = Book(limit=Limit(10.0, 1e-5, trust_coordinator=True))
+    assert trusted.charge(asked(1), {1: trusting}) == {}
 
 
 def test_without_a_limit_unprotected_answers_are_counted():
@@ -129,3 +130,32 @@ def test_many_sites_with_equal_histories_cost_little():
     for step in range(20):
         assert book.charge(asked(step), dict.fromkeys(range(10_000), STEP)) == {}
     assert len(book.histories()) == 1
+
+
+def test_a_book_has_one_writer(tmp_path):
+    """Two would not see each other's charges, and overspend together."""
+    path = tmp_path / "spent.jsonl"
+    first = Book(path, study="s")
+    with pytest.raises(DataError, match="in use by another run"):
+        Book(path, study="s")
+    first.charge(asked(0), {0: STEP})
+    first.close()
+    second = Book(path, study="s")
+    assert second.history(0) == STEP.events
+    second.close()
+
+
+def test_a_first_line_cut_off_by_a_crash_begins_anew(tmp_path):
+    path = tmp_path / "spent.jsonl"
+    path.write_text('{"cupola":"spent","for')
+    book = Book(path, study="s")
+    book.charge(asked(0), {0: STEP})
+    book.close()
+    assert Book.read(path).history(0) == STEP.events
+
+
+def test_charges_under_other_neighbours_are_refused_in_words():
+    book = Book(limit=Limit(5.0, 1e-5, neighbours="add-remove"))
+    replaced = Charge((Gaussian(3.0, neighbours="replace-one"),))
+    assert "other neighbouring data sets" in book.charge(asked(0), {0: replaced})[0]
+    assert book.histories() == {}

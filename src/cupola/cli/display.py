@@ -131,9 +131,8 @@ def comparison(
     table = Table(title=title, title_justify="left")
     table.add_column("")
     private = any(row["epsilon"] is not None for row in rows)
-    for heading in (
-        metric, *(["epsilon"] if private else []), "bytes", f"rounds to {goal}", f"bytes to {goal}", "time",
-    ):  # fmt: skip
+    costs = ["bytes", f"rounds to {goal}", f"bytes to {goal}", "time"]
+    for heading in (metric, *(["epsilon"] if private else []), *costs):
         table.add_column(heading, justify="right")
     for i, row in enumerate(rows):
         table.add_row(

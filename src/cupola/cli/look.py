@@ -77,8 +77,10 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
 def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
     """What a plan promises, to whom, and what nothing protects."""
 
-    def line(name: str, text: str) -> None:
-        console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
+    from cupola.report import words
+
+    def line(name: str, text: str, colour: str = "bold") -> None:
+        console.print(f"[{colour}]{name:<10}[/] {text}", soft_wrap=True)
 
     noise = "" if promise["noise"] is None else f", noise {promise['noise']:.4g}"
     line(
@@ -91,8 +93,9 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
         if group["samples"]:
             line(
                 "",
-                f"{group['epsilon']:.4g} at {group['sites']:,} sites of {group['samples']:,} "
-                f"samples, asked {group['answers']:,} times",
+                f"{group['epsilon']:.4g} at {words.count(group['sites'], 'site')} of "
+                f"{words.count(group['samples'], 'sample')}, asked "
+                f"{words.count(group['answers'], 'time')}",
             )
     more = len(promise["groups"]) - GROUPS_PRINTED
     if more > 0:
@@ -100,9 +103,9 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
     for figure in promise["published"]:
         line("published", figure)
     for told in promise["unprotected"]:
-        line("[yellow]open[/]     ", f"nothing protects {told}")
+        line("open", f"nothing protects {told}", "yellow")
     for warning in promise["warnings"]:
-        line("[yellow]note[/]     ", warning)
+        line("note", warning, "yellow")
     line("status", promise["status"])
 
 
@@ -164,7 +167,7 @@ def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:
     from cupola.plan.privacy import as_json, promised
 
     promise = promised(program, host)
-    return None if promise is None else as_json(promise)
+    return None if promise is None else as_json(promise, program.privacy.published)
 
 
 def _utility(program: Training, data: FederatedData) -> dict[str, Any]:
@@ -193,6 +196,7 @@ def recipes(as_json: AsJson = False) -> None:
             "local": r.local,
             "server": r.server,
             "participation": r.participation,
+            "privacy": r.privacy,
         }
         for r in RECIPES.values()
     ]

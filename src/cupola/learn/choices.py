@@ -50,8 +50,8 @@ class Participation(Choice):
 
     all; fraction: a fixed share (or `count`) drawn without replacement; poisson: each site with
     probability `fraction`; at-most-once: `count` sites a round, nobody twice in the whole run;
-    rotation: `count` sites a round in a fixed shuffled order, so that nobody is asked again before
-    everybody else was.
+    rotation: `count` sites a round in a fixed shuffled order, again and again, so that nobody comes
+    twice within sites // count rounds (the sites that the division leaves over sit out).
     stragglers: share of the drawn sites that manage only part of their local work (uniform over
     1 .. epochs-1 epochs, or 1 .. n-1 of n mini-batches where there is one epoch or none; a single
     gradient has no part); they are dropped unless `keep_stragglers`.
@@ -227,6 +227,8 @@ class Privacy(Choice):
     restart: dp-ftrl: begin anew every so many rounds (0: never).
     feature_norm: output and objective: examples are scaled down to this norm, bias included.
     budget: what sites allow in all; a question that would exceed it is refused.
+    published: a paper (000 Reprogrammable-FL, 001 FedPT, 003 Upcycled-FL, 004 the dissertation)
+        whose printed figures `cupola check` shows beside the rigorous ones.
     """
 
     mechanism: Literal["none", "dp-sgd", "central", "dp-ftrl", "output", "objective"] = "none"
@@ -245,6 +247,7 @@ class Privacy(Choice):
     restart: Annotated[int, Field(ge=0)] = 0
     feature_norm: Positive = 1.0
     budget: Budget | None = None
+    published: Literal["000", "001", "003", "004"] | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> Privacy:

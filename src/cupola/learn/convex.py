@@ -41,6 +41,11 @@ def require_convex(training: Training) -> None:
     reason = refusal(training.problem.build(), own, one_vs_rest=True, options=options)
     if reason:
         raise PlanError(f"{name}: {reason}")
+    outputs = len(next(p for p in training.problem.build().parameters()))
+    if outputs != training.problem.classes and (training.problem.classes, outputs) != (2, 1):
+        raise PlanError(
+            f"{name}: the model has {outputs} outputs for {training.problem.classes} classes"
+        )
     if not local.proximal:
         raise PlanError(
             f"{name} needs local.proximal above 0: without strong convexity one example can move "

@@ -6,19 +6,25 @@ spends depends on its size and the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.errors import PlanError
 from cupola.learn.choices import Local, Participation, Privacy
-from cupola.learn.participation import draw, most_participations
-from cupola.learn.private import ftrl_event, private_steps, sampling_rate, site_events
-from cupola.privacy.accounting import calibrate, epsilon
+from cupola.learn.participation import draw, expected_sites, most_participations
+from cupola.learn.private import (
+    binary_problems,
+    ftrl_event,
+    private_steps,
+    sampling_rate,
+    site_events,
+)
+from cupola.privacy.accounting import calibrate, epsilon, within
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
-from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.persample import unsupported
 
 if TYPE_CHECKING:
@@ -62,7 +68,7 @@ class Guarantee:
     status: str = SIMULATED
 
 
-def protection(privacy: Privacy) -> str:
+def protection(privacy: Privacy, clip: float) -> str:
     """A mechanism in a few words, for the ledger."""
     if not privacy.on:
         return "none"
@@ -71,7 +77,7 @@ def protection(privacy: Privacy) -> str:
         if privacy.mechanism == "objective"
         else f"noise {privacy.noise:.4g}"
     )
-    return f"{privacy.mechanism}, {strength}, clip {privacy.clip:.4g}"
+    return f"{privacy.mechanism}, {strength}, clip {clip:.4g}"
 
 
 # Which combinations are possible
@@ -174,6 +180,13 @@ def unprotected(training: Training) -> tuple[str, ...]:
     return tuple(told)
 
 
+def _secret_sampling(training: Training) -> bool:
+    """Whether the promise rests on nobody knowing who took part."""
+    kind = training.participation.kind
+    by_share = kind == "fraction" and training.privacy.neighbours == "replace-one"
+    return training.privacy.mechanism == "central" and (kind == "poisson" or by_share)
+
+
 # Noise from epsilon
 
 
@@ -196,26 +209,26 @@ def resolve(
     pairs = _pairs(sizes, answers)
     if not pairs and not privacy.by_coordinator:
         raise PlanError("no site with samples takes part in any round: there is nothing to protect")
-    found = 0.0
-    chosen = _hardest(privacy, local, pairs) if not privacy.by_coordinator else [(0, 0)]
-    for n, many in chosen:
+    target, delta, relation = privacy.epsilon, privacy.delta, privacy.neighbours
 
-        def events_at(noise: float, n: int = n, many: int = many) -> Sequence[Event]:
-            trial = _with_noise(privacy, noise)
-            if privacy.by_coordinator:
-                return coordinator_events(trial, participation, sites, rounds)
-            return [event.times(many) for event in site_events(trial, local, n, problems)]
+    def needed(events_at: Callable[[float], Sequence[Event]]) -> float:
+        return calibrate(events_at, target, delta, neighbours=relation, method=privacy.accountant)
 
-        found = max(
-            found,
-            calibrate(
-                events_at,
-                privacy.epsilon,
-                privacy.delta,
-                neighbours=privacy.neighbours,
-                method=privacy.accountant,
-            ),
-        )
+    def at_site(noise: float, pair: tuple[int, int]) -> list[Event]:
+        n, many = pair
+        trial = _with_noise(privacy, noise)
+        return [event.times(many) for event in site_events(trial, local, n, problems)]
+
+    if privacy.by_coordinator:
+
+        def released(noise: float) -> Sequence[Event]:
+            return coordinator_events(_with_noise(privacy, noise), participation, sites, rounds)
+
+        return _with_noise(privacy, needed(released))
+    found = max(needed(partial(at_site, pair=pair)) for pair in _hardest(privacy, local, pairs))
+    for pair in pairs:  # those that were not expected to spend most
+        if not within(at_site(found, pair), target, delta, neighbours=relation):
+            found = max(found, needed(partial(at_site, pair=pair)))
     return _with_noise(privacy, found)
 
 
@@ -272,8 +285,8 @@ def coordinator_events(
     """
     noise = privacy.noise or 0.0
     if privacy.mechanism == "dp-ftrl":
-        from cupola.learn.noised import Coordinator
         from cupola.learn.choices import Server
+        from cupola.learn.noised import Coordinator
 
         plan = Coordinator(privacy, participation, Server(), sites, rounds, 0)
         whole = privacy.restart or rounds
@@ -285,7 +298,7 @@ def coordinator_events(
     if participation.kind == "poisson":
         return (SampledGaussian(participation.fraction or 0.0, noise, rounds),)
     if participation.kind == "fraction" and privacy.neighbours == "replace-one":
-        share = (participation.count or 0) / sites or participation.fraction or 1.0
+        share = expected_sites(participation, sites) / sites
         return (SampledGaussian(share, noise, rounds, "without-replacement"),)
     return (Gaussian(noise, most_participations(participation, sites, rounds)),)
 
@@ -334,15 +347,8 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
     )
 
 
-def binary_problems(classes: int | None) -> int:
-    """Problems that a convex mechanism solves: one against the rest beyond two classes."""
-    return classes if classes is not None and classes > 2 else 1
-
-
 def _epsilon(privacy: Privacy, events: Sequence[Event]) -> float:
-    return epsilon(
-        events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant
-    )
+    return epsilon(events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant)
 
 
 def _warnings(training: Training, units: int) -> list[str]:
@@ -356,8 +362,10 @@ def _warnings(training: Training, units: int) -> list[str]:
         )
     if privacy.noise == 0:
         found.append("privacy.noise = 0: nothing is hidden, epsilon is infinite")
+    if _secret_sampling(training):
+        found.append(
+            "who took part in which round must stay secret: keep ledger and history to yourself"
+        )
     if privacy.mechanism == "dp-sgd":
         found.append("the sizes of sites are taken as public: sampling rates are batch size over n")
     return found
-
-

@@ -25,6 +25,7 @@ from cupola.learn.private import (
     asked_before,
     charge,
     clipped_update,
+    paid_for,
     privacy_of,
 )
 from cupola.learn.workspace import Workspace, workspace_of
@@ -107,7 +108,7 @@ def _train(
             arrays["steps"] = np.array(steps)
         total = space.split(change)
     if privacy.by_coordinator:
-        total, below = clipped_update(space, total, privacy)
+        total, below = clipped_update(total, privacy)
         arrays.update(below)
     arrays.update(space.named("model", total))
     for name, buffer in space.buffers.items():
@@ -137,6 +138,7 @@ def kept_after(
         kept["cursor"] = np.array(work.cursor)
     if "pattern" in question.options:
         kept["asked"] = np.array([*asked_before(site, question), question.round])
+        kept["paid"] = paid_for(question)
     return kept
 
 

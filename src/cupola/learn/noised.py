@@ -13,17 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupola.errors import FederationError
 from cupola.federation import Arrays, State, Total
 from cupola.learn.choices import Participation, Privacy, Server
-from cupola.learn.participation import most_participations, round_half_up, separation
+from cupola.learn.participation import expected_sites, most_participations, separation
 from cupola.learn.private import ROUNDING
 from cupola.privacy.matrix import find as find_matrix
-from cupola.privacy.noise import Source, add_noise, round_to_grid, source
+from cupola.privacy.noise import Source, add_noise, noise_scale, round_to_grid, source
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """The coordinator's part of 'central' and 'dp-ftrl'. seed: None draws from the system."""
+    """The coordinator's part of 'central' and 'dp-ftrl'.
+
+    seed: None draws from the system; for 'central' only, since dp-ftrl's noise comes again.
+    """
 
     privacy: Privacy
     participation: Participation
@@ -35,13 +39,7 @@ class Coordinator:
     @property
     def expected(self) -> float:
         """Sites a round, on average."""
-        choice = self.participation
-        if choice.kind == "all":
-            return self.sites
-        if choice.count is not None:
-            return choice.count
-        many = self.sites * (choice.fraction or 0.0)
-        return many if choice.kind == "poisson" else max(1, round_half_up(many))
+        return expected_sites(self.participation, self.sites)
 
     def clip(self, state: State) -> float:
         """The clip of this round; it moves where it follows a quantile."""
@@ -113,7 +111,7 @@ class Coordinator:
             start, kept, velocity = model, np.zeros_like(model), np.zeros_like(model)
         update = _flat(total, names, state.arrays) / self.expected
         kept = kept + update
-        noised = self._prefix(kept, step, pattern["after"])
+        noised = self._prefix(kept, step, pattern)
         velocity = self.server.momentum * velocity + noised
         moved = _split(start - lr * velocity, names, state.arrays)
         return {
@@ -123,17 +121,22 @@ class Coordinator:
             "ftrl/velocity": velocity,
         }
 
-    def _prefix(self, kept: np.ndarray, step: int, after: int) -> np.ndarray:
-        noise = self.privacy.noise or 0.0
+    def _prefix(self, kept: np.ndarray, step: int, pattern: dict[str, int]) -> np.ndarray:
+        noise, after = self.privacy.noise or 0.0, pattern["after"]
         if noise == 0:
             return kept
+
+        if self.seed is None:
+            raise FederationError("dp-ftrl draws the same noise again: it needs a seed to keep")
 
         def draw(number: int) -> np.ndarray:
             random = source(self.seed, f"ftrl noise {number}", after)
             return random.normals(len(kept))
 
         matrix = find_matrix(self.privacy.matrix)
-        deviation = noise * self.privacy.clip * (1 + ROUNDING) / self.expected
+        sensitivity = self.privacy.clip * (1 + ROUNDING) / self.expected
+        # All releases of a period are rounded to the grid.
+        deviation = noise_scale(sensitivity, noise, 2 * pattern["steps"] * len(kept))
         return round_to_grid(kept, deviation * matrix.noise(step, draw), deviation)
 
 

@@ -26,10 +26,20 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
     if choice.kind == "poisson":
         count = int(random.binomial(sites, choice.fraction or 0.0))
     else:
-        count = choice.count or max(1, round_half_up(sites * (choice.fraction or 0.0)))
+        count = round_half_up(expected_sites(choice, sites))
         if count > sites:
             raise PlanError(f"participation.count = {count}, but there are {sites} sites")
     return sorted(int(i) for i in random.choice(sites, count, replace=False, shuffle=False))
+
+
+def expected_sites(choice: Participation, sites: int) -> float:
+    """Sites asked in a round: exactly, or on average where each is drawn by itself."""
+    if choice.kind == "all":
+        return sites
+    if choice.count is not None:
+        return choice.count
+    many = sites * (choice.fraction or 0.0)
+    return many if choice.kind == "poisson" else max(1, round_half_up(many))
 
 
 def separation(choice: Participation, sites: int) -> int:

@@ -8,6 +8,7 @@ central, dp-ftrl: the update is clipped here and noised by the coordinator.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
 from cupola.learn.choices import Local, Privacy
-from cupola.learn.workspace import Workspace
+from cupola.learn.workspace import Workspace, workspace_of
 from cupola.privacy.convex import LOST
 from cupola.privacy.events import Approximate, Event, Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
@@ -38,13 +39,12 @@ def sampling_rate(n: int, local: Local) -> float:
 
 
 def private_steps(n: int, local: Local, epochs: int | None = None) -> int:
-    """Noised steps a site of n examples makes in a round; 'epochs' means as many as fit, at least
-    one."""
+    """Noised steps of a site of n examples in a round; 'epochs' are rounded up to whole steps."""
     if local.work == "gradient":
         return 1
     if local.work == "batches":
         return local.batches
-    return max(1, round((local.epochs if epochs is None else epochs) * n / local.batch_size))
+    return -(-(local.epochs if epochs is None else epochs) * n // local.batch_size)
 
 
 def drawn_batches(
@@ -73,7 +73,13 @@ def charge(site: SiteContext, question: Question) -> Charge | None:
         if privacy.mechanism == "central":
             events = (Gaussian(_noise(privacy)),)
         return Charge(events, unit="site", trusts="coordinator")
-    return Charge(site_events(privacy, local, n, question.options.get("problems", 1)))
+    outputs = len(workspace_of(site).params[0])
+    return Charge(site_events(privacy, local, n, binary_problems(outputs)))
+
+
+def binary_problems(classes: int | None) -> int:
+    """Problems that a convex mechanism solves: one against the rest beyond two classes."""
+    return classes if classes is not None and classes > 2 else 1
 
 
 def site_events(privacy: Privacy, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:
@@ -97,11 +103,21 @@ def _pattern(site: SiteContext, question: Question, privacy: Privacy) -> tuple[E
     pattern; a question that breaks it is not answered."""
     pattern = question.options["pattern"]
     asked = [r for r in asked_before(site, question) if r > pattern["after"]]
+    if not asked:
+        return (ftrl_event(privacy.matrix, _noise(privacy), **pattern),)
+    if not np.array_equal(site.recall(question).get("paid", ()), paid_for(question)):
+        raise Declined("the participation pattern is not the one that was paid for")
     too_often = len(asked) >= pattern["participations"]
-    too_soon = bool(asked) and question.round - asked[-1] < pattern["separation"]
-    if too_often or too_soon:
+    if too_often or question.round - asked[-1] < pattern["separation"]:
         raise Declined("asked again before the participation pattern allows it")
-    return () if asked else (ftrl_event(privacy.matrix, _noise(privacy), **pattern),)
+    return ()
+
+
+def paid_for(question: Question) -> np.ndarray:
+    """What a site paid for with its first answer of a period, as it keeps it."""
+    privacy = privacy_of(question)
+    facts = [privacy.matrix, privacy.noise, privacy.clip, question.options["pattern"]]
+    return np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8)
 
 
 def asked_before(site: SiteContext, question: Question) -> list[int]:
@@ -137,7 +153,12 @@ class PrivateGradient:
     """The noised mean gradient of a batch of one site, in one round."""
 
     def __init__(
-        self, site: SiteContext, question: Question, local: Local, privacy: Privacy, space: Workspace
+        self,
+        site: SiteContext,
+        question: Question,
+        local: Local,
+        privacy: Privacy,
+        space: Workspace,
     ) -> None:
         self.data, self.space, self.privacy = site.data.train, space, privacy
         n = len(self.data)
@@ -164,8 +185,8 @@ class PrivateGradient:
             clipped = self.engine.clipped_sum(x[kept], y[kept], clip, multiplicity=copies)
         flat = torch.cat([s.reshape(-1) for s in clipped.sums])
         if mark is not None:
-            own, _ = clipped_update(self.space, self.space.split(mark), self.privacy)
-            flat += torch.cat([c.reshape(-1) for c in own])
+            (own,), _ = clipped_update([mark], self.privacy)
+            flat += own
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
         return self.space.split(torch.from_numpy(noised).to(flat))
 
@@ -188,9 +209,7 @@ def noised_mean(
     return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected
 
 
-def clipped_update(
-    space: Workspace, change: Sequence[Tensor], privacy: Privacy
-) -> tuple[list[Tensor], Arrays]:
+def clipped_update(change: Sequence[Tensor], privacy: Privacy) -> tuple[list[Tensor], Arrays]:
     """A site's update scaled down to the clip, and whether it was below it (a half or minus a
     half) where the clip follows a quantile."""
     norm = float(torch.stack([c.double().norm() for c in change]).norm())

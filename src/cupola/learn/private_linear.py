@@ -49,8 +49,9 @@ def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
 
     def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
         back = dense.output_gradient(space, torch.bmm(x, rows[0].mT), y, share)
-        norms = (back.square().sum(-1) * x.square().sum(-1)).sqrt_()
-        factor = (clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1)
+        # In float64: squares of tiny output gradients at huge inputs would vanish in float32.
+        norms = back.double().norm(dim=-1) * x.double().norm(dim=-1)
+        factor = (clip / norms.clamp_min(1e-300)).clamp_max(1).to(back)
         back = back * factor.unsqueeze(-1)
         # An example whose gradient overflows counts as zero: an error would tell of it.
         back = torch.where(torch.isfinite(norms).unsqueeze(-1), back, 0)

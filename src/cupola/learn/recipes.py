@@ -105,7 +105,7 @@ RECIPES = {
         Recipe(
             "dp-sgd",
             "one private step per round at each site: examples are protected from everybody else",
-            "Abadi et al. 2016; Reprogrammable-FL and the dissertation use it at sites",
+            "Abadi et al. 2016",
             local={"work": "batches", "batches": 1, "weighting": "uniform", **_GRADIENTS},
             privacy={"mechanism": "dp-sgd"},
         ),

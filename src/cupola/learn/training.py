@@ -18,7 +18,7 @@ from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server
-from cupola.learn.guarantee import binary_problems, protection, require_possible
+from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.noised import Coordinator
 from cupola.learn.optimizers import server_step
@@ -133,12 +133,12 @@ class Training:
         if self.privacy.on:
             privacy = self.privacy.model_copy(update={"clip": self.coordinator.clip(state)})
             options["privacy"] = privacy.model_dump(
-                exclude_defaults=True, exclude={"budget", "delta", "accountant"}, mode="json"
+                exclude_defaults=True,
+                exclude={"budget", "delta", "accountant", "published"},
+                mode="json",
             )
             if privacy.mechanism == "dp-ftrl":
                 options["pattern"] = self.coordinator.pattern(round)
-            if privacy.mechanism in ("output", "objective"):
-                options["problems"] = binary_problems(self.problem.classes)
             if privacy.quantile is not None:
                 expects["below"] = Spec(())
         what = "accumulated gradients" if self.local.send == "gradients" else "model change"
@@ -151,7 +151,7 @@ class Training:
             step=state.step,
             round=round,
             reveals=f"{what} after local training, summed over sites{samples}",
-            protection=protection(self.privacy),
+            protection=protection(self.privacy, self.coordinator.clip(state)),
         )
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 

@@ -132,6 +132,8 @@ class Plan(BaseModel):
     def _one_kind_of_seed(self) -> Plan:
         if self.seeds and ("seed" in self.model_fields_set or "seed" in self.grid):
             raise ValueError("give either seed or seeds")
+        if self.twin and self.privacy.budget is not None:
+            raise ValueError("twin trains on pooled data without privacy; a budget forbids that")
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         return self

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-
 from cupola.federation import Accounts
 from cupola.learn import Training, TrainingHost
-from cupola.learn.guarantee import SIMULATED, Guarantee, binary_problems, guarantee, resolve
 from cupola.learn.choices import Privacy
+from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
+from cupola.learn.private import binary_problems
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.plan import Plan
-from cupola.privacy.accounting import epsilon
+from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.budget import Book, History, Limit
 from cupola.privacy.events import Event
+from cupola.privacy.published import figures
 
 SHOWN = 50  # groups of sites with equal histories that are listed one by one
 
@@ -37,12 +38,22 @@ def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
                 budget.epsilon, budget.delta, privacy.neighbours, budget.trust_coordinator
             )
         own = None if folder is None else folder / f"{name}.jsonl"
-        shared = None if budget is None or budget.file is None else Path(budget.file)
+        shared = _shared(privacy, name)
         study = plan.name if budget is None or budget.study is None else budget.study
         run = _run_id(folder, name) if shared is not None else ""
         return Book(shared or own, study=study, run=run, limit=limit)
 
     return open_book
+
+
+def _shared(privacy: Privacy, name: str) -> Path | None:
+    """The file that outlives the run; separate sites have one each, with their name in it."""
+    budget = privacy.budget
+    if budget is None or budget.file is None:
+        return None
+    path = Path(budget.file)
+    own = name.removeprefix("privacy")
+    return path.with_name(f"{path.stem}{own}{path.suffix}")
 
 
 def _run_id(folder: Path | None, name: str) -> str:
@@ -83,20 +94,19 @@ def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None
     if not privacy.on:
         return None
     groups, unprotected = _from_books(program, folder)
-    if privacy.by_coordinator:
+    if privacy.by_coordinator and _shared(privacy, "privacy") is None:
         from cupola.learn.guarantee import coordinator_events
 
         events = coordinator_events(privacy, program.participation, program.sites, max(rounds, 1))
         groups = {events: list(range(program.sites))} if rounds else {}
-    largest = sorted(groups.items(), key=lambda item: -len(item[1]))
-    listed = [
+    listed: list[dict[str, Any]] = [
         {
             "epsilon": _epsilon(privacy, events),
             "sites": len(sites),
             "first": sites[:10],
             "events": [event.as_dict() for event in events],
         }
-        for events, sites in _worst(largest)
+        for events, sites in _worst(privacy, groups)
     ]
     listed.sort(key=lambda group: -group["epsilon"])
     return {
@@ -125,39 +135,43 @@ def _course(privacy: Privacy, group: dict[str, Any]) -> list[tuple[float, float]
     shares = sorted({round(whole * part / 8) / whole for part in range(1, 9)}) if whole else []
     course = []
     for share in shares:
-        part = tuple(
-            replace(event, count=math.ceil(event.as_dict().get("count", 1) * share))  # type: ignore[call-arg]
-            for event in events
-        )
-        course.append((share, _epsilon(privacy, part)))
+        part = [e.counted(math.ceil(e.as_dict().get("count", 1) * share)) for e in events]
+        course.append((share, _epsilon(privacy, tuple(part))))
     return course if len(course) > 1 else []
 
 
-def _worst(groups: list[tuple[History, list[int]]]) -> list[tuple[History, list[int]]]:
-    """Not more groups than can be accounted for exactly: those whose noised steps count most."""
-    if len(groups) <= SHOWN:
-        return groups
-
-    def weight(item: tuple[History, list[int]]) -> float:
-        total = 0.0
-        for event in item[0]:
-            facts = event.as_dict()
-            noise = facts.get("noise") or math.inf
-            total += facts.get("count", 1) * (facts.get("rate", 1.0) / noise) ** 2
-        return -total
-
-    return sorted(groups, key=weight)[:SHOWN]
+def _worst(
+    privacy: Privacy, groups: Mapping[History, list[int]]
+) -> list[tuple[History, list[int]]]:
+    """Not more groups than are worth an exact account: those that may have spent most."""
+    ranked = sorted(groups.items(), key=lambda item: -_spends(item[0]))
+    shown, rest = ranked[:SHOWN], ranked[SHOWN:]
+    if rest:
+        most = max(_epsilon(privacy, events) for events, _ in shown)
+        for events, sites in rest:
+            if not within(events, most, privacy.delta, neighbours=privacy.neighbours):
+                shown.append((events, sites))
+    return shown
 
 
-def _from_books(
-    program: Training, folder: Path
-) -> tuple[dict[History, list[int]], dict[str, int]]:
+def _spends(events: History) -> float:
+    """steps * (rate / noise)^2: a guess at who spent most, which others are held against."""
+    total = 0.0
+    for event in events:
+        facts = event.as_dict()
+        noise = facts.get("noise") or math.inf
+        total += facts.get("count", 1) * (facts.get("rate", 1.0) / noise) ** 2
+    return total
+
+
+def _from_books(program: Training, folder: Path) -> tuple[dict[History, list[int]], dict[str, int]]:
     """Sites by what their books say, and answers that nothing protected."""
     groups: dict[History, list[int]] = {}
     unprotected: dict[str, int] = {}
-    budget = program.privacy.budget
-    shared = None if budget is None or budget.file is None else Path(budget.file)
-    paths = [shared] if shared else [folder / "privacy.jsonl", *folder.glob("sites/privacy-*.jsonl")]
+    shared = _shared(program.privacy, "privacy")
+    paths = [folder / "privacy.jsonl", *folder.glob("sites/privacy-*.jsonl")]
+    if shared:
+        paths = [shared, *shared.parent.glob(f"{shared.stem}-[0-9]*{shared.suffix}")]
     for path in paths:
         if not path.exists():
             continue
@@ -169,12 +183,10 @@ def _from_books(
     return groups, unprotected
 
 
-def as_json(promise: Guarantee) -> dict[str, Any]:
-    """A guarantee as plain values."""
+def as_json(promise: Guarantee, published: str | None = None) -> dict[str, Any]:
+    """A guarantee as plain values, with what a paper printed and what holds."""
     plain = asdict(promise)
     for group, made in zip(plain["groups"], promise.groups):
         group["events"] = [event.as_dict() for event in made.events]
-    plain["published"] = []
+    plain["published"] = [str(figure) for figure in figures(published)] if published else []
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
-
-

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.federation.message import Question, digest
 from cupola.federation.site import Charge
 from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.events import Event, Neighbours, merge
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; there nobody is kept from opening a book twice
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 History = tuple[Event, ...]
@@ -131,7 +136,10 @@ class Book:
             return "protection by the coordinator's noise does not count in this budget"
         number = self._next(self._held.get(site, 0), charge)
         if number not in self._allowed:
-            self._allowed[number] = _fits(self._histories[number], self.limit)
+            try:
+                self._allowed[number] = _fits(self._histories[number], self.limit)
+            except PlanError:
+                return "charges in this book hold for other neighbouring data sets"
         if self._allowed[number]:
             return None
         return f"privacy budget of epsilon {self.limit.epsilon:g} would be exceeded"
@@ -168,7 +176,11 @@ class Book:
     # The file: a line that says whose it is, then a line per question
 
     def _write(
-        self, question: Question, mark: str, new: Mapping[Charge, list[int]], open_answers: list[int]
+        self,
+        question: Question,
+        mark: str,
+        new: Mapping[Charge, list[int]],
+        open_answers: list[int],
     ) -> None:
         if self._file is None:
             return
@@ -199,20 +211,22 @@ class Book:
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size:
-            with path.open("rb") as file:
-                whole = file.read()
+        self._file = path.open("a", encoding="utf-8")
+        try:
+            _lock(self._file, path)
+            whole = path.read_bytes()
             # A line without its end was being written when the process died: it was never
             # answered for, so it goes.
             end = whole.rfind(b"\n") + 1
-            self._read(path, whole[:end].decode())
+            if end or not whole.startswith(b'{"cupola":"spent"'):
+                self._read(path, whole[:end].decode()) if whole else None
             if end < len(whole):
                 os.truncate(path, end)
-            if end:
-                self._file = path.open("a", encoding="utf-8")
-                return
-        self._file = path.open("a", encoding="utf-8")
-        self._append({"cupola": "spent", "format": FORMAT, "study": self.study})
+            if not end:
+                self._append({"cupola": "spent", "format": FORMAT, "study": self.study})
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self, path: Path, text: str, any_study: bool = False) -> None:
         try:
@@ -247,6 +261,16 @@ class Book:
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._held))
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    """One writer at a time: two would not see what the other charges."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise DataError(f"{path} is in use by another run; wait for it to end") from None
 
 
 def _fits(history: History, limit: Limit) -> bool:

@@ -30,11 +30,11 @@ from cupola.privacy import losses, renyi
 from cupola.privacy.composition import (
     SMALLEST_DELTA,
     Method,
+    compose,
     divergence,
     grid,
     halves,
     readable,
-    replaced,
     rough_epsilon,
     rounding,
     total_delta,
@@ -165,36 +165,27 @@ def _quick_delta(events: tuple[Event, ...], limit: Limit, coarse: float = 4) -> 
         return 1.0 if left is None else 0.0
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(losses.gaussian_profile(np.array(epsilon), left[0].noise))
-    found = max(_two_ways(left, neighbours, epsilon, delta, coarse))
-    parts = halves(events) if neighbours == "replace-one" else None
-    if parts and found > delta:
-        there, back = _two_ways(parts, "add-remove", epsilon / 2, delta, coarse)
-        found = min(found, replaced(lambda _: there, lambda _: back, epsilon))
+    found = math.inf
+    ways: list[tuple[tuple[Event, ...] | None, Neighbours]] = [(left, neighbours)]
+    if neighbours == "replace-one":
+        ways.append((halves(events), "add-remove"))
+    for parts, relation in ways:
+        if not parts or found <= delta:
+            continue
+        error, rough = rounding(parts), rough_epsilon(parts, relation, delta)
+        if delta < max(SMALLEST_DELTA, 10 * error) or rough > 4 * epsilon + 1:
+            found = min(found, 1.0)  # far beyond, or out of reach of a grid
+            continue
+        interval = grid(parts, rough)
+        if coarse:  # powers of two: a site's distribution is found again while its counts grow
+            interval = 2.0 ** math.floor(math.log2(coarse * interval))
+        there, back = compose(parts, relation, interval, delta * 1e-5)
+        if relation == neighbours:
+            worst = max(float(one.delta(np.array(epsilon))) for one in (there, back)) + error
+        else:
+            worst = losses.replaced_delta(there, back, epsilon, error)
+        found = min(found, worst)
     return found
-
-
-def _two_ways(
-    events: tuple[Event, ...],
-    neighbours: Neighbours,
-    epsilon: float,
-    delta: float,
-    coarse: float,
-) -> tuple[float, float]:
-    """Upper bounds of delta at epsilon, present against absent and the other way."""
-    error = rounding(events)
-    rough = rough_epsilon(events, neighbours, delta)
-    if delta < max(SMALLEST_DELTA, 10 * error) or rough > 4 * epsilon + 1:
-        return 1.0, 1.0
-    interval = grid(events, rough)
-    if coarse:  # powers of two, so that a site's distribution is found again while its counts grow
-        interval = 2.0 ** math.floor(math.log2(coarse * interval))
-    parts = [(losses.loss(e.counted(1), neighbours, interval), e.count) for e in events]
-    small = min(1e-13, delta * 1e-3)
-    there = losses.delta_after([(loss.forward, n) for loss, n in parts], epsilon, small) + error
-    if all(loss.forward is loss.backward for loss, _ in parts):
-        return there, there
-    back = losses.delta_after([(loss.backward, n) for loss, n in parts], epsilon, small) + error
-    return there, back
 
 
 def _largest(delta_at: Callable[[int], float], delta: float, low: int, high: int) -> int:

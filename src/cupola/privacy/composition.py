@@ -139,9 +139,10 @@ def _composed(
     backward: PLDPmf | None = None
     for event in events:
         one, count = losses.loss(event.counted(1), neighbours, interval), event.count
-        there = one.forward.library().self_compose(count)
-        symmetric = one.backward is one.forward
-        back = there if symmetric else one.backward.library().self_compose(count)
+        with np.errstate(over="ignore"):  # the library tries bounds that may overflow
+            there = one.forward.library().self_compose(count)
+            symmetric = one.backward is one.forward
+            back = there if symmetric else one.backward.library().self_compose(count)
         same = forward is backward and there is back
         forward = there if forward is None else compose_pmfs(forward, there, 1e-15)
         backward = (
@@ -172,9 +173,28 @@ def halves(events: Sequence[Event]) -> tuple[Event, ...] | None:
         return None
 
 
-def replaced(there: Callable[[float], float], back: Callable[[float], float], e: float) -> float:
-    """delta at epsilon = e for a replacement: a removal and an addition, half of e for each."""
-    return there(e / 2) + math.exp(min(e / 2, 700.0)) * back(e / 2)
+def compose(
+    events: Sequence[Event], neighbours: Neighbours, interval: float, negligible: float
+) -> tuple[losses.Composed, losses.Composed]:
+    """Loss of all events by one transform each way; the same object where both ways are equal."""
+    parts = [(losses.loss(e.counted(1), neighbours, interval), e.count) for e in events]
+    there = losses.compose([(loss.forward, count) for loss, count in parts], negligible)
+    if all(loss.forward is loss.backward for loss, _ in parts):
+        return there, there
+    return there, losses.compose([(loss.backward, count) for loss, count in parts], negligible)
+
+
+def _replaced(events: Sequence[Event], delta: float) -> Callable[[float], float] | None:
+    """delta of a replacement at an epsilon, where events hold for a record more or less."""
+    parts = halves(events)
+    if not parts:
+        return None
+    rough = rough_epsilon(parts, "add-remove", delta)
+    if rough > _LARGEST:
+        return None
+    there, back = compose(parts, "add-remove", grid(parts, rough), delta * 1e-5)
+    error = rounding(parts)
+    return lambda epsilon: losses.replaced_delta(there, back, epsilon, error)
 
 
 def _profile(pmf: PLDPmf, rounding: float) -> Callable[[float], float]:
@@ -195,22 +215,19 @@ def _by_loss(events: Sequence[Event], delta: float, neighbours: Neighbours) -> f
     if loss is not None:
         allowed = delta - rounding(left)
         best = max(float(one.get_epsilon_for_delta(allowed)) for one in loss)
-    parts = halves(events) if neighbours == "replace-one" else None
-    loss = _resolvable(parts, "add-remove", delta) if parts else None
-    if loss is not None and parts:
-        there, back = (_profile(one, rounding(parts)) for one in loss)
-        best = min(best, _bisect(lambda value: replaced(there, back, value) <= delta, best))
+    by_parts = _replaced(events, delta) if neighbours == "replace-one" else None
+    if by_parts is not None:
+        best = min(best, _search(lambda e: by_parts(e) <= delta, best))
     return best
 
 
-def _bisect(fits: Callable[[float], bool], limit: float) -> float:
-    """The smallest epsilon that fits, rounded up; `limit` (may be inf) if none below it does."""
-    high = 1.0
+def _search(fits: Callable[[float], bool], limit: float) -> float:
+    """The smallest epsilon that fits, to 1e-6 and rounded up; `limit` if none below it does."""
+    low, high = 0.0, 1e-3
     while not fits(high):
-        high *= 2
-        if high > min(limit, 4 * _LARGEST):
+        low, high = high, 2 * high
+        if low > min(limit, 8 * _LARGEST):
             return limit
-    low = 0.0
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
@@ -266,9 +283,5 @@ def total_delta(
     loss = _resolvable(left, neighbours, 1e-9)
     if loss is not None:
         best = min(best, max(_profile(one, rounding(left))(epsilon) for one in loss))
-    parts = halves(events) if neighbours == "replace-one" else None
-    loss = _resolvable(parts, "add-remove", 1e-9) if parts else None
-    if loss is not None and parts:
-        there, back = (_profile(one, rounding(parts)) for one in loss)
-        best = min(best, replaced(there, back, epsilon))
-    return best
+    by_parts = _replaced(events, 1e-9) if neighbours == "replace-one" else None
+    return best if by_parts is None else min(best, by_parts(epsilon))

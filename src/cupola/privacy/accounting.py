@@ -41,6 +41,7 @@ from cupola.privacy.composition import (
     total_epsilon,
 )
 from cupola.privacy.events import (
+    MOST_COUNT,
     Event,
     Gaussian,
     Neighbours,
@@ -231,7 +232,7 @@ class _Known:
         if any(_all_at_most(known, counts) for known in self.beyond):
             return False
         for ahead in self.ahead:
-            target = tuple(math.ceil(count * ahead) for count in counts)
+            target = tuple(min(math.ceil(count * ahead), MOST_COUNT) for count in counts)
             if _surely_fits(self._events(target), self.limit):
                 self.fitting = [target, *self.fitting[:7]]
                 return True
@@ -249,7 +250,7 @@ class _Known:
 
         if delta_at(largest) > delta:
             return self._settle(counts)
-        most = 2 * largest
+        most = min(2 * largest, MOST_COUNT)
         if delta_at(most) > delta:
             most = _largest(delta_at, delta, largest, most)
             self.close = [scaled(most + 1), *self.close[:7]]

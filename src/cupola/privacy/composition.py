@@ -35,6 +35,8 @@ SMALLEST_DELTA = 1e-10
 
 _LARGEST = 300.0  # epsilon beyond which a loss distribution is made only if it is small:
 _POINTS = 2.0**22
+# Numbers outside these ranges count as their ends, or as unprotected: never as less than they are.
+_LEAST_NOISE, _MOST_NOISE, _LEAST_RATE, _MOST_EPSILON = 1e-4, 1e9, 1e-15, 1e6
 
 
 def rounding(events: Sequence[Event]) -> float:
@@ -49,8 +51,10 @@ def _readable(event: Event, neighbours: Neighbours) -> Event | None:
     if isinstance(event, SampledGaussian):
         if event.rate == 0:
             return None
-        if event.noise == 0:
+        if event.noise < _LEAST_NOISE:
             return Unprotected("an answer without noise", event.count)
+        noise, rate = min(event.noise, _MOST_NOISE), max(event.rate, _LEAST_RATE)
+        event = replace(event, noise=noise, rate=rate)
         if event.rate == 1:  # nothing is sampled
             return _readable(Gaussian(event.noise, event.count), neighbours)
         if event.sampling == "without-replacement" and neighbours == "add-remove":
@@ -61,8 +65,12 @@ def _readable(event: Event, neighbours: Neighbours) -> Event | None:
             )
         return event
     assert isinstance(event, Gaussian | Pure | Approximate)
-    if isinstance(event, Gaussian) and event.noise == 0:
-        return Unprotected("an answer without noise", event.count)
+    if isinstance(event, Gaussian):
+        if event.noise < _LEAST_NOISE:
+            return Unprotected("an answer without noise", event.count)
+        event = replace(event, noise=min(event.noise, _MOST_NOISE))
+    elif event.epsilon > _MOST_EPSILON:
+        return Unprotected("an answer with next to no noise", event.count)
     if event.neighbours == neighbours:
         return event
     if neighbours == "add-remove":
@@ -125,9 +133,7 @@ def grid(events: Sequence[Event], rough: float) -> float:
     fine = min(1e-4 * rough, math.sqrt(2e-4 * rough / steps))
     reach = max(losses.reach(event.counted(1)) for event in events)
     exact = max(fine, reach / 2**19, 1e-7)
-    return float(
-        f"{exact:.1e}"
-    )  # few distinct intervals, so that distributions are found in the cache
+    return float(f"{exact:.1e}")  # few distinct ones, so that distributions are found again
 
 
 @lru_cache(maxsize=16)
@@ -207,7 +213,7 @@ def _by_loss(events: Sequence[Event], delta: float, neighbours: Neighbours) -> f
     left = readable(events, neighbours)
     assert left
     if len(left) == 1 and isinstance(left[0], Gaussian):
-        return float(get_epsilon_gaussian(left[0].noise, delta))
+        return float(get_epsilon_gaussian(left[0].noise, delta)) + 1e-11  # its tolerance
     best = math.inf
     if delta < max(SMALLEST_DELTA, 10 * rounding(left)):
         return best
@@ -280,6 +286,8 @@ def total_delta(
         return best
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(losses.gaussian_profile(np.array(epsilon), left[0].noise))
+    if rounding(left) > 1e-6:
+        return best
     loss = _resolvable(left, neighbours, 1e-9)
     if loss is not None:
         best = min(best, max(_profile(one, rounding(left))(epsilon) for one in loss))

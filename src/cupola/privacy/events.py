@@ -27,7 +27,7 @@ from cupola.errors import PlanError
 Neighbours = Literal["add-remove", "replace-one"]
 Sampling = Literal["poisson", "without-replacement"]
 
-_MOST = 10**12  # more repetitions than any run makes; keeps counts exact in float64
+MOST_COUNT = 10**12  # more repetitions than any run makes; keeps counts exact in float64
 _E = TypeVar("_E", bound="Event")
 
 
@@ -76,8 +76,10 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def check_count(name: str, value: object, *, least: int = 0) -> int:
     """The value as an int, or a `PlanError`; floats and booleans are no counts."""
     whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not whole or not least <= int(value) <= _MOST:  # type: ignore[call-overload]
-        raise PlanError(f"{name} must be a whole number from {least} to {_MOST:g}, not {value!r}.")
+    if not whole or not least <= int(value) <= MOST_COUNT:  # type: ignore[call-overload]
+        raise PlanError(
+            f"{name} must be a whole number from {least} to {MOST_COUNT:g}, not {value!r}."
+        )
     return int(value)  # type: ignore[call-overload]
 
 

@@ -37,6 +37,7 @@ from cupola.privacy.events import Approximate, Event, Gaussian, Neighbours, Pure
 Vector = NDArray[np.float64]
 
 _CHERNOFF: Vector = np.array([0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 512])
+_LONGEST = 2**24
 _TAIL = 9.5  # standard deviations kept: the mass beyond, 1e-21, counts as infinite loss
 
 
@@ -242,7 +243,10 @@ def compose(parts: Sequence[tuple[Distribution, int]], negligible: float = 1e-13
     top = float(np.min((up - math.log(negligible)) / _CHERNOFF))
     bottom = -float(np.min((down - math.log(negligible)) / _CHERNOFF))
     first = math.floor(bottom / interval)
-    size = next_fast_len(max(math.ceil(top / interval) - first + 1, 2), real=True)
+    points = max(math.ceil(top / interval) - first + 1, 2)
+    if points > _LONGEST:  # not worth its memory: everything may be lost
+        return Composed(interval, 0, np.zeros(1), 1.0)
+    size = next_fast_len(points, real=True)
     spectrum = np.ones(size // 2 + 1, dtype=complex)
     lower, finite = 0, 0.0
     for part, count in parts:

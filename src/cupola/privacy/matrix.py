@@ -35,7 +35,9 @@ from cupola.privacy.events import check_count
 
 Vector = NDArray[np.float64]
 Draw = Callable[[int], Vector]
-"""The i-th block (i = 0, 1, ...) of independent standard normal values; the same for the same i."""
+"""The i-th block (i = 0, 1, ...) of independent standard normal values; the same for the same i.
+
+Steps share blocks. Fresh values at every step would average out: the guarantee would be void."""
 
 _ROUND_UP = 1 + 1e-12  # a sensitivity is an upper bound in floating point too
 

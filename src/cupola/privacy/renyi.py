@@ -106,14 +106,16 @@ def quick_vector(event: Event, neighbours: Neighbours) -> Vector:
             + k * math.log(rate) + (a - k) * math.log1p(-rate) + k * (k - 1) / (2 * noise**2),
             -np.inf,
         )  # fmt: skip
-    moments = np.maximum(logsumexp(terms, axis=1), 0)
+    # The sum errs by rounding, of its first term 1 and of the next, order * rate: never downwards.
+    moments = np.maximum(logsumexp(terms, axis=1), 0) + 4e-16 + 1e-12 * rate * _INTEGERS
+    moments[0] = 0  # order 1
     return np.interp(ORDERS, _INTEGERS, moments, right=np.inf) / (ORDERS - 1)
 
 
 def epsilon_of(rdp: Vector, delta: float) -> float:
     """The smallest epsilon at delta (Canonne, Kamath, Steinke 2020, Proposition 12)."""
-    if delta <= 0:
-        return 0.0 if not rdp.any() else math.inf
+    if delta <= 0:  # below 0: more than delta is lost beside the divergences
+        return 0.0 if delta == 0 and not rdp.any() else math.inf
     if np.any(delta**2 + np.expm1(-rdp) > 0):  # delta <= sqrt(1 - exp(-divergence))
         return 0.0
     values = rdp + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)

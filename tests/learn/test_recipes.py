@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from cupola.errors import PlanError
 from cupola.federation.randomness import permutation, permutations
-from cupola.learn import Evaluation, Local, Participation, Server
+from cupola.learn import Evaluation, Local, Participation, Privacy, Server
 from cupola.learn.choices import Schedule
 from cupola.learn.local import accumulation_coefficients
 from cupola.learn.participation import draw
@@ -245,7 +245,9 @@ def test_sent_gradients_are_the_change_over_the_rate():
 def test_every_recipe_learns_digits(name):
     data = small.digits((60, 60, 60, 60))
     recipe = RECIPES[name]
-    rate = 0.5 if name in ("fedfgd", "fedsmb") else 0.1  # one step a round may be longer
+    one_step = name in ("fedfgd", "fedsmb", "dp-sgd")
+    rate = 0.5 if one_step else 0.1  # one step a round may be longer
+    private = {**recipe.privacy, "noise": 0.1} if recipe.privacy else {}
     program = small.training(
         data,
         rounds=8,
@@ -253,6 +255,7 @@ def test_every_recipe_learns_digits(name):
         local=Local(**{"lr": rate, "batch_size": 10, **recipe.local}),
         server=Server(**recipe.server),
         participation=Participation(**recipe.participation),
+        privacy=Privacy(**private),
         evaluation=Evaluation(every=8),
     )
     before = program.judge(program.start().arrays, data.public["test"])

@@ -8,8 +8,7 @@ follow from them, and the clipped sum is a contraction of the two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,7 @@ from cupola.privacy.persample.tape import Layout, NotCoveredError, Tape, Use, re
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A use of a layer with the gradient of its output, both (n, k, ...)."""
 
     layer: Any
@@ -43,8 +41,7 @@ class Part:
         return Part(self.layer, self.rule, kept, self.g[chosen])
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What layers that have no parameter in common with others add to the samples' gradients."""
 
     contribution: Contribution
@@ -93,10 +90,9 @@ def backward(
     for use in uses:
         if any(t._version != v for t, v in zip(use.kept, use.versions)):
             raise NotCoveredError(f"the input of {_name(use.layer)} is changed in place")
-    seed = torch.full_like(losses, 1 / copies)  # the gradient of every loss
-    gradients = torch.autograd.grad(
-        losses, [u.point for u in uses], seed, allow_unused=True, retain_graph=retain
-    )
+    total = losses.sum() if copies == 1 else losses.sum() / copies
+    points = [use.point for use in uses]
+    gradients = torch.autograd.grad(total, points, allow_unused=True, retain_graph=retain)
     parts = [_part(use, g, len(losses), copies) for use, g in zip(uses, gradients) if g is not None]
     return _grouped(parts)
 
@@ -110,13 +106,15 @@ def _part(use: Use, g: Tensor, rows: int, copies: int) -> Part:
     tensors = (*use.kept, g)
     if any(t.dim() == 0 or len(t) != rows for t in tensors):
         raise NotCoveredError(f"{_name(use.layer)} does not see one row per sample")
-    *kept, g = (t.unflatten(0, (-1, copies)) for t in tensors)
+    *kept, g = (t.unsqueeze(1) if copies == 1 else t.unflatten(0, (-1, copies)) for t in tensors)
     arranged, g = use.rule.arrange(tuple(kept), g)
     return Part(use.layer, use.rule, arranged, g)
 
 
 def _grouped(parts: list[Part]) -> list[list[Part]]:
     """Parts joined where they use the same parameter (shared layers, tied weights)."""
+    if len(parts) == 1:
+        return [parts]
     groups: list[tuple[set[nn.Parameter], list[Part]]] = []
     for part in parts:
         own, joined = set(wanted(part.layer).values()), [part]

@@ -129,7 +129,10 @@ class PerSample:
                 return batch.by_bookkeeping(x, y)
             except NotCoveredError as reason:  # before anything was added
                 self.fallback = str(reason)
-        return batch.by_vmap(x, y)
+        step = self._step(batch.layout) * batch.copies
+        each = [batch.by_vmap(a, b) for a, b in zip(x.split(step), y.split(step))]
+        norms, losses = (torch.cat(column) for column in zip(*each))
+        return norms, losses
 
 
 @dataclass(frozen=True)
@@ -177,9 +180,10 @@ class _Batch:
         for part in parts[1:]:
             squared = squared + part.squared
         norms = squared.sqrt()
-        weights = (
-            (self.clip / norms).clamp_max_(1) if self.clip < math.inf else torch.ones_like(norms)
-        )
+        if self.clip < math.inf:
+            weights = norms.reciprocal().mul_(self.clip).clamp_max_(1)
+        else:
+            weights = torch.ones_like(norms)
         if not math.isfinite(float(norms.sum())):
             # Zero times infinity is not zero: samples without a finite gradient are left out.
             finite = norms.isfinite()

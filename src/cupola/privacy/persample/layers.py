@@ -52,6 +52,8 @@ class LinearRule(Rule):
 
     def arrange(self, kept: Kept, g: Tensor) -> tuple[Kept, Tensor]:
         (x,) = kept
+        if x.dim() == 3:
+            return kept, g
         return (x.reshape(len(x), -1, x.shape[-1]),), g.reshape(len(g), -1, g.shape[-1])
 
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
@@ -76,10 +78,11 @@ class LinearRule(Rule):
             return found
 
         if positions == 1:
-            factor = x.square().sum((1, 2)) if "weight" in names else x.new_zeros(n)
-            if "bias" in names:
-                factor = factor + 1
-            return Factored(factor * g.square().sum((1, 2)), weighted)
+            squared = torch.linalg.vector_norm(g, dim=(1, 2)).square_()
+            if "weight" in names:
+                factor = torch.linalg.vector_norm(x, dim=(1, 2)).square_()
+                squared.mul_(factor.add_(1) if "bias" in names else factor)
+            return Factored(squared, weighted)
         if "weight" in names and prefers_gram(positions, inputs, outputs, x.device):
             squared = gram_squared(x, g).to(x.dtype)
         elif room.take(n, layer.weight):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,7 @@ class Contribution(Protocol):
         """sum_i weights_i g_i by parameter name; weights (n,) are finite."""
 
 
-@dataclass(frozen=True)
-class Factored:
+class Factored(NamedTuple):
     """Norms found without per-sample gradients; the weighted sum is computed when asked for."""
 
     squared: Tensor

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -25,8 +25,7 @@ class NotCoveredError(Exception):
     """What was asked of a layer has no rule; the module is computed by `vmap` instead."""
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One use of a layer; `point` is where the output's gradient is taken."""
 
     layer: Any
@@ -47,8 +46,7 @@ class Tape:
         """Remember a use; the edge stays right when `output` is changed in place later."""
         if self.silent or not output.requires_grad or not wanted(layer):
             return
-        versions = tuple(t._version for t in kept)
-        kept = tuple(t.detach() for t in kept)
+        versions = tuple([t._version for t in kept])
         self.uses.append(Use(layer, rule, kept, versions, get_gradient_edge(output)))
 
     def dense(self, x: Tensor, weight: Any, bias: Any) -> Tensor:

@@ -18,8 +18,9 @@ from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-MICROBATCH = 32  # keeps the activations of images in the cache
-WIDE = 2048  # for networks of linear layers, whose samples are small
+CACHE = 8 * 2**20  # bytes that the layers may keep of a micro-batch, so that it stays in the cache
+FEWEST, UNROLLED, MOST = 16, 64, 2048  # samples of a micro-batch; loops over time want more
+MAPPED = 32  # the same for the fall-back
 ROOM = 256 * 2**20  # bytes of per-sample gradients within a micro-batch
 SMALLEST_CLIP = 1e-12  # below, squares of float32 norms would vanish
 
@@ -49,7 +50,7 @@ class PerSample:
     that would be wrong, `fallback` says why, and the module runs under `vmap`.
 
     microbatch: samples at a time; memory grows with it, results differ by rounding only (random
-    layers draw anew for each). None chooses by the kind of model.
+    layers draw anew for each). None chooses by the size of what the layers keep.
     """
 
     def __init__(self, module: nn.Module, loss: Loss, *, microbatch: int | None = None) -> None:
@@ -59,6 +60,7 @@ class PerSample:
         self.loss = loss
         self.microbatch = microbatch
         self.fallback: str | None = None
+        self._kept = 1
         self._parts = list(module.modules())
         self._states: dict[tuple[bool, ...], Layout] = {}
         self._refuse()
@@ -108,7 +110,9 @@ class PerSample:
                 raise PlanError("the model has no trainable parameters")
             if not len(x):
                 return found
-            self.fallback = self.fallback or trial(self.module, self.loss, x, y)
+            tried = trial(self.module, self.loss, x, y)
+            self.fallback = self.fallback or tried.problem
+            self._kept = max(1, tried.kept)
             self._states[state] = found
         return self._states[state]
 
@@ -116,11 +120,12 @@ class PerSample:
         """Samples at a time."""
         if self.fallback is not None:
             size = sum(p.numel() * p.element_size() for p in found.trained)
-            return min(self.microbatch or MICROBATCH, max(1, ROOM // size))
+            return min(self.microbatch or MAPPED, max(1, ROOM // size))
         if self.microbatch is not None:
             return self.microbatch
-        dense = all(isinstance(part, nn.Linear) for part in self._parts if part._parameters)
-        return WIDE if dense else MICROBATCH
+        fit = CACHE // (self._kept * found.trained[0].element_size())
+        fewest = UNROLLED if found.cells else FEWEST
+        return min(max(1 << max(fit, 1).bit_length() - 1, fewest), MOST)
 
     def _add(self, batch: _Batch, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Add a micro-batch's clipped gradients to the sums; returns its norms and losses."""

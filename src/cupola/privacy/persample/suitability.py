@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,15 +52,22 @@ def unsupported(module: nn.Module) -> str | None:
     return None
 
 
-def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
-    """Why book-keeping would be wrong for a module; None if it is right.
+class Trial(NamedTuple):
+    """Why book-keeping would be wrong (None: it is right), and the numbers it keeps of a sample."""
+
+    problem: str | None
+    kept: int = 0
+
+
+def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Trial:
+    """Try book-keeping on a copy of the module.
 
     x, y: some samples (n, ...), n >= 1. Raises `PlanError` if samples see each other. Leaves module
     and generators as they were.
     """
     missing = layout(module).missing
     if missing is not None:
-        return f"{missing} has no rule"
+        return Trial(f"{missing} has no rule")
     problem = ""
     for dtype, tolerance in ((torch.float64, 1e-8), (None, 1e-3)):  # user code may want float32
         if dtype is not None and x.device.type == "mps":
@@ -69,15 +77,15 @@ def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
             try:
                 return _compared(_moved(module, dtype), loss, *_samples(x, y, dtype), tolerance)
             except NotCoveredError as reason:
-                return str(reason)
+                return Trial(str(reason))
             except PlanError:
                 raise
             except Exception as error:
                 problem = str(error)
-    return f"it cannot be tried on a copy ({problem})"
+    return Trial(f"it cannot be tried on a copy ({problem})")
 
 
-def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: float) -> str | None:
+def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: float) -> Trial:
     start = torch.default_generator.get_state()
     losses, uses = forward(module, layout(module), loss, x, y)
     draws = not torch.equal(start, torch.default_generator.get_state())
@@ -94,8 +102,8 @@ def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: fl
     for (name, p), e in zip(_trained(module), expected):
         found = sums[p] if p in sums else torch.zeros_like(p)
         if not torch.allclose(found, e.to_dense(), tolerance, tolerance * float(whole)):
-            return f"{name} is used in a way its layer's rule does not see"
-    return None
+            return Trial(f"{name} is used in a way its layer's rule does not see")
+    return Trial(None, sum(t.numel() for use in uses for t in use.kept) // SAMPLES)
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -115,18 +115,21 @@ def row_canary(subject: Subject, site: int, seed: int) -> Experiment:
 
 
 def convex_canary(subject: Subject, site: int, seed: int) -> Experiment:
-    """One row, exchanged for the same label with opposite features: every problem notices."""
+    """One row, exchanged for the same label with opposite features: every problem notices.
+
+    The features point to where the first model is wrong about them, so that without a norm bound
+    the row's pull would grow with its norm.
+    """
     questions = _questions(subject)
     held = subject.host.data(site)
     x, y = subject.space.batch(held.train, slice(0, 1))
-    across = _direction(seed, x.numel())
-    far = ENOUGH * subject.privacy.feature_norm
-    features = torch.from_numpy(far * across).reshape(x.shape).to(x)
-    label = torch.ones_like(y)
-    datas = [SiteData(_with_row(held.train, (sign * features, label))) for sign in (1, -1)]
-    weight = next(a for n, a in questions[0].arrays.items() if a.ndim == 2)
-    sides = -np.ones(len(weight))
-    sides[min(1, len(weight) - 1)] = 1.0
+    weight = next(a for a in questions[0].arrays.values() if a.ndim == 2)  # (outputs, features)
+    label = min(1, len(weight) - 1)
+    sides = np.where(np.arange(len(weight)) == label, 1.0, -1.0)
+    across = _unit(-sides @ weight + 1e-6 * _direction(seed, x.numel()))
+    features = torch.from_numpy(ENOUGH * subject.privacy.feature_norm * across)
+    pair = [(sign * features.reshape(x.shape).to(x), torch.ones_like(y)) for sign in (1, -1)]
+    datas = [SiteData(_with_row(held.train, row)) for row in pair]
     looked = np.zeros(subject.space.flat.numel())
     looked[: weight.size] = np.outer(sides, across).reshape(-1)
     looked /= np.linalg.norm(looked)

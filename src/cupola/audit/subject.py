@@ -75,7 +75,12 @@ class Subject:
         """What the coordinator asks in this round, at a fixed model; nobody fails by chance."""
         models = self.models
         arrays = models[(round - 1) % len(models)]
-        values = {"round": round - 1, "record": None, "pending": [], "stopped": None}
+        values: dict[str, Any] = {
+            "round": round - 1,
+            "record": None,
+            "pending": [],
+            "stopped": None,
+        }
         ask = self.program.ask(State(round - 1, dict(arrays), values))
         assert ask is not None
         options = {k: v for k, v in ask.question.options.items() if k != "participation"}
@@ -89,7 +94,7 @@ class Subject:
 
     def histories(self) -> dict[int, tuple[Event, ...]]:
         """What the run's ledger says that sites spent, for the first sites of every group."""
-        found = {}
+        found: dict[int, tuple[Event, ...]] = {}
         for group in (self.run.result.get("privacy") or {}).get("groups", ()):
             events = tuple(Event.from_dict(event) for event in group["events"])
             found |= {int(site): events for site in group["first"]}

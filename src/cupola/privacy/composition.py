@@ -34,7 +34,7 @@ SMALLEST_DELTA = 1e-10
 """Below it rounding errors of Fourier transforms could matter: loss distributions are not used."""
 
 _LARGEST = 300.0  # epsilon beyond which a loss distribution is made only if it is small:
-_POINTS = 2.0**22
+_POINTS = 2.0**20
 # Numbers outside these ranges count as their ends, or as unprotected: never as less than they are.
 _LEAST_NOISE, _MOST_NOISE, _LEAST_RATE, _MOST_EPSILON = 1e-4, 1e9, 1e-15, 1e6
 
@@ -252,10 +252,9 @@ def total_epsilon(
         return 0.0
     if method == "pld":
         return _by_loss(events, delta, neighbours)
-    rdp, failed = divergence(left, neighbours, quick=method == "best")
-    bound = renyi.epsilon_of(rdp, delta - failed)
-    if method == "best":
-        bound = min(bound, _by_loss(events, delta, neighbours))
+    by_loss = _by_loss(events, delta, neighbours) if method == "best" else math.inf
+    rdp, failed = divergence(left, neighbours, quick=by_loss < math.inf)
+    bound = min(by_loss, renyi.epsilon_of(rdp, delta - failed))
     return min(bound, _basic_epsilon(left, delta))
 
 

@@ -36,8 +36,8 @@ def privacy_section(run: RunFolder) -> str:
         return ""
     noise = "" if spent["noise"] is None else f" with noise multiplier {spent['noise']:.4g}"
     lead = (
-        f"Mechanism <b>{text(spent['mechanism'])}</b>{noise}, clip {spent['clip']:g}. It hides "
-        f"{_UNITS[spent['unit']]}; data sets count as neighbours by {text(spent['neighbours'])}. "
+        f"Mechanism {spent['mechanism']}{noise}, clip {spent['clip']:g}. It hides "
+        f"{_UNITS[spent['unit']]}; data sets count as neighbours by {spent['neighbours']}. "
         f"Epsilon is at delta {spent['delta']:g}, composed over all rounds."
     )
     alert = f'<p class="alert">{text(spent["status"].capitalize())}.</p>'
@@ -45,7 +45,7 @@ def privacy_section(run: RunFolder) -> str:
         (epsilon(group["epsilon"]), number(group["sites"]), text(_events(group["events"])))
         for group in spent["groups"][:_LISTED]
     ]
-    head = [("epsilon", True), ("sites", True), ("what they were charged for", False)]
+    head = [("epsilon", False), ("sites", True), ("what they were charged for", False)]
     parts = [alert, _course(spent), page.table(head, rows)]
     more = len(spent["groups"]) - _LISTED
     if more > 0:

@@ -260,8 +260,12 @@ class _Known:
     def _settle(self, counts: tuple[int, ...]) -> bool:
         """The answer on the grid that `epsilon` uses, so that both say the same."""
         events = self._events(counts)
-        delta = _quick_delta(events, self.limit, coarse=0)
-        fits = delta <= self.limit[1] or _surely_fits(events, self.limit)
+        epsilon, delta, neighbours = self.limit
+        if delta < max(SMALLEST_DELTA, 10 * rounding(events)):  # out of reach of a grid
+            fits = total_epsilon(events, delta, neighbours, "best") <= epsilon
+        else:
+            quick = _quick_delta(events, self.limit, coarse=0)
+            fits = quick <= delta or _surely_fits(events, self.limit)
         known = self.fitting if fits else self.beyond
         known.insert(0, counts)
         del known[8:]

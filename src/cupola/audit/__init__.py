@@ -49,6 +49,8 @@ def audit(
         raise CupolaError(f"{trials} trials show nothing; 30 is the least, 1000 are useful")
     if rounds < 1:
         raise CupolaError("an audit repeats at least one round")
+    if shadows is not None and (shadows % 2 or shadows == 2 or shadows < 0):
+        raise CupolaError(f"{shadows} shadow runs: an even number, 4 or more (or 0), is needed")
     began = time.monotonic()
     subject = Subject.open(folder, rounds)
     on = subject.privacy.on

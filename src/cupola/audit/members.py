@@ -153,8 +153,6 @@ def _how_many(subject: Subject, wanted: int | None) -> tuple[int, str | None]:
     if rows > SHADOW_ROWS:
         return 0, f"there are {rows:,} training rows; shadow runs are for up to {SHADOW_ROWS:,}"
     many = SHADOWS if wanted is None else wanted
-    if many < 4 or many % 2:
-        raise CupolaError(f"{many} shadow runs: an even number, 4 or more (or 0), is needed")
     takes = many * float(subject.run.result.get("seconds") or 0.0)
     if wanted is None and takes > PATIENCE:
         return 0, f"{many} shadow runs would take about {takes:,.0f} s; ask for them (--shadows)"

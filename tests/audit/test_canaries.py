@@ -46,9 +46,8 @@ def audited(subject, kind, state, monkeypatch, only=None):
     found = canary_audit(subject, trials=TRIALS.get(kind, {}).get(state, 700), seed=SEED)
     bounds = {c["canary"]: c["lower_bound"]["epsilon"] for c in found["canaries"]}
     said = ", ".join(f"{name} {value:.2f}" for name, value in bounds.items())
-    print(
-        f"\n{kind}, {state}: at least {said}; claim {found['claim']:.2f}, reach {found['reach']:.2f}"
-    )
+    claim, most = found["claim"], found["reach"]
+    print(f"\n{kind}, {state}: at least {said}; claim {claim:.2f}, reach {most:.2f}")
     return found, bounds
 
 

@@ -685,3 +685,19 @@ def test_a_wrong_rule_is_not_believed(monkeypatch):
     found = persample.clipped_sum(x, y, 1.0)
     assert persample.fallback is not None
     oracles.assert_equal(found, oracles.alone(module, loss, x, y), 1.0)
+
+
+def test_tiny_output_gradients_at_huge_inputs_are_clipped():
+    """In float32 their squares vanish, and with them the norm that clips."""
+    layer = nn.Linear(3, 2)
+    x = torch.full((1, 3), 1e19)
+    slope = 1e-20
+
+    def loss(output, y):
+        return slope * output.sum(1) + 0 * y
+
+    clip = 1e-4
+    clipped = PerSample(layer, loss).clipped_sum(x, torch.zeros(1), clip)
+    norm = sum(float(s.double().square().sum()) for s in clipped.sums) ** 0.5
+    assert float(clipped.norms) > 0.1
+    assert norm <= clip * 1.001

@@ -78,11 +78,14 @@ class LinearRule(Rule):
             return found
 
         if positions == 1:
-            squared = torch.linalg.vector_norm(g, dim=(1, 2)).square_()
+            # In float64: the square of a tiny output gradient would vanish before a huge input
+            # makes up for it, and the example would not be clipped.
+            wide = None if x.device.type == "mps" else torch.float64
+            squared = torch.linalg.vector_norm(g, dim=(1, 2), dtype=wide).square_()
             if "weight" in names:
-                factor = torch.linalg.vector_norm(x, dim=(1, 2)).square_()
+                factor = torch.linalg.vector_norm(x, dim=(1, 2), dtype=wide).square_()
                 squared.mul_(factor.add_(1) if "bias" in names else factor)
-            return Factored(squared, weighted)
+            return Factored(squared.to(x.dtype), weighted)
         if "weight" in names and prefers_gram(positions, inputs, outputs, x.device):
             squared = gram_squared(x, g).to(x.dtype)
         elif room.take(n, layer.weight):

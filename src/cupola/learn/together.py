@@ -358,6 +358,9 @@ def _side_by_side(
 ) -> list[Partial]:
     if workers == 1 or len(starts) == 1:
         return [compute(start) for start in starts]
+    if len(starts) <= workers:  # this thread takes a share, too, instead of waiting
+        others = [_pool(workers).submit(compute, start) for start in starts[1:]]
+        return [compute(starts[0]), *(other.result() for other in others)]
     return list(_pool(workers).map(compute, starts))
 
 

@@ -120,21 +120,29 @@ def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, dict[str, Any]], best: dict[str, str]) -> dict[str, float]:
-    """What the benchmark is about; each by medians of wall time and of processor time."""
+    """What the benchmark is about, by wall and by processor time.
+
+    A ratio is taken within each turn and its median over the turns given: the load of the machine
+    may drift, but hardly within a turn.
+    """
     result: dict[str, float] = {}
     own, plain = found[best["cupola"]], found[best["plain"]]
-    for kind in ("seconds", "cpu_seconds"):
-        opacus = min(found[best[n]][kind] for n in ("opacus hooks", "opacus ghost"))
+    for kind in ("wall", "cpu"):
+        other = {name: found[mode][kind] for name, mode in best.items()}
+        mine = other["cupola"]
+        opacus = list(map(min, other["opacus hooks"], other["opacus ghost"]))
         result |= {
-            f"cupola over plain, {kind}": own[kind] / plain[kind],
-            f"cupola over plain in pieces, {kind}": (
-                own[kind] / found[best["plain in pieces"]][kind]
-            ),
-            f"better opacus over cupola, {kind}": opacus / own[kind],
+            f"cupola over plain, {kind}": _ratio(mine, other["plain"]),
+            f"cupola over plain in pieces, {kind}": _ratio(mine, other["plain in pieces"]),
+            f"better opacus over cupola, {kind}": _ratio(opacus, mine),
         }
     if own["memory_mb"] and plain["memory_mb"]:
         result["cupola over plain, memory"] = own["memory_mb"] / plain["memory_mb"]
     return {key: round(value, 3) for key, value in result.items()}
+
+
+def _ratio(a: list[float], b: list[float]) -> float:
+    return median(x / y for x, y in zip(a, b))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One private round at many sites with a logistic model: Cupola's batched form, and a loop over Opacus.
+"""One private round at many logistic sites: Cupola's batched form, and a loop over Opacus.
 
     python benchmarks/dpsgd/sites.py [--sites 1000] [--repeat 3]
 

@@ -29,8 +29,8 @@ from cupola.reproduce.space import Over, grid, parse_over, sample
 
 Strategy = Literal["grid", "random", "halving"]
 NOT_CHARGED = (
-    "Private tuning: not charged. Trying many settings looks at the data many times; the epsilon of "
-    "each run is its own, and that of the chosen one does not cover the search."
+    "Private tuning: not charged. Trying many settings looks at the data many times; the epsilon "
+    "of each run is its own, and that of the chosen one does not cover the search."
 )
 _ETA = 3
 

@@ -589,7 +589,8 @@ def test_sampled_share_is_that_of_the_sites_drawn():
 
 @pytest.mark.parametrize("build", [LINEAR, seeded(perceptron(nn.ReLU))], ids=["linear", "mlp"])
 @pytest.mark.parametrize("mode", ["one-by-one", "auto"])
-def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode):
+@pytest.mark.parametrize("value", [1e200, float("inf")])
+def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode, value):
     """An error, or a NaN, would tell that it is there."""
     data = digits((20, 20), public=False)
     local = Local(work="gradient", lr=0.1, send="gradients", weighting="uniform")
@@ -601,7 +602,7 @@ def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode):
             made = super().data(site)
             if site == 0:
                 x = made.train.inputs().double()
-                x[-1] = 1e200
+                x[-1] = value
                 return SiteData(Dataset(x, made.train.y))
             return made
 

@@ -53,8 +53,10 @@ def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
         norms = back.double().norm(dim=-1) * x.double().norm(dim=-1)
         factor = (clip / norms.clamp_min(1e-300)).clamp_max(1).to(back)
         back = back * factor.unsqueeze(-1)
-        # An example whose gradient overflows counts as zero: an error would tell of it.
-        back = torch.where(torch.isfinite(norms).unsqueeze(-1), back, 0)
+        if not bool(torch.isfinite(norms).all()):
+            # An example whose gradient overflows counts as zero: an error would tell of it.
+            finite = torch.isfinite(norms).unsqueeze(-1)
+            back, x = torch.where(finite, back, 0), torch.where(finite, x, 0)
         sums = torch.bmm(back.mT, x).double().cpu().numpy()
         # In the order of a site alone: all weights, then all biases.
         flat = np.concatenate([sums[..., :-1].reshape(len(sums), -1), sums[..., -1]], 1)

@@ -701,3 +701,16 @@ def test_tiny_output_gradients_at_huge_inputs_are_clipped():
     norm = sum(float(s.double().square().sum()) for s in clipped.sums) ** 0.5
     assert float(clipped.norms) > 0.1
     assert norm <= clip * 1.001
+
+
+def test_book_keeping_works_where_gradients_are_off():
+    """Training calls it so; a silent fall-back would cost its speed."""
+    layer = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+    engine = PerSample(layer, lambda output, y: output.square().sum(1) + 0 * y)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        off = engine.clipped_sum(x, torch.zeros(4), 0.5)
+    assert engine.fallback is None
+    on = engine.clipped_sum(x, torch.zeros(4), 0.5)
+    assert all(torch.equal(a, b) for a, b in zip(off.sums, on.sums))
+    assert not any(s.requires_grad for s in (*off.sums, off.norms, off.losses))

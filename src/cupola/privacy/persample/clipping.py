@@ -70,6 +70,7 @@ class PerSample:
         if reason is not None:
             raise PlanError(f"DP-SGD needs per-sample gradients: {reason}")
 
+    @torch.enable_grad()  # also where the caller has switched gradients off
     def clipped_sum(self, x: Tensor, y: Tensor, clip: float, *, multiplicity: int = 1) -> Clipped:
         """Clip each sample's gradient to L2 norm `clip` and add up; math.inf clips nothing.
 

@@ -49,7 +49,7 @@ class Coordinator:
 
     def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
         """The noised mean update by parameter, and the next clip where it moves."""
-        names = _names(state.arrays)
+        names = parameter_names(state.arrays)
         clip, random = self.clip(state), source(self.seed, "coordinator noise", round)
         flat = _flat(total, names, state.arrays)
         noised = add_noise(flat, clip * (1 + ROUNDING), self._update_noise(), random)
@@ -100,7 +100,7 @@ class Coordinator:
 
         sum += update; velocity = momentum * velocity + sum + noise; model = start - lr * velocity.
         """
-        names = _names(state.arrays)
+        names = parameter_names(state.arrays)
         pattern = self.pattern(round)
         step = round - pattern["after"]
         model = _join([state.arrays[f"model/{n}"] for n in names])
@@ -140,7 +140,8 @@ class Coordinator:
         return round_to_grid(kept, deviation * matrix.noise(step, draw), deviation)
 
 
-def _names(arrays: Mapping[str, np.ndarray]) -> list[str]:
+def parameter_names(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Parameters of a state, without their prefix."""
     return [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
 
 

@@ -20,7 +20,7 @@ from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server
 from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
-from cupola.learn.noised import Coordinator
+from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
 from cupola.learn.workspace import Problem, Workspace
@@ -96,7 +96,7 @@ class Training:
     def start(self) -> State:
         arrays = Workspace(self.problem).arrays()  # anew: judging loads other weights into `space`
         if self.local.control_variates:
-            for name in self._parameters(arrays):
+            for name in parameter_names(arrays):
                 arrays[f"variate/{name}"] = np.zeros_like(arrays[f"model/{name}"])
         return State(0, arrays, {"round": 0, "record": None, "pending": [], "stopped": None})
 
@@ -200,7 +200,7 @@ class Training:
             )
 
     def _server_step(self, state: State, total: Total, round: int) -> Arrays:
-        names = self._parameters(state.arrays)
+        names = parameter_names(state.arrays)
         update = {n: total.mean(f"model/{n}") for n in names}
         if self.local.send == "normalised":
             scale = float(total.mean("steps"))
@@ -223,10 +223,6 @@ class Training:
         return (1.0 if rate is None else rate) * (
             schedule.factor(round, self.rounds) if schedule else 1.0
         )
-
-    @staticmethod
-    def _parameters(arrays: Mapping[str, np.ndarray]) -> list[str]:
-        return [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
 
     # Evaluation
 

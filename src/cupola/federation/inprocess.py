@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -50,7 +50,7 @@ class InProcess(Federation):
     form of training (see cupola.learn.together). workers: threads (default: the cores), each
     computing with one core; the number changes no result.
     cache: how many sites' data are kept ready. folder: where the book of what sites spend is kept
-    (without it, in memory).
+    (without it, in memory). parties: a site's keys, where sums are masked.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class InProcess(Federation):
         ledger: Ledger | None = None,
         cache: int = 4096,
         folder: Path | None = None,
+        parties: Callable[[int], Any] | None = None,
     ) -> None:
         super().__init__(len(host), quorum=quorum, ledger=ledger)
         _keep_freed_memory()
@@ -79,13 +80,17 @@ class InProcess(Federation):
         self._data: OrderedDict[int, Any] = OrderedDict()
         self._cache = cache
         self._lock = threading.Lock()
+        self._party = parties or (lambda _: None)
 
     def context(self, site: int) -> SiteContext:
         """The site as its tasks see it, in the calling worker's workspace."""
         if not hasattr(self._local, "workspace"):
             self._local.workspace = self.host.workspace()
         data, workspace = self._site_data(site), self._local.workspace
-        return SiteContext(site, data, workspace, self.store, self.seed, self.workers, self.mode)
+        party = self._party(site)
+        return SiteContext(
+            site, data, workspace, self.store, self.seed, self.workers, self.mode, party
+        )
 
     def _site_data(self, site: int) -> Any:
         with self._lock:

@@ -32,14 +32,23 @@ MAX_HEADER = 16 << 20
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and kind ('float', 'int' or 'bool') that a question allows for one array."""
+    """Shape and kind ('float', 'int' or 'bool') that a question allows for one array.
+
+    For masked sums also the largest magnitude of what one site adds (weight included), and how many
+    bits a float gets.
+    """
 
     shape: tuple[int, ...]
     kind: str = "float"
+    bound: float | None = None
+    bits: int = 64
 
     @classmethod
-    def of(cls, array: np.ndarray) -> Spec:
-        return cls(tuple(array.shape), _kind(array.dtype))
+    def of(cls, array: np.ndarray, bound: float | None = None, bits: int = 64) -> Spec:
+        return cls(tuple(array.shape), _kind(array.dtype), bound, bits)
+
+    def fits(self, array: np.ndarray) -> bool:
+        return array.shape == self.shape and _kind(array.dtype) == self.kind
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class Question:
     confirmed: the last step the coordinator will never ask again; older site state can go.
     reveals: in a sentence, what the answer tells; written to the ledger.
     protection: what keeps it from telling more ('none', or the mechanism and its noise).
+    heaviest: the largest weight an answer may have, for masked sums.
     """
 
     task: str
@@ -65,6 +75,7 @@ class Question:
     partial: bool = False
     reveals: str = ""
     protection: str = "none"
+    heaviest: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -103,15 +114,38 @@ def _header(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> byte
     return json.dumps({**fields, "arrays": _layout(arrays)}, separators=(",", ":")).encode()
 
 
-def _question_fields(question: Question) -> dict[str, Any]:
-    return {
+def question_fields(question: Question) -> dict[str, Any]:
+    """All of a question but its arrays and counters, as plain values."""
+    fields = {
         "task": question.task,
         "options": dict(question.options),
-        "expects": {n: [list(s.shape), s.kind] for n, s in question.expects.items()},
+        "expects": {n: _spec_fields(s) for n, s in question.expects.items()},
         "partial": question.partial,
         "reveals": question.reveals,
         "protection": question.protection,
     }
+    return fields | ({"heaviest": question.heaviest} if question.heaviest != 1.0 else {})
+
+
+def question_from(
+    fields: Mapping[str, Any], arrays: Arrays, step: int, round: int, confirmed: int
+) -> Question:
+    """The question that `question_fields` describes."""
+    try:
+        expects = {n: _spec(*spec) for n, spec in fields["expects"].items()}
+        whole = {**fields, "arrays": arrays, "expects": expects}
+        return Question(**whole, step=step, round=round, confirmed=confirmed)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FederationError("question is not well formed") from error
+
+
+def _spec_fields(spec: Spec) -> list[Any]:
+    bound = [] if spec.bound is None else [spec.bound, spec.bits]
+    return [list(spec.shape), spec.kind, *bound]
+
+
+def _spec(shape: list[int], kind: str, bound: float | None = None, bits: int = 64) -> Spec:
+    return Spec(tuple(shape), kind, bound, bits)
 
 
 def _pack(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray], weight: float) -> bytes:
@@ -151,18 +185,12 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
 
 def encode_question(question: Question) -> bytes:
     counters = _COUNTERS.pack(question.step, question.round, question.confirmed)
-    return counters + _pack(_question_fields(question), question.arrays, 0.0)
+    return counters + _pack(question_fields(question), question.arrays, 0.0)
 
 
 def decode_question(data: bytes) -> Question:
     fields, arrays, _ = _unpack(data[_COUNTERS.size :])
-    try:
-        step, round, confirmed = _COUNTERS.unpack_from(data)
-        expects = {n: Spec(tuple(shape), kind) for n, (shape, kind) in fields["expects"].items()}
-        fields |= {"arrays": arrays, "expects": expects}
-        return Question(**fields, step=step, round=round, confirmed=confirmed)
-    except (TypeError, ValueError, KeyError, AttributeError, struct.error) as error:
-        raise FederationError("question is not well formed") from error
+    return question_from(fields, arrays, *_COUNTERS.unpack_from(data))
 
 
 def encode_contribution(contribution: Contribution) -> bytes:
@@ -182,9 +210,16 @@ def digest(question: Question) -> str:
     return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
+def content_digest(question: Question, with_round: bool) -> bytes:
+    """Fingerprint of what a question asks, whatever its step; of its round only if that matters."""
+    round = question.round if with_round else 0
+    whole = encode_question(replace(question, step=0, round=round, confirmed=-1))
+    return hashlib.blake2b(whole, digest_size=32).digest()
+
+
 def question_size(question: Question) -> int:
     """Exact length of `encode_question`, without copying arrays."""
-    header = _header(_question_fields(question), question.arrays)
+    header = _header(question_fields(question), question.arrays)
     return (
         _COUNTERS.size
         + _PREFIX.size
@@ -212,7 +247,7 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
         spec = question.expects.get(name)
         if spec is None:
             return f"unexpected array '{name}'"
-        if Spec.of(array) != spec:
+        if not spec.fits(array):
             return f"ill-shaped array '{name}'"
         if spec.kind == "float" and not np.isfinite(array).all():
             return f"NaN or infinity in '{name}'"

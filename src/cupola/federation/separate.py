@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -45,6 +45,8 @@ class SeparateProcesses(Federation):
     no objects are shared. seed: of the simulation. folder: where sites keep their state (without
     it, state lives and dies with the process). timeout: seconds a site has for an answer; a late
     or dead site is left out, and a dead one is started again at the next question.
+    party: 'module:function' and its plain arguments, by which a site makes its keys from its number
+    and folder, where sums are masked.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class SeparateProcesses(Federation):
         timeout: float = 120.0,
         folder: str | Path | None = None,
         ledger: Ledger | None = None,
+        party: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(sites, quorum=quorum, ledger=ledger)
         self.timeout = timeout
-        self._start = {"factory": factory, "config": dict(config), "seed": seed}
+        self._start = {"factory": factory, "config": dict(config), "seed": seed, "party": party}
         self._folder = None if folder is None else str(Path(folder).resolve())
         self._children: dict[int, _Child] = {}
 
@@ -208,20 +211,22 @@ class _DiskStore(StateStore):
 def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     """A site's life: make the host, then answer questions until the stream ends."""
     start = json.loads(_read_frame(inbox)[8:])
-    module, function = start["factory"].split(":")
     site = start["site"]
+    folder = Path(start["folder"]) if start["folder"] else None
     host = None
-    store = _DiskStore(Path(start["folder"])) if start["folder"] else StateStore()
+    store = _DiskStore(folder) if folder else StateStore()
     context = None
     accounts = None
     while frame := _read_frame(inbox):
         number, body = frame[:8], frame[8:]
         try:
             if context is None:
-                host = getattr(importlib.import_module(module), function)(**start["config"])
+                host = _named(start["factory"])(**start["config"])
                 context = SiteContext(site, host.data(site), host.workspace(), store, start["seed"])
+                if start["party"]:
+                    make, agreed = start["party"]
+                    context.party = _named(make)(site, folder, **agreed)
                 if hasattr(host, "accounts"):
-                    folder = Path(start["folder"]) if start["folder"] else None
                     accounts = host.accounts(folder, f"privacy-{site}")
             question = decode_question(body)
             task = find_task(question.task)
@@ -239,6 +244,12 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
             print(f"site {site}: {error!r}", file=sys.stderr)
             answer = _BROKEN + f"error at the site ({type(error).__name__})".encode()
         _write_frame(outbox, number + answer)
+
+
+def _named(path: str) -> Callable[..., Any]:
+    """The function that 'module:function' names."""
+    module, function = path.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def main() -> None:

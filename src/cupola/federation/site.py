@@ -76,6 +76,7 @@ class SiteContext:
     """One site as its tasks see it. seed is None at a real site: its randomness is its own.
 
     workers and mode are the engine's wishes for computations over many sites at once.
+    party: the site's keys and what it has agreed to, where sums are masked (see cupola.secure).
     canary: an auditor's mark (see cupola.audit). Engines leave it out, and no question or plan can
     set it.
     """
@@ -87,6 +88,7 @@ class SiteContext:
     seed: int | None
     workers: int = 1
     mode: str = "auto"
+    party: Any = None
     canary: Any = None
 
     def generator(self, purpose: str, round: int) -> np.random.Generator:
@@ -144,11 +146,18 @@ class Partial:
 
 
 class Task:
-    """A named piece of code that sites may run, with an optional form for many sites at once."""
+    """A named piece of code that sites may run, with an optional form for many sites at once.
 
-    def __init__(self, name: str, plain: Plain) -> None:
+    random: whether the answer to a question is drawn anew in another round. Where it is not,
+    masked sums tell the total of one cohort only: two would tell their difference.
+    """
+
+    def __init__(
+        self, name: str, plain: Plain, random: Callable[[Question], bool] | None = None
+    ) -> None:
         self.name = name
         self.plain = plain
+        self.random = random or (lambda _: False)
         self.batched: Batched | None = None
         self.charge: Callable[[SiteContext, Question], Charge | None] | None = None
 
@@ -188,11 +197,11 @@ def admit(
 _TASKS: dict[str, Task] = {}
 
 
-def task(name: str) -> Callable[[Plain], Task]:
+def task(name: str, random: Callable[[Question], bool] | None = None) -> Callable[[Plain], Task]:
     """Register a task by name. A site runs registered tasks and nothing else."""
 
     def register(function: Plain) -> Task:
-        _TASKS[name] = Task(name, function)
+        _TASKS[name] = Task(name, function, random)
         return _TASKS[name]
 
     return register

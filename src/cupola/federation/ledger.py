@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+COMPENSATOR = -1  # in the place of a site: the third party of masked sums
+
 
 @dataclass(frozen=True)
 class Entry:

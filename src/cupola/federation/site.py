@@ -150,6 +150,7 @@ class Task:
 
     random: whether the answer to a question is drawn anew in another round. Where it is not,
     masked sums tell the total of one cohort only: two would tell their difference.
+    about: of a task that hands on another's answer in another form, the question inside.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class Task:
         self.random = random or (lambda _: False)
         self.batched: Batched | None = None
         self.charge: Callable[[SiteContext, Question], Charge | None] | None = None
+        self.about: Callable[[Question], Question] | None = None
 
     def charges(
         self, function: Callable[[SiteContext, Question], Charge | None]
@@ -184,6 +186,9 @@ def admit(
     """Charge sites for an answer; those that may not give it, with the reason."""
     if accounts is None:
         return {}
+    if task.about is not None:
+        question = task.about(question)
+        task = find_task(question.task)
     refused: dict[int, str] = {}
     charges: dict[int, Charge | None] = {}
     for site in sites:

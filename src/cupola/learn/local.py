@@ -30,10 +30,17 @@ from cupola.learn.private import (
 )
 from cupola.learn.workspace import Workspace, workspace_of
 
+NOISELESS = ("none", "central", "dp-ftrl")  # what a site answers has no noise in it yet
 MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
 
 
-@task("train")
+def _is_random(question: Question) -> bool:
+    """Whether another round gives another answer: batches are drawn, or noise is."""
+    local = Local.model_validate(question.options["local"])
+    return local.work != "gradient" or privacy_of(question).mechanism not in NOISELESS
+
+
+@task("train", random=_is_random)
 def train(site: SiteContext, question: Question) -> Contribution:
     """Train the received model on this site's data and answer the update.
 

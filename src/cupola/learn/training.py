@@ -17,7 +17,8 @@ import numpy as np
 from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
-from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server
+from cupola.learn.bounds import bounded_counts, bounded_training
+from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.noised import Coordinator, parameter_names
@@ -40,7 +41,8 @@ class Training:
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
     (where it follows a quantile).
-    privacy: with its noise found (see `guarantee.resolve`).
+    privacy: with its noise found (see `guarantee.resolve`). sum: masked sums need bounds, which go
+    into the questions.
     """
 
     problem: Problem
@@ -53,6 +55,7 @@ class Training:
     participation: Participation = field(default_factory=Participation)
     evaluation: Evaluation = field(default_factory=Evaluation)
     privacy: Privacy = field(default_factory=Privacy)
+    sum: Sum = field(default_factory=Sum)
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
 
@@ -153,6 +156,9 @@ class Training:
             reveals=f"{what} after local training, summed over sites{samples}",
             protection=protection(self.privacy, self.coordinator.clip(state)),
         )
+        if self.sum.masked:
+            clip = self.coordinator.clip(state)
+            question = bounded_training(question, self.sum, self.local, self.privacy, clip)
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
     def _trained(self, state: State, total: Total) -> State:
@@ -270,11 +276,14 @@ class Training:
     def _ask_evaluation(self, state: State, kind: str, split: str) -> Ask:
         prefixes = ("model/", "buffer/")
         options = self._options(split)
+        expects = expected(self.problem, options)
+        if self.sum.masked:
+            expects = bounded_counts(expects, self.sum, self.problem.kind)
         question = Question(
             "evaluate",
             {n: a for n, a in state.arrays.items() if n.startswith(prefixes)},
             options,
-            expected(self.problem, options),
+            expects,
             step=state.step,
             round=state.values["round"] + 1,
             reveals=f"counts of the model on {split} data"

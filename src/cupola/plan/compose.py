@@ -120,6 +120,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         participation=plan.participation,
         evaluation=plan.evaluation,
         privacy=resolved(plan, of),
+        sum=plan.sum,
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )

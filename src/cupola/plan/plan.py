@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from cupola.data import IID, Partition
 from cupola.errors import CupolaError
 from cupola.federation.inprocess import Mode
-from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server
+from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.plan import registries
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -77,6 +77,9 @@ class Engine(Choice):
     timeout: Annotated[float, Field(gt=0)] = 120.0
 
 
+SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
+
+
 class Plan(BaseModel):
     """One experiment. Unknown keys are refused.
 
@@ -104,6 +107,7 @@ class Plan(BaseModel):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     privacy: Privacy = Privacy()
+    sum: Sum = Sum()
     engine: Engine = Engine()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
@@ -190,7 +194,7 @@ def normal(value: Any) -> Any:
     plain = _plain(value)
     if not isinstance(plain, dict):
         return plain
-    for section, key in (("data", "name"), ("model", "name"), ("loss", "name")):
+    for section, key in SHORT_FORMS:
         if isinstance(plain.get(section), str):
             plain[section] = {key: plain[section]}
     data = plain.get("data")

@@ -162,15 +162,18 @@ def test_other_losses_take_the_general_output_gradient(loss):
         agree(plain, fast, 1e-11)
 
 
-def test_workers_change_no_bit():
-    data = sites([9, 4, 17, 3, 8])
-    local, build = Local(batch_size=4, lr=0.1), network((6,))
+@pytest.mark.parametrize("mode, hidden", [("one-by-one", (6,)), ("compiled", ())])
+def test_workers_change_no_bit(mode, hidden):
+    if mode == "compiled":
+        pytest.importorskip("numba", reason="the compiled form needs numba")
+    data = sites([9, 4, 17, 3, 8] * 5)  # the compiled form adds up groups of ten
+    local, build = Local(batch_size=4, lr=0.1), network(hidden)
     results = []
     for workers in (1, 2, 3):
         problem = Problem(build, find_loss("cross_entropy"), "classification", 3, (12,), "cpu")
-        training = Training(problem, 5, 3, local=local, server=Server(momentum=0.5))
+        training = Training(problem, len(data), 3, local=local, server=Server(momentum=0.5))
         host = TrainingHost(problem, data)
-        with InProcess(host, mode="one-by-one", workers=workers) as federation:
+        with InProcess(host, mode=mode, workers=workers) as federation:
             results.append(training.model(drive(training, federation)))
     for other in results[1:]:
         for name, array in results[0].items():
@@ -210,7 +213,7 @@ def test_saturated_logits_stay_finite():
 
 @pytest.mark.parametrize("kept", [0, 2000, 1 << 20])
 def test_samples_kept_between_rounds_are_the_right_ones(monkeypatch, kept):
-    monkeypatch.setattr("cupola.learn.together.KEPT_BYTES", kept)
+    monkeypatch.setattr("cupola.learn.samples.KEPT_BYTES", kept)
     data = sites([5, 9, 3, 12, 7, 4])
     some = Participation(kind="fraction", count=3)
     local = Local(batch_size=4, lr=0.1)

@@ -6,21 +6,23 @@ Some sites' whole rounds are one call without Python inside, and threads share t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cupola.learn import dense
+from cupola.learn.batches import Work
 from cupola.learn.choices import Local
+from cupola.learn.samples import Samples
 from cupola.learn.stacked import is_plain_sgd
-from cupola.learn.together import Cohort, answer_weights
+from cupola.learn.threads import side_by_side
 from cupola.learn.workspace import Workspace
 
 LANES = 32  # numbers that the compiled loop takes at once: four vectors of eight
+SITES = 10  # in one call, half a millisecond; it orders the sums, whatever the number of workers
 
 
 def possible(space: Workspace, local: Local) -> bool:
@@ -28,29 +30,49 @@ def possible(space: Workspace, local: Local) -> bool:
     layers = dense.layers_of(space)
     single = layers is not None and len(layers) == 1
     plain = single and is_plain_sgd(local) and space.plain_cross_entropy
-    return plain and space.device.type == "cpu" and find_spec("numba") is not None
+    return plain and space.device.type == "cpu" and _has_numba()
 
 
-def compiled(space: Workspace, cohort: Cohort) -> list[Tensor]:
-    """sum over sites of weight * answer."""
-    weight, bias = (p.numpy() for p in space.split(space.start))
+@lru_cache(maxsize=1)
+def _has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+def compiled(
+    model: Sequence[np.ndarray],
+    samples: Samples,
+    work: Sequence[Work],
+    weight: np.ndarray,
+    lr: float,
+    workers: int,
+) -> list[np.ndarray]:
+    """sum over sites of weight * change of the model, which is a weight (classes, d) and a bias.
+
+    samples, work and weight (sites,): of each site.
+    """
+    start, d = _padded(*model), model[0].shape[1]
+    x, y = samples.x.flatten(1).numpy(), samples.y.numpy()
+    first, steps = np.array(samples.first), np.array([w.steps for w in work])
+    totals = np.zeros((-(-len(work) // SITES), *start.shape))
+    kernel, rate = _kernel(), start.dtype.type(lr)
+    calls = []
+    for group, total in enumerate(totals):
+        own = slice(group * SITES, (group + 1) * SITES)
+        order = np.concatenate([w.order for w in work[own]])
+        sizes = np.concatenate([w.sizes for w in work[own]])
+        batches = (first[own], order, sizes, steps[own], weight[own])
+        calls.append((x, y, *batches, start, rate, total))
+    side_by_side(lambda group: kernel(*calls[group]), range(len(calls)), workers)
+    summed = totals.sum(0)
+    return [summed[:, :d].copy(), summed[:, d].copy()]
+
+
+def _padded(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """d weights, the bias, then zeros up to a multiple of LANES."""
     classes, d = weight.shape
-    width = -(-(d + 1) // LANES) * LANES
-    start = np.zeros((classes, width), weight.dtype)
+    start = np.zeros((classes, -(-(d + 1) // LANES) * LANES), weight.dtype)
     start[:, :d], start[:, d] = weight, bias
-    total = np.zeros((classes, width))
-    _kernel()(
-        cohort.x.flatten(1).numpy(),
-        cohort.y.numpy(),
-        cohort.index.numpy(),
-        cohort.share.numpy(),
-        np.array(cohort.steps),
-        answer_weights(cohort),
-        start,
-        weight.dtype.type(cohort.lr),
-        total,
-    )
-    return [torch.from_numpy(total[:, :d].copy()), torch.from_numpy(total[:, d].copy())]
+    return start
 
 
 @lru_cache(maxsize=1)
@@ -62,28 +84,38 @@ def _kernel() -> Any:
 
 
 def _rounds(
-    x: Any, y: Any, index: Any, share: Any, steps: Any, weight: Any, start: Any, lr: Any, total: Any
+    x: Any,
+    y: Any,
+    first: Any,
+    order: Any,
+    sizes: Any,
+    steps: Any,
+    weight: Any,
+    start: Any,
+    lr: Any,
+    total: Any,
 ) -> None:
-    """Local SGD of every site of a cohort; adds weight * (start - end) to total.
+    """Local SGD of some sites; adds weight * (start - end) to total.
 
-    x (samples, d), y (samples,), index and share (steps, sites, batch). start and total
-    (classes, width): d weights, the bias, then zeros up to a multiple of LANES, so that no inner
-    loop has a remainder.
+    x (samples, d), y (samples,); a site's samples begin at first (sites,). order: of all sites'
+    samples, batch by batch; sizes: of all batches; steps (sites,): batches of each site. start and
+    total (classes, width): padded, so that no inner loop has a remainder.
     """
     classes, width = start.shape
     d = x.shape[1]
-    batch = index.shape[2]
+    batch = sizes.max()
     rows = np.zeros((batch, width), start.dtype)
     rows[:, d] = 1
     back = np.empty((batch, classes), start.dtype)
     w = np.empty_like(start)
+    place, turn = 0, 0
     for k in range(len(steps)):
         w[:] = start
-        for t in range(steps[k]):
-            for b in range(batch):
-                if share[t, k, b] == 0:
-                    continue
-                sample = index[t, k, b]
+        for _ in range(steps[k]):
+            size = sizes[turn]
+            scale = start.dtype.type(1 / size) * lr
+            for b in range(size):
+                sample = first[k] + order[place + b]
                 for j in range(d):
                     rows[b, j] = x[sample, j]
                 top = -np.inf
@@ -97,17 +129,16 @@ def _rounds(
                 for c in range(classes):
                     back[b, c] = np.exp(back[b, c] - top)
                     norm += back[b, c]
-                scale = share[t, k, b] * lr
                 for c in range(classes):
                     back[b, c] *= scale / norm
                 back[b, y[sample]] -= scale
-            for b in range(batch):
-                if share[t, k, b] == 0:
-                    continue
+            for b in range(size):
                 for c in range(classes):
                     g = back[b, c]
                     for j in range(width):
                         w[c, j] -= g * rows[b, j]
+            place += size
+            turn += 1
         for c in range(classes):
             for j in range(width):
                 total[c, j] += weight[k] * (start[c, j] - w[c, j])

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from cupola.learn.choices import Local
+from cupola.learn.cohort import Cohort
 from cupola.learn.stacked import is_plain_sgd, run_stack, summed_change
-from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
 # activation -> its derivative, given its output
@@ -216,7 +216,7 @@ def implicit(space: Workspace, cohort: Cohort) -> list[Tensor]:
                     below.baddbmm_(torch.bmm(back, moved.mT).mul_(scale), earlier)
                 back = below.mul_(_DERIVATIVE[type(activations[i - 1])](inputs[i][:active, t]))
 
-    weight = answer_weights(cohort)
+    weight = cohort.answer_weights()
     if local.send == "gradients":
         each, rest = weight[:, None] * cohort.coefficient, 0.0
     else:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cupola.learn import dense
+from cupola.learn.cohort import Cohort
 from cupola.learn.private import ROUNDING, sampling_rate
 from cupola.learn.stacked import run_stack
-from cupola.learn.together import Cohort
 from cupola.learn.workspace import Workspace
 from cupola.privacy.noise import noise_scale, round_to_grid, source
 

@@ -17,8 +17,8 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cupola.learn.choices import Local
+from cupola.learn.cohort import Cohort
 from cupola.learn.optimizers import LocalOptimizer
-from cupola.learn.together import Cohort, answer_weights
 from cupola.learn.workspace import Workspace
 
 WIDTHS = 8  # widths of stack that are met, and traced, at most
@@ -43,7 +43,7 @@ def _plain(space: Workspace, cohort: Cohort, start: list[Tensor]) -> list[Tensor
     """Plain SGD in fewer passes over memory: the first gradient is taken at the common model, and
     the change is the sum of the steps, so that nobody's last step need be made."""
     widened = _widened(cohort, WIDTHS)
-    weight = torch.from_numpy(answer_weights(cohort) * cohort.lr).to(start[0])
+    weight = torch.from_numpy(cohort.answer_weights() * cohort.lr).to(start[0])
     total = [torch.zeros_like(p) for p in start]
     stack: list[Tensor] = []
     for t, batch in enumerate(cohort.batches(widened)):
@@ -111,14 +111,14 @@ def run_stack(
                 sum_[:active].addcmul_(g, factor)
         optimizer.step(rows, grads)
     if local.send == "gradients":
-        return _summed(cohort, total, answer_weights(cohort))
+        return _summed(cohort, total, cohort.answer_weights())
     return summed_change(cohort, start, stack)
 
 
 def summed_change(cohort: Cohort, start: list[Tensor], stack: list[Tensor]) -> list[Tensor]:
     """sum over sites of weight * (start - end); overwrites the stack."""
     torch._foreach_sub_(stack, start)
-    return _summed(cohort, stack, -answer_weights(cohort))
+    return _summed(cohort, stack, -cohort.answer_weights())
 
 
 def _summed(cohort: Cohort, stack: list[Tensor], weight: np.ndarray) -> list[Tensor]:

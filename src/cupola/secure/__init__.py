@@ -1,0 +1,1 @@
+"""Masked sums: totals nobody can look inside."""

@@ -371,3 +371,6 @@ class _Adapter:
 
     def uniforms(self, n: int) -> np.ndarray:
         raise NotImplementedError("these mechanisms draw normal numbers only")
+
+    def words(self, n: int) -> np.ndarray:
+        raise NotImplementedError("these mechanisms draw normal numbers only")

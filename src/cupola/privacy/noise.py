@@ -34,6 +34,9 @@ class Source(Protocol):
     def normals(self, n: int) -> np.ndarray:
         """n numbers from N(0, 1), float64."""
 
+    def words(self, n: int) -> np.ndarray:
+        """n times 64 bits, uint64."""
+
 
 class OperatingSystem:
     """Randomness that nobody can repeat: AES-256-CTR under a fresh key from the system.
@@ -49,8 +52,11 @@ class OperatingSystem:
 
     def _words(self, n: int) -> np.ndarray:
         """n integers, uniform in [0, 2^53)."""
+        return self.words(n) >> np.uint64(11)
+
+    def words(self, n: int) -> np.ndarray:
         data = self._stream.update(bytes(8 * n))
-        return np.frombuffer(data, "<u8") >> np.uint64(11)
+        return np.frombuffer(data, "<u8")
 
     def uniforms(self, n: int) -> np.ndarray:
         return self._words(n) * 2.0**-53
@@ -78,6 +84,9 @@ class Simulated:
 
     def normals(self, n: int) -> np.ndarray:
         return self._generator.standard_normal(n)
+
+    def words(self, n: int) -> np.ndarray:
+        return self._generator.integers(0, 2**64, n, dtype=np.uint64)
 
 
 def source(seed: int | None, purpose: str, round: int, site: int = 0) -> Source:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupola.federation.randomness import (
+    _permutations,
     derive,
     generator,
     permutation,
@@ -37,6 +38,22 @@ def test_together_as_alone(seed, round, rows):
     for order, site, size in zip(permutations(seed, "p", round, sites, sizes), sites, sizes):
         assert (order == permutation(seed, "p", round, site, size)).all()
         assert sorted(order) == list(range(size))
+
+
+def test_compiled_shuffles_are_the_same():
+    pytest.importorskip("numba", reason="shuffles are compiled where numba is installed")
+    random = np.random.default_rng(0)
+    for most in (0, 1, 3, 9, 200, 5000):
+        for round in (0, 7, 2**32, 2**40 + 3):
+            sizes = random.integers(0, most + 1, 1 + most % 17)
+            sites = random.integers(0, 2**33, len(sizes))
+            fast = permutations(most, "p", round, sites, sizes)
+            for one, other in zip(fast, _permutations(most, "p", round, sites, sizes), strict=True):
+                assert one.dtype == other.dtype
+                assert (one == other).all()
+    large = permutations(1, "p", 0, [5], [3 << 20])[0]  # more keys than buckets, and equal ones
+    assert (large == _permutations(1, "p", 0, np.array([5]), np.array([3 << 20]))[0]).all()
+    assert permutations(1, "p", 0, [], []) == []
 
 
 def test_every_part_of_the_name_matters():

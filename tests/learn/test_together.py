@@ -162,7 +162,7 @@ def test_other_losses_take_the_general_output_gradient(loss):
         agree(plain, fast, 1e-11)
 
 
-@pytest.mark.parametrize("mode, hidden", [("one-by-one", (6,)), ("compiled", ())])
+@pytest.mark.parametrize(("mode", "hidden"), [("one-by-one", (6,)), ("compiled", ())])
 def test_workers_change_no_bit(mode, hidden):
     if mode == "compiled":
         pytest.importorskip("numba", reason="the compiled form needs numba")

@@ -6,11 +6,14 @@ is fit for privacy noise or masks at a real site: those come from the operating 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
+
+from cupola.federation.shuffles import shuffles
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -91,11 +94,20 @@ def uniforms(seed: int, purpose: str, round: int, sites: Sequence[int], n: int =
 def permutations(
     seed: int, purpose: str, round: int, sites: Sequence[int], sizes: Sequence[int]
 ) -> list[np.ndarray]:
-    """One shuffle of range(size) per site, all in one vectorised draw; row i depends on site i."""
+    """One shuffle of range(size) per site, all in one draw; row i depends on site i."""
     count, number = np.asarray(sizes, np.int64), np.asarray(sites, np.int64)
+    if "numba" in sys.modules:  # loading it for this alone would take longer than a short run
+        return shuffles(_round_keys(_key(seed, purpose))[..., 0], round, number, count)
+    return _permutations(seed, purpose, round, number, count)
+
+
+def _permutations(
+    seed: int, purpose: str, round: int, number: np.ndarray, count: np.ndarray
+) -> list[np.ndarray]:
+    """The same by numpy: sites of similar size share one rectangular draw."""
     result: list[np.ndarray] = [np.empty(0, np.int64)] * len(count)
     order = np.argsort(count, kind="stable")
-    # Sites of similar size share one rectangular draw, so that one huge site does not blow it up.
+    # Of similar size, so that one huge site does not blow up the rectangle.
     start = 0
     while start < len(order):
         limit = 2 * max(int(count[order[start]]), 8)

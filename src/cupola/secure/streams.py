@@ -58,7 +58,7 @@ def add_mask(values: np.ndarray, key: bytes, start: int = 0, sign: int = 1) -> N
     buffer = np.empty(min(_PIECE, values.nbytes) + _BLOCK, np.uint8)  # the cipher wants room
     for first in range(0, values.size, _PIECE // width):
         piece = values[first : first + _PIECE // width]
-        cipher.update_into(_ZEROS[: piece.nbytes], memoryview(buffer))
+        cipher.update_into(_ZEROS[: piece.nbytes], buffer.data)
         combine(
             piece, buffer[: piece.nbytes].view(f"<i{width}"), out=piece
         )  # integers wrap around silently

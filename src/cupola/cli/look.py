@@ -56,6 +56,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         console.print(f"[bold]{name:<10}[/] {text}", soft_wrap=True)
     if facts["privacy"]:
         _print_privacy(console, facts["privacy"])
+    _print_parties(console, facts["sum"], facts["parties"])
     utility = facts["utility"]
     answer = "[green]yes" if utility["preserved"] else "[red]no"
     console.print(
@@ -109,6 +110,23 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
     line("status", promise["status"])
 
 
+def _print_parties(
+    console: Console, sums: dict[str, Any] | None, parties: list[dict[str, str]]
+) -> None:
+    """How contributions are added, and what that shows to whom."""
+    if sums is None:
+        console.print("[bold]sum       [/] plain: nothing hides an answer from the coordinator")
+    else:
+        console.print(
+            f"[bold]sum       [/] masked, by {sums['protocol']}, at least {sums['minimum']} sites; "
+            f"parameters modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
+            f"errs by at most {sums['error']:.2g}",
+            soft_wrap=True,
+        )
+    for row in parties:
+        console.print(f"[bold]learns    [/] {row['party']}: {row['learns']}", soft_wrap=True)
+
+
 def _judged(data: dict[str, Any]) -> str:
     parts = [f"{n:,} public {k} samples" for k, n in data["public"].items()]
     if data["evaluated_on"] == "public":
@@ -121,6 +139,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
     from cupola.plan import compose
     from cupola.plan.cost import predict
+    from cupola.plan.parties import learned, masking
 
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
@@ -159,6 +178,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "total": cost.total,
         },
         "privacy": _privacy(program, host),
+        "sum": masking(program),
+        "parties": [{"party": party, "learns": what} for party, what in learned(program)],
         "utility": _utility(program, data),
     }
 

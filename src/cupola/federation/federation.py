@@ -6,6 +6,7 @@ Engines say how a question reaches a site; checking, adding up and book-keeping 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from cupola.federation.message import (
     Contribution,
     Question,
     contribution_size,
+    misfit,
     question_size,
     refusal,
 )
@@ -225,7 +227,8 @@ def _check(contribution: Contribution, question: Question) -> Failure | None:
 
 
 def _is_broken(partial: Partial, question: Question) -> bool:
-    sample = Contribution(partial.sample, partial.weight)
-    if partial.answered and refusal(sample, question) is not None:
+    if partial.answered and misfit(partial.sample, question) is not None:
+        return True
+    if not math.isfinite(partial.weight) or partial.weight < 0:
         return True
     return not all(np.isfinite(array).all() for array in partial.arrays.values())

@@ -186,9 +186,10 @@ class InProcess(Federation):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
-        close = getattr(self.accounts, "close", None)
-        if close:
-            close()
+        for opened in (self.accounts, self.host):
+            close = getattr(opened, "close", None)
+            if close:
+                close()
 
 
 @lru_cache(maxsize=1)

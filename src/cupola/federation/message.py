@@ -94,19 +94,25 @@ class Declined(Exception):
         self.code = code
 
 
+@lru_cache(maxsize=64)
 def _kind(dtype: np.dtype) -> str:
     return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(dtype.kind, dtype.name)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: np.dtype) -> str:
+    return dtype.name  # numpy puts it together anew every time
 
 
 def _layout(arrays: Mapping[str, np.ndarray]) -> list[list[Any]]:
     layout = []
     for name, array in arrays.items():
-        if array.dtype.name not in TYPES:
+        if _name(array.dtype) not in TYPES:
             raise FederationError(
                 f"array '{name}' has type {array.dtype}, which may not cross a site's border; "
                 f"allowed: {', '.join(sorted(TYPES))}"
             )
-        layout.append([name, array.dtype.name, list(array.shape)])
+        layout.append([name, _name(array.dtype), list(array.shape)])
     return layout
 
 
@@ -211,10 +217,12 @@ def digest(question: Question) -> str:
 
 
 def content_digest(question: Question, with_round: bool) -> bytes:
-    """Fingerprint of what a question asks, whatever its step; of its round only if that matters."""
-    round = question.round if with_round else 0
-    whole = encode_question(replace(question, step=0, round=round, confirmed=-1))
-    return hashlib.blake2b(whole, digest_size=32).digest()
+    """Fingerprint of what decides an answer: task, options, arrays, and the round if that matters;
+    not the step, nor what a question says of itself."""
+    asked = Question(question.task, question.arrays, question.options)
+    if with_round:
+        asked = replace(asked, round=question.round)
+    return hashlib.blake2b(encode_question(asked), digest_size=32).digest()
 
 
 def question_size(question: Question) -> int:
@@ -243,16 +251,25 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
     """Why an answer cannot be used, as a short code with array names, or None if it can."""
     if not math.isfinite(contribution.weight) or contribution.weight < 0:
         return "invalid weight"
+    code = misfit(contribution.arrays, question)
+    if code is not None:
+        return code
     for name, array in contribution.arrays.items():
+        if question.expects[name].kind == "float" and not np.isfinite(array).all():
+            return f"NaN or infinity in '{name}'"
+    return None
+
+
+def misfit(arrays: Mapping[str, np.ndarray], question: Question) -> str | None:
+    """Why arrays of this layout are no answer, whatever they hold."""
+    for name, array in arrays.items():
         spec = question.expects.get(name)
         if spec is None:
             return f"unexpected array '{name}'"
         if not spec.fits(array):
             return f"ill-shaped array '{name}'"
-        if spec.kind == "float" and not np.isfinite(array).all():
-            return f"NaN or infinity in '{name}'"
     if not question.partial:
         for name in question.expects:
-            if name not in contribution.arrays:
+            if name not in arrays:
                 return f"missing array '{name}'"
     return None

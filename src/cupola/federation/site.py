@@ -45,7 +45,9 @@ class StateStore:
 
     def read(self, site: int, step: int) -> Arrays:
         """The newest version written before `step`; empty if there is none."""
-        versions = self._versions.get(site, {})
+        versions = self._versions.get(site)
+        if not versions:
+            return {}
         newest = max((s for s in versions if s < step), default=None)
         return {} if newest is None else versions[newest]
 

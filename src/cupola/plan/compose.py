@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
 from cupola.plan import registries
 from cupola.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from cupola.secure.simulation import Parties
 
 SITES_CHECKED = 1000  # of a user's own making, before a run begins
 
@@ -142,8 +145,32 @@ def federation(
     ledger: Ledger | None = None,
     folder: Path | None = None,
 ) -> Federation:
-    """The engine a plan asks for. folder: of the run; sites keep their books (and separate sites
-    their state, under 'sites') there."""
+    """The engine a plan asks for, its sums plain or masked. folder: of the run; sites keep their
+    books (and separate sites their state, under 'sites') there."""
+    if not plan.sum.masked:
+        return _engine(plan, of, ledger, folder)
+    from cupola.plan.privacy import run_id
+    from cupola.secure import hidden_sums, simulated_parties
+
+    parties = simulated_parties(
+        f"{plan.name} {run_id(folder, 'masked')}",
+        seed=plan.seed,
+        sites=len(of),
+        minimum=plan.sum.minimum,
+        protocol=plan.sum.protocol,
+    )
+    engine = _engine(plan, of, ledger, folder, parties)
+    own_processes = plan.engine.kind == "separate"
+    return hidden_sums(engine, parties, folder, own_processes=own_processes)
+
+
+def _engine(
+    plan: Plan,
+    of: TrainingHost,
+    ledger: Ledger | None,
+    folder: Path | None,
+    parties: Parties | None = None,
+) -> Federation:
     engine = plan.engine
     if engine.kind == "separate":
         return SeparateProcesses(
@@ -155,6 +182,7 @@ def federation(
             timeout=engine.timeout,
             folder=None if folder is None else folder / "sites",
             ledger=ledger,
+            party=None if parties is None else parties.recipe,
         )
     return InProcess(
         of,
@@ -164,4 +192,5 @@ def federation(
         quorum=engine.quorum,
         ledger=ledger,
         folder=folder,
+        parties=None if parties is None else parties.member,
     )

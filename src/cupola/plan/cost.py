@@ -8,7 +8,8 @@ import numpy as np
 
 from cupola.federation import Ask, Question, State
 from cupola.federation.message import contribution_size, question_size
-from cupola.learn import Participation, Training
+from cupola.learn import Training
+from cupola.learn.participation import expected_sites
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,6 @@ def predict(program: Training) -> Cost:
     times += program.rounds % program.evaluation.every > 0
     total = program.rounds * training + times * evaluation
     return Cost(asked, down, up, total / program.rounds, total)
-
-
-def expected_sites(choice: Participation, sites: int) -> float:
-    """Sites asked in a round."""
-    if choice.kind == "all":
-        return sites
-    if choice.kind == "poisson":
-        return sites * (choice.fraction or 0.0)
-    return choice.count or max(1, int(np.floor(sites * (choice.fraction or 0.0) + 0.5)))
 
 
 def _evaluations(program: Training, state: State) -> list[Ask]:

@@ -138,6 +138,11 @@ class Plan(BaseModel):
             raise ValueError("give either seed or seeds")
         if self.twin and self.privacy.budget is not None:
             raise ValueError("twin trains on pooled data without privacy; a budget forbids that")
+        if self.sum.masked and self.engine.mode not in ("auto", "one-by-one"):
+            raise ValueError(
+                f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
+                "need every site's own answer: use 'auto'"
+            )
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         return self

@@ -40,7 +40,7 @@ def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
         own = None if folder is None else folder / f"{name}.jsonl"
         shared = _shared(privacy, name)
         study = plan.name if budget is None or budget.study is None else budget.study
-        run = _run_id(folder, name) if shared is not None else ""
+        run = run_id(folder, name) if shared is not None else ""
         return Book(shared or own, study=study, run=run, limit=limit)
 
     return open_book
@@ -56,7 +56,7 @@ def _shared(privacy: Privacy, name: str) -> Path | None:
     return path.with_name(f"{path.stem}{own}{path.suffix}")
 
 
-def _run_id(folder: Path | None, name: str) -> str:
+def run_id(folder: Path | None, name: str) -> str:
     """Names a run in a file that outlives it: the same after a resume, another for a new run."""
     if folder is None:
         return secrets.token_hex(8)

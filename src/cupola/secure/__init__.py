@@ -1,1 +1,21 @@
-"""Masked sums: totals nobody can look inside."""
+"""Masked sums: totals that nobody can look inside."""
+
+from cupola.secure.compensator import Compensator, compensator_host
+from cupola.secure.identity import Identity, Party
+from cupola.secure.masked import Masked
+from cupola.secure.member import Member
+from cupola.secure.roster import Roster, consent
+from cupola.secure.simulation import hidden_sums, simulated_parties
+
+__all__ = [
+    "Compensator",
+    "Identity",
+    "Masked",
+    "Member",
+    "Party",
+    "Roster",
+    "compensator_host",
+    "consent",
+    "hidden_sums",
+    "simulated_parties",
+]

@@ -36,7 +36,13 @@ from cupola.secure.envelope import EnvelopeError, Statement, unseal
 from cupola.secure.identity import Identity
 from cupola.secure.memory import Memory
 from cupola.secure.roster import Roster
-from cupola.secure.settlement import CHUNK, Request, residue_question, unmask_question
+from cupola.secure.settlement import (
+    CHUNK,
+    OTHER_SURVIVORS,
+    Request,
+    residue_question,
+    unmask_question,
+)
 from cupola.secure.streams import P, add_mask, mask_key, mask_residue
 
 __all__ = [
@@ -125,6 +131,13 @@ class Compensator:
         with self._lock:
             return sum(mask_residue(key) for key in self._find(request).keys(array)) % P
 
+    def settled(self, step: int) -> list[int]:
+        """The survivors of a step, as numbers in the roster; empty if it is not settled."""
+        with self._lock:
+            held = self._memory.get(f"step {step}")
+        names = set() if held is None else set(_by_site(held["survivors"]))
+        return [n for n, party in enumerate(self.roster.sites) if party.name in names]
+
     def close(self) -> None:
         """Let go of the memory, so that another process may take over."""
         self._memory.close()
@@ -164,7 +177,7 @@ class Compensator:
             raise Declined("step settled under another roster")
         if _by_site(before["survivors"]) != survivors:
             names = _listed(sorted(_by_site(before["survivors"])))
-            raise Declined(f"step settled for other survivors: {names}")
+            raise Declined(f"{OTHER_SURVIVORS}: {names}")
         attempts: dict[str, int] = {}
         while made := self._memory.get(f"attempt {request.step} {len(attempts)}"):
             attempts[made["request"]] = made["attempt"]
@@ -252,6 +265,9 @@ class CompensatorHost:
     def workspace(self) -> None:
         return None
 
+    def close(self) -> None:
+        self.compensator.close()
+
 
 def compensator_host(
     roster: str, *, key: str | None = None, seed: int | None = None, memory: str | None = None
@@ -292,6 +308,17 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
     if options.get("checksum") is True:
         return Contribution({"checksum": to_bytes(party.residue(request, array))})
     return Contribution({"sum": party.unmask(request, array, start, stop)})
+
+
+@task("settled")
+def settled(site: SiteContext, question: Question) -> Contribution:
+    """Who a step was settled for, for a coordinator that lost its own memory: a flag per site."""
+    party, step = _compensator(site), question.options.get("step", -1)
+    if not is_whole(step):
+        raise Declined("request is not well formed")
+    flags = np.zeros(len(party.roster.sites), bool)
+    flags[party.settled(step)] = True
+    return Contribution({"settled": flags})
 
 
 def _compensator(site: SiteContext) -> Compensator:

@@ -15,6 +15,7 @@ from cupola.secure.encoding import Outline, layout_hash, outline_from_json
 from cupola.secure.envelope import ENVELOPE
 
 CHUNK = 4 << 20  # bytes of mask in one answer
+OTHER_SURVIVORS = "step settled for other survivors"
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,12 @@ def residue_question(request: Request, array: str) -> Question:
     """Ask for the sum of masks of an array's checksums."""
     options = _about(request, array) | {"start": 0, "stop": 0, "checksum": True}
     return Question("unmask", {}, options, {"checksum": Spec((16,), "int")}, step=request.step)
+
+
+def settled_question(step: int, sites: int) -> Question:
+    """Ask for whom a step was settled: a flag per site of the roster."""
+    expects = {"settled": Spec((sites,), "bool")}
+    return Question("settled", {}, {"step": step}, expects, step=step)
 
 
 def _about(request: Request, array: str) -> dict[str, Any]:

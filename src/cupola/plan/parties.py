@@ -1,0 +1,80 @@
+"""Who learns what from a plan's run: every party, and those who might put their heads together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cupola.learn import Training
+from cupola.learn.participation import expected_sites
+from cupola.secure.hidden import layout_of
+
+_COMPENSATOR = (
+    "which sites took part in which step, names and sizes of arrays, a hash of the question; "
+    "random numbers otherwise: no answer, no total, no model"
+)
+
+
+def learned(program: Training) -> list[tuple[str, str]]:
+    """(party, what it learns), in a sentence each, if everybody keeps to the protocol."""
+    choice, privacy = program.sum, program.privacy
+    noised = privacy.mechanism in ("dp-sgd", "output", "objective", "distributed")
+    what = "noised updates" if noised else "updates"
+    if privacy.by_coordinator:
+        what = "clipped updates, before its noise"
+    counts = " and metrics" if _asks_metrics(program) else ""
+    if not choice.masked:
+        parties = [("coordinator", f"every site's own {what}{counts}, and its number of samples")]
+    else:
+        parties = [
+            (
+                "coordinator",
+                f"totals of {what}{counts} over at least {choice.minimum} sites, with the sum of "
+                "their weights; who took part",
+            )
+        ]
+    if choice.masked and choice.protocol == "compensator":
+        parties.append(("compensator", _COMPENSATOR))
+        parties.append(
+            (
+                "coordinator with compensator",
+                f"every site's own {what}{counts}: they must not be one",
+            )
+        )
+    elif choice.masked:
+        parties.append(
+            (
+                "coordinator with sites",
+                f"a site's own {what}{counts} if it works with enough of that site's neighbours "
+                "to rebuild its keys, or with all but one of a total's sites",
+            )
+        )
+    parties.append(("a site", "the model of every round it takes part in; nothing of other sites"))
+    if choice.masked and choice.minimum == 2:
+        parties.append(("one of two sites", "with the total, the other site's answer"))
+    if program.evaluation.per_site:
+        parties.append(("coordinator", "each site's own metrics, which were asked for openly"))
+    return parties
+
+
+def masking(program: Training) -> dict[str, Any] | None:
+    """How parameters are encoded where sums are masked, and how much that can cost."""
+    if not program.sum.masked:
+        return None
+    ask = program.ask(program.start())
+    assert ask is not None
+    asked = ask.question
+    sites = max(1, math.ceil(expected_sites(program.participation, program.sites)))
+    entry = next(e for e in layout_of(asked, sites) if e.name.startswith("model/"))
+    return {
+        "protocol": program.sum.protocol,
+        "minimum": program.sum.minimum,
+        "bits": entry.bits,
+        "fraction": entry.fraction,
+        "bound": entry.bound,
+        "error": entry.error,
+    }
+
+
+def _asks_metrics(program: Training) -> bool:
+    return any(kind == "sum" for kind, _ in program._judgements())

@@ -1,0 +1,113 @@
+"""A sum whose parts stay hidden: the question around the question, and what sites hide.
+
+A site is asked an outer question, which holds the inner one. It runs the inner task, and hands on
+integers instead of its answer: each array times its weight, in fixed point, and the weight itself.
+How they are hidden is the protocol's business (`masked`, `pairwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cupola.errors import FederationError
+from cupola.federation import (
+    Arrays,
+    Contribution,
+    Declined,
+    Question,
+    SiteContext,
+    Spec,
+    Total,
+)
+from cupola.federation.message import content_digest, question_fields, question_from, refusal
+from cupola.federation.site import find_task
+from cupola.secure.encoding import Entry, Layout, decode, encode, entry
+
+WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
+
+
+def outer_question(
+    task: str, question: Question, expects: Mapping[str, Spec], options: Mapping[str, Any]
+) -> Question:
+    """The question `task` about the inner `question`."""
+    return replace(
+        question,
+        task=task,
+        options={"inner": question_fields(question), "hidden": dict(options)},
+        expects=expects,
+    )
+
+
+def inner_question(question: Question) -> Question:
+    """The question that an outer one is about."""
+    try:
+        fields = question.options["inner"]
+    except KeyError:
+        raise FederationError("question is not well formed") from None
+    counters = (question.step, question.round, question.confirmed)
+    return question_from(fields, question.arrays, *counters)
+
+
+def question_hash(inner: Question) -> bytes:
+    """What a site signs that it was asked: with the round only if the answer depends on it."""
+    return content_digest(inner, find_task(inner.task).random(inner))
+
+
+def layout_of(inner: Question, sites: int) -> Layout:
+    """How the answers of up to `sites` sites are encoded, from the bounds that the question
+    states. The same at coordinator and sites."""
+    entries = [entry(WEIGHT, (), "float", inner.heaviest, sites)]
+    for name, spec in sorted(inner.expects.items()):
+        if name.startswith(WEIGHT):
+            raise FederationError(f"an array may not be named '{name}'")
+        if spec.bound is None:
+            raise FederationError(
+                f"'{inner.task}' cannot be asked as a masked sum: nothing bounds its array "
+                f"'{name}' (give its Spec a bound)"
+            )
+        bits = spec.bits if spec.kind == "float" else None
+        entries.append(entry(name, spec.shape, spec.kind, spec.bound, sites, bits))
+        if inner.partial:
+            entries.append(entry(f"{WEIGHT}/{name}", (), "float", inner.heaviest, sites))
+    return tuple(entries)
+
+
+def hidden_values(site: SiteContext, inner: Question, layout: Layout) -> dict[Entry, np.ndarray]:
+    """Run the inner task: its answer as integers, range-checked. The coordinator will not be able
+    to check it, so the site refuses to hand on what is broken."""
+    answer = find_task(inner.task)(site, inner)
+    broken = refusal(answer, inner)
+    if broken is not None:
+        raise FederationError(broken)
+    if answer.weight > inner.heaviest:
+        raise Declined(f"its weight exceeds the agreed bound {inner.heaviest:g} (sum.samples)")
+    values = {}
+    for place in layout:
+        name, _, owner = place.name.partition("/")
+        if name == WEIGHT:
+            if not owner or owner in answer.arrays:
+                values[place] = encode(place, np.array(answer.weight))
+        elif place.name in answer.arrays:
+            values[place] = encode(place, answer.arrays[place.name], answer.weight)
+    return values
+
+
+def total_from(
+    sums: Mapping[Entry, np.ndarray], survivors: list[int], failed: Mapping[int, str]
+) -> Total:
+    """The total that unmasked integers stand for."""
+    arrays = {place.name: decode(place, integers) for place, integers in sums.items()}
+    weight = float(arrays.pop(WEIGHT, np.array(0.0)))
+    names = [name for name in arrays if not name.startswith(WEIGHT)]
+    weights = {name: float(arrays.get(f"{WEIGHT}/{name}", weight)) for name in names}
+    return Total({name: arrays[name] for name in names}, weights, weight, survivors, dict(failed))
+
+
+def present(layout: Layout, answer: Contribution | Arrays, prefix: str) -> Layout:
+    """The entries that an answer holds."""
+    arrays = answer.arrays if isinstance(answer, Contribution) else answer
+    return tuple(place for place in layout if prefix + place.name in arrays)

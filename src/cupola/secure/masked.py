@@ -1,0 +1,328 @@
+"""Masked sums with a compensator: the coordinator's side (after sPLINK, 004 chapter 4).
+
+Sites send integers under masks, and the masks' seeds under seal. The compensator, who never sees
+an answer, opens the seeds of those whose answers came and tells the sum of their masks, once per
+step. The coordinator takes it off: what is left is the total, and nothing else can be read.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cupola.errors import FederationError
+from cupola.federation import Arrays, Contribution, Failure, Federation, Question, Spec, Total
+from cupola.federation.ledger import COMPENSATOR, Entry, common
+from cupola.federation.message import contribution_size, question_size, refusal
+from cupola.secure import encoding
+from cupola.secure.checksum import P, checksum, from_bytes
+from cupola.secure.encoding import Layout
+from cupola.secure.envelope import ENVELOPE
+from cupola.secure.hidden import (
+    layout_of,
+    outer_question,
+    present,
+    question_hash,
+    total_from,
+)
+from cupola.secure.member import ANSWER, CHECK
+from cupola.secure.roster import Roster
+from cupola.secure.settlement import (
+    CHUNK,
+    OTHER_SURVIVORS,
+    Request,
+    residue_question,
+    settled_question,
+    unmask_question,
+)
+
+TOO_FEW = "too few sites for a masked sum"
+
+
+class Hidden(Federation):
+    """An engine whose sums are hidden by a protocol; gather asks each site openly, as ever."""
+
+    def __init__(self, engine: Federation, roster: Roster) -> None:
+        super().__init__(len(engine), quorum=engine.quorum, ledger=engine.ledger)
+        if len(roster.sites) != len(engine):
+            raise FederationError(
+                f"the roster names {len(roster.sites)} sites, the federation has {len(engine)}"
+            )
+        self.engine, self.roster = engine, roster
+
+    def sum(self, question: Question, sites: Sequence[int]) -> Total:
+        """Add the contributions of these sites; nobody sees a single one."""
+        question = replace(question, confirmed=self.engine._confirmed(question))
+        sites = sorted(sites)
+        if len(sites) < self.roster.minimum:
+            total = Total(failed=dict.fromkeys(sites, TOO_FEW))
+            self._enter(question, question, total, [])
+        else:
+            total = self._sum(question, sites)
+        self._require_quorum(question, len(total.sites), len(sites), total.failed, [])
+        return total
+
+    def _sum(self, question: Question, sites: Sequence[int]) -> Total:
+        raise NotImplementedError
+
+    def _enter(self, outer: Question, inner: Question, total: Total, sizes: list[int]) -> None:
+        """Book a hidden sum under the name of what was asked."""
+        self.ledger.add(
+            Entry(
+                step=inner.step,
+                round=inner.round,
+                task=inner.task,
+                kind="sum",
+                sites=total.sites,
+                failed=total.failed,
+                bytes_down=question_size(outer),
+                bytes_up=common(sizes),
+                reveals=inner.reveals,
+                protection=protection(inner.protection, self.roster.minimum),
+            )
+        )
+
+    def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
+        return self.engine.gather(question, sites)
+
+    def _ask(
+        self, question: Question, sites: Sequence[int]
+    ) -> Iterator[tuple[int, Contribution | Failure]]:
+        return self.engine._ask(question, sites)
+
+    def confirm(self, step: int) -> None:
+        self.engine.confirm(step)
+
+    def export(self, step: int) -> Arrays:
+        return self.engine.export(step)
+
+    def restore(self, step: int, arrays: Arrays) -> None:
+        self.engine.restore(step, arrays)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class _Settled(FederationError):
+    """The step was settled before, for other survivors."""
+
+
+@dataclass
+class _Collected:
+    """What came in of one attempt."""
+
+    sums: dict[encoding.Entry, np.ndarray] = field(default_factory=dict)
+    checks: dict[encoding.Entry, int] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    envelopes: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def add(self, site: int, answer: Contribution, own: Layout) -> None:
+        for entry in own:
+            integers = answer.arrays[ANSWER + entry.name]
+            if entry in self.sums:
+                self.sums[entry] += integers  # modulo 2^bits, as integers of that width do
+            else:
+                self.sums[entry] = integers.copy()
+            check = from_bytes(answer.arrays[CHECK + entry.name])
+            self.checks[entry] = (self.checks.get(entry, 0) + check) % P
+        self.survivors.append(site)
+        self.layouts.append(own)
+        self.envelopes.append(answer.arrays["envelope"].tobytes())
+        self.sizes.append(contribution_size(answer.arrays))
+
+
+class Masked(Hidden):
+    """Masked sums over an engine. compensator: the third party, as a federation of one."""
+
+    def __init__(self, engine: Federation, compensator: Federation, roster: Roster) -> None:
+        super().__init__(engine, roster)
+        self.compensator = compensator
+
+    def _sum(self, question: Question, sites: Sequence[int]) -> Total:
+        try:
+            return self._attempt(question, sites)
+        except _Settled:
+            # Settled before a crash, for other survivors: it can be told for those only.
+            before = self._settled(question.step)
+            if not set(before) <= set(sites):
+                raise
+            total = self._attempt(question, before)
+            others = [site for site in sites if site not in before]
+            total.failed |= dict.fromkeys(others, "the step was settled without it")
+            return total
+
+    def _attempt(self, question: Question, sites: Sequence[int]) -> Total:
+        key = secrets.token_bytes(32)  # of the checksums; the compensator never sees it
+        attempt = time.time_ns() // 1000  # later attempts have higher numbers, after a crash, too
+        layout = layout_of(question, len(sites))
+        options = {
+            "roster": self.roster.digest.hex(),
+            "sites": len(sites),
+            "attempt": attempt,
+            "check": key.hex(),
+        }
+        outer = outer_question("masked", question, _expected(layout), options)
+        came = self._collect(outer, layout, sites)
+        total = Total(failed=came.failed)
+        if len(came.survivors) < self.roster.minimum:
+            total.failed |= dict.fromkeys(came.survivors, TOO_FEW)
+        else:
+            total = self._unmask(question, attempt, came, key)
+        self._enter(outer, question, total, came.sizes if total.sites else [])
+        return total
+
+    def _settled(self, step: int) -> list[int]:
+        asked = settled_question(step, len(self.roster.sites))
+        ((_, answer),) = self.compensator._ask(asked, [0])
+        if isinstance(answer, Failure) or refusal(answer, asked) is not None:
+            raise FederationError("the compensator does not say for whom a step was settled")
+        return [int(site) for site in np.flatnonzero(answer.arrays["settled"])]
+
+    def _collect(self, outer: Question, layout: Layout, sites: Sequence[int]) -> _Collected:
+        came = _Collected(failed=dict(self.engine._admit(outer, sites)))
+        able = [site for site in sites if site not in came.failed]
+        for site, answer in self.engine._ask(outer, able):
+            if isinstance(answer, Failure):
+                came.failed[site] = answer.code
+                continue
+            own = present(layout, answer, ANSWER)
+            broken = _broken(answer, outer, layout, own)
+            if broken is not None:
+                came.failed[site] = broken
+            else:
+                came.add(site, answer, own)
+        return came
+
+    def _unmask(self, question: Question, attempt: int, came: _Collected, key: bytes) -> Total:
+        call = _Call(self.compensator, question, self._request(question, attempt, came))
+        sums = {}
+        for entry in call.settle(came):
+            integers = came.sums[entry]
+            call.unmask(entry, integers)
+            residue = (came.checks[entry] - call.residue(entry)) % P
+            if checksum(key, entry.name, integers) != residue:
+                raise FederationError(
+                    f"masked sum of '{entry.name}' in step {question.step}: the checksum is wrong, "
+                    "so the compensator's or a site's numbers were changed on the way; nothing "
+                    "was used"
+                )
+            sums[entry] = integers
+        self.ledger.add(call.entry())
+        return total_from(sums, came.survivors, came.failed)
+
+    def _request(self, question: Question, attempt: int, came: _Collected) -> Request:
+        layouts = list(dict.fromkeys(came.layouts))
+        return Request(
+            study=self.roster.study,
+            roster=self.roster.digest,
+            step=question.step,
+            attempt=attempt,
+            question=question_hash(question),
+            sites=tuple(came.survivors),
+            outlines=tuple(encoding.outline(own) for own in layouts),
+            layouts=tuple(layouts.index(own) for own in came.layouts),
+            envelopes=tuple(came.envelopes),
+        )
+
+    def close(self) -> None:
+        super().close()
+        self.compensator.close()
+
+
+class _Call:
+    """A conversation with the compensator about one step."""
+
+    def __init__(self, compensator: Federation, question: Question, request: Request) -> None:
+        self.compensator, self.question, self.request = compensator, question, request
+        self.down = self.up = 0
+
+    def settle(self, came: _Collected) -> list[encoding.Entry]:
+        """Fix the survivors; the arrays whose masks the compensator is ready to tell."""
+        granted = self._ask(self.request.to_question(), "granted")
+        yes = {name for name, told in zip(self.request.arrays, granted) if told}
+        return [entry for entry in came.sums if entry.name in yes]
+
+    def unmask(self, entry: encoding.Entry, integers: np.ndarray) -> None:
+        """Take the sum of masks off, piece by piece."""
+        step = CHUNK // integers.itemsize
+        for start in range(0, entry.size, step):
+            stop = min(start + step, entry.size)
+            masks = self._ask(unmask_question(self.request, entry.name, start, stop), "sum")
+            if masks.dtype != integers.dtype:
+                raise FederationError("the compensator's answer has another width")
+            integers[start:stop] -= masks
+
+    def residue(self, entry: encoding.Entry) -> int:
+        """The sum of the masks of an array's checksums."""
+        return from_bytes(self._ask(residue_question(self.request, entry.name), "checksum"))
+
+    def _ask(self, question: Question, name: str) -> np.ndarray:
+        ((_, answer),) = self.compensator._ask(question, [0])
+        code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
+        if isinstance(answer, Failure) or code is not None:
+            text = f"the compensator, in step {question.step}: {code}"
+            raise (_Settled if str(code).startswith(OTHER_SURVIVORS) else FederationError)(text)
+        self.down += question_size(question)
+        self.up += contribution_size(answer.arrays)
+        return answer.arrays[name]
+
+    def entry(self) -> Entry:
+        """For the ledger."""
+        return Entry(
+            step=self.question.step,
+            round=self.question.round,
+            task="unmask",
+            kind="unmask",
+            sites=[COMPENSATOR],
+            failed={},
+            bytes_down=self.down,
+            bytes_up=self.up,
+            reveals="to the compensator: who took part, names and sizes of arrays; "
+            "to the coordinator: the sum of masks",
+            protection="masks are random numbers",
+        )
+
+
+def protection(own: str, minimum: int) -> str:
+    """In a few words, for the ledger."""
+    masked = f"masked sum of at least {minimum} sites"
+    return masked if own == "none" else f"{own}; {masked}"
+
+
+def _expected(layout: Layout) -> dict[str, Spec]:
+    """The arrays of a masked answer."""
+    data = {ANSWER + entry.name: Spec((entry.size,), "int") for entry in layout}
+    checks = {CHECK + entry.name: Spec((16,), "int") for entry in layout}
+    return {**data, **checks, "envelope": Spec((ENVELOPE,), "int")}
+
+
+def _broken(answer: Contribution, outer: Question, layout: Layout, own: Layout) -> str | None:
+    """Why a masked answer cannot be used."""
+    code = refusal(answer, outer)
+    if code is not None:
+        return code
+    if "envelope" not in answer.arrays or not own or own[0] != layout[0]:
+        return "missing parts of a masked answer"
+    if answer.weight != 1.0:
+        return "invalid weight"
+    names = {ANSWER + e.name for e in own} | {CHECK + e.name for e in own} | {"envelope"}
+    if set(answer.arrays) != names:
+        return "missing parts of a masked answer"
+    if answer.arrays["envelope"].dtype != np.uint8:
+        return "ill-shaped array 'envelope'"
+    wrong = [e.name for e in own if answer.arrays[ANSWER + e.name].dtype != e.dtype]
+    if wrong:
+        return f"ill-shaped array '{wrong[0]}'"
+    try:
+        for entry in own:
+            from_bytes(answer.arrays[CHECK + entry.name])
+    except FederationError as error:
+        return str(error)
+    return None

@@ -1,0 +1,81 @@
+"""What a party must not forget: keys and values, durable before anything depends on them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from cupola.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class Memory:
+    """A growing table of plain values in a file, a line an entry; without a path, in memory.
+
+    `setdefault` returns only after the entry is on disk. A line that was being written when the
+    process died is dropped: nothing was answered on its account. One process at a time.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._held: dict[str, Any] = {}
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+            try:
+                self._read(path)
+            except BaseException:
+                self.close()
+                raise
+
+    def get(self, key: str) -> Any:
+        return self._held.get(key)
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        """The value under this key, which is `value` from now on if there was none."""
+        return self.update({key: value})[key]
+
+    def update(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Several entries at once, all or none of the new ones; what is held under their keys."""
+        new = {key: value for key, value in entries.items() if key not in self._held}
+        if new and self._file is not None:
+            self._file.write(json.dumps(new, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._held |= new
+        return {key: self._held[key] for key in entries}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self, path: Path) -> None:
+        assert self._file is not None
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DataError(
+                    f"{path} is in use by another process; wait for it to end"
+                ) from None
+        self._file.seek(0)
+        whole = self._file.read()
+        end = whole.rfind(b"\n") + 1
+        for line in whole[:end].splitlines():
+            try:
+                entries = json.loads(line)
+                self._held |= {key: entries[key] for key in entries if key not in self._held}
+            except (ValueError, TypeError) as error:
+                raise DataError(
+                    f"{path} is damaged; restore it from a copy (a party without its memory could "
+                    "be made to tell twice)"
+                ) from error
+        self._file.truncate(end)
+        self._file.seek(end)

@@ -1,0 +1,112 @@
+"""Parties of a simulated study: their keys come from the plan's seed, so they protect nobody.
+
+Real parties make their own keys where they are used (`Identity.create`) and pin a roster that
+they have compared among themselves. Everything else is the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import PlanError
+from cupola.federation import Federation, InProcess, SeparateProcesses
+from cupola.secure.compensator import compensator_host
+from cupola.secure.identity import Identity
+from cupola.secure.masked import Hidden, Masked
+from cupola.secure.member import Member
+from cupola.secure.memory import Memory
+from cupola.secure.roster import Roster, simulated_roster
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Who takes part in a simulated study of masked sums."""
+
+    study: str
+    seed: int
+    sites: int
+    minimum: int
+    protocol: str
+    _members: dict[int, Member] = field(default_factory=dict, compare=False)
+
+    @property
+    def roster(self) -> Roster:
+        return self._made()[0]
+
+    def _made(self) -> tuple[Roster, list[Identity]]:
+        third = self.protocol == "compensator"
+        return _made(self.study, self.seed, self.sites, self.minimum, third)
+
+    @property
+    def recipe(self) -> tuple[str, Mapping[str, Any]]:
+        """How a separate process makes a site's keys."""
+        facts = {
+            "study": self.study,
+            "seed": self.seed,
+            "sites": self.sites,
+            "minimum": self.minimum,
+            "protocol": self.protocol,
+        }
+        return "cupola.secure.simulation:member", facts
+
+    def member(self, site: int) -> Member:
+        """A site of this process."""
+        if site not in self._members:
+            self._members[site] = self.new_member(site, Memory())
+        return self._members[site]
+
+    def new_member(self, site: int, memory: Memory) -> Member:
+        roster, identities = self._made()
+        return Member(identities[site], roster, site, memory)
+
+
+def simulated_parties(
+    study: str, *, seed: int, sites: int, minimum: int = 3, protocol: str = "compensator"
+) -> Parties:
+    """The parties of a study over so many sites, all of whom agree to the minimum."""
+    if sites < minimum:
+        raise PlanError(
+            f"sum.minimum = {minimum}, but there are {sites} sites: no masked sum can be told"
+        )
+    return Parties(study, seed, sites, minimum, protocol)
+
+
+def hidden_sums(
+    engine: Federation, parties: Parties, folder: Path | None = None, own_processes: bool = False
+) -> Hidden:
+    """An engine whose sums are masked. folder: the compensator's memory is kept in it.
+    own_processes: whether the compensator gets a process of its own."""
+    if parties.protocol == "pairwise":
+        from cupola.secure.pairwise import Pairwise
+
+        return Pairwise(engine, parties.roster)
+    own = None if folder is None else folder / "compensator"
+    third: Federation
+    if own_processes:
+        memory = None if own is None else str(own.resolve())
+        facts = {"roster": parties.roster.to_json(), "seed": parties.seed, "memory": memory}
+        third = SeparateProcesses("cupola.secure.compensator:compensator_host", facts, 1)
+    else:
+        memory = None if own is None else str(own)
+        third = InProcess(
+            compensator_host(parties.roster.to_json(), seed=parties.seed, memory=memory)
+        )
+    return Masked(engine, third, parties.roster)
+
+
+def member(site: int, folder: Path | None, **facts: Any) -> Member:
+    """A site in a process of its own: what it has answered is kept in its folder."""
+    memory = Memory(None if folder is None else folder / f"answered-{site}.jsonl")
+    return Parties(**facts).new_member(site, memory)
+
+
+@lru_cache(maxsize=4)
+def _made(
+    study: str, seed: int, sites: int, minimum: int, third: bool
+) -> tuple[Roster, list[Identity]]:
+    roster, members, _ = simulated_roster(seed, study, sites, compensator=third, minimum=minimum)
+    return roster, members

@@ -8,11 +8,13 @@ covers:
 | event | add-remove | replace-one |
 |---|---|---|
 | Gaussian, Pure, Approximate | pld, rdp | pld, rdp; an add-remove event counts double |
+| Concentrated | rdp | rdp; an add-remove event counts fourfold |
 | SampledGaussian, poisson | pld, rdp | pld, rdp; both are looser than for add-remove |
 | SampledGaussian, without-replacement | refused | pld, rdp |
 
 Where the grid of a loss distribution cannot resolve the answer (delta below 1e-10, epsilon in the
-hundreds) `best` falls back to Renyi divergences, and it never returns more than they do.
+hundreds) `best` falls back to Renyi divergences, and it never returns more than they do. So it does
+where one of the events is known by its divergences alone (`Concentrated`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from cupola.privacy.composition import (
     divergence,
     grid,
     halves,
+    has_losses,
     readable,
     rough_epsilon,
     rounding,
@@ -166,6 +169,9 @@ def _quick_delta(events: tuple[Event, ...], limit: Limit, coarse: float = 4) -> 
         return 1.0 if left is None else 0.0
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(losses.gaussian_profile(np.array(epsilon), left[0].noise))
+    if not has_losses(left):
+        rdp, failed = divergence(left, neighbours, quick=True)
+        return renyi.delta_of(rdp, epsilon) + failed
     found = math.inf
     ways: list[tuple[tuple[Event, ...] | None, Neighbours]] = [(left, neighbours)]
     if neighbours == "replace-one":
@@ -261,7 +267,8 @@ class _Known:
         """The answer on the grid that `epsilon` uses, so that both say the same."""
         events = self._events(counts)
         epsilon, delta, neighbours = self.limit
-        if delta < max(SMALLEST_DELTA, 10 * rounding(events)):  # out of reach of a grid
+        reach = max(SMALLEST_DELTA, 10 * rounding(events))  # of a grid
+        if delta < reach or not has_losses(events):
             fits = total_epsilon(events, delta, neighbours, "best") <= epsilon
         else:
             quick = _quick_delta(events, self.limit, coarse=0)

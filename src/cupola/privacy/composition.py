@@ -19,6 +19,7 @@ from cupola.errors import PlanError
 from cupola.privacy import losses, renyi
 from cupola.privacy.events import (
     Approximate,
+    Concentrated,
     Event,
     Gaussian,
     Neighbours,
@@ -37,6 +38,7 @@ _LARGEST = 300.0  # epsilon beyond which a loss distribution is made only if it 
 _POINTS = 2.0**20
 # Numbers outside these ranges count as their ends, or as unprotected: never as less than they are.
 _LEAST_NOISE, _MOST_NOISE, _LEAST_RATE, _MOST_EPSILON = 1e-4, 1e9, 1e-15, 1e6
+_MOST_RHO = 0.5 / _LEAST_NOISE**2
 
 
 def rounding(events: Sequence[Event]) -> float:
@@ -64,8 +66,11 @@ def _readable(event: Event, neighbours: Neighbours) -> Event | None:
                 'sampling = "poisson".'
             )
         return event
-    assert isinstance(event, Gaussian | Pure | Approximate)
-    if isinstance(event, Gaussian):
+    assert isinstance(event, Gaussian | Concentrated | Pure | Approximate)
+    if isinstance(event, Concentrated):
+        if event.rho > _MOST_RHO:
+            return Unprotected("an answer with next to no noise", event.count)
+    elif isinstance(event, Gaussian):
         if event.noise < _LEAST_NOISE:
             return Unprotected("an answer without noise", event.count)
         event = replace(event, noise=min(event.noise, _MOST_NOISE))
@@ -82,6 +87,9 @@ def _readable(event: Event, neighbours: Neighbours) -> Event | None:
         return replace(event, noise=event.noise / 2, neighbours=neighbours)
     if isinstance(event, Pure):
         return replace(event, epsilon=2 * event.epsilon, neighbours=neighbours)
+    if isinstance(event, Concentrated):  # groups of two: Bun and Steinke 2016, proposition 27
+        delta = min(2 * event.delta, 1 - 2**-53)
+        return replace(event, rho=4 * event.rho, delta=delta, neighbours=neighbours)
     delta = event.delta * (1 + math.exp(min(event.epsilon, 700.0)))
     if delta >= 1:
         return Unprotected("an answer whose delta is no bound for a replacement", event.count)
@@ -110,9 +118,14 @@ def divergence(
     total, failed = np.zeros(len(renyi.ORDERS)), 0.0
     for event in events:
         total = total + event.count * source(event.counted(1), neighbours)
-        if isinstance(event, Approximate):
+        if isinstance(event, Approximate | Concentrated):
             failed += event.count * event.delta
     return total, failed
+
+
+def has_losses(events: Sequence[Event]) -> bool:
+    """Whether all of these have a loss distribution; zCDP has divergences alone."""
+    return not any(isinstance(event, Concentrated) for event in events)
 
 
 def rough_epsilon(events: Sequence[Event], neighbours: Neighbours, delta: float) -> float:
@@ -212,6 +225,8 @@ def _by_loss(events: Sequence[Event], delta: float, neighbours: Neighbours) -> f
     """Epsilon by loss distributions, inf where they do not resolve it."""
     left = readable(events, neighbours)
     assert left
+    if not has_losses(left):
+        return math.inf
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(get_epsilon_gaussian(left[0].noise, delta)) + 1e-11  # its tolerance
     best = math.inf
@@ -279,9 +294,9 @@ def total_delta(
         return 0.0
     best = 1.0
     if method != "pld":
-        rdp, failed = divergence(left, neighbours, quick=method == "best")
+        rdp, failed = divergence(left, neighbours, quick=method == "best" and has_losses(left))
         best = min(best, renyi.delta_of(rdp, epsilon) + failed)
-    if method == "rdp":
+    if method == "rdp" or not has_losses(left):
         return best
     if len(left) == 1 and isinstance(left[0], Gaussian):
         return float(losses.gaussian_profile(np.array(epsilon), left[0].noise))

@@ -8,11 +8,12 @@ Which data sets count as neighbours matters for that unit:
 - *replace-one*: one record exchanged for another, the number of records being public; the
   sensitivity of a sum is twice the norm bound.
 
-`Gaussian`, `Pure` and `Approximate` carry the relation under which they hold (`neighbours`). Asked
-for replace-one, the accountant converts an add-remove event, since a replacement is a removal and
-an addition; it never converts the other way, because a bound for replacements says nothing about a
-record more or less. `SampledGaussian` is different: its unit is always the norm bound of one
-record, and the accountant works out what sampling makes of it under either relation.
+`Gaussian`, `Concentrated`, `Pure` and `Approximate` carry the relation under which they hold
+(`neighbours`). Asked for replace-one, the accountant converts an add-remove event, since a
+replacement is a removal and an addition; it never converts the other way, because a bound for
+replacements says nothing about a record more or less. `SampledGaussian` is different: its unit is
+always the norm bound of one record, and the accountant works out what sampling makes of it under
+either relation.
 """
 
 from __future__ import annotations
@@ -169,6 +170,29 @@ class SampledGaussian(Event):
 
 
 @dataclass(frozen=True)
+class Concentrated(Event):
+    """Any mechanism whose Renyi divergence of every order alpha is at most rho * alpha (zCDP).
+
+    delta: probability that this fails, as in (epsilon, delta); 0 for zCDP itself.
+    """
+
+    kind: ClassVar[str] = "concentrated"
+    rho: float
+    delta: float = 0.0
+    count: int = 1
+    neighbours: Neighbours = "add-remove"
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            rho=check_number("rho", self.rho, least=0),
+            delta=check_number("delta", self.delta, least=0, below=1),
+            count=check_count("count", self.count),
+        )
+        check_choice("neighbours", self.neighbours, get_args(Neighbours))
+
+
+@dataclass(frozen=True)
 class Pure(Event):
     """Any mechanism that is (epsilon, 0)-differentially private under `neighbours`."""
 
@@ -221,7 +245,8 @@ class Unprotected(Event):
 
 
 _KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (Gaussian, SampledGaussian, Pure, Approximate, Unprotected)
+    cls.kind: cls
+    for cls in (Gaussian, SampledGaussian, Concentrated, Pure, Approximate, Unprotected)
 }
 
 

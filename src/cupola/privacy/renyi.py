@@ -20,7 +20,15 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
-from cupola.privacy.events import Approximate, Event, Gaussian, Neighbours, Pure, SampledGaussian
+from cupola.privacy.events import (
+    Approximate,
+    Concentrated,
+    Event,
+    Gaussian,
+    Neighbours,
+    Pure,
+    SampledGaussian,
+)
 
 Vector = NDArray[np.float64]
 
@@ -68,6 +76,8 @@ def vector(event: Event, neighbours: Neighbours) -> Vector:
         return pure_vector(event.epsilon, ORDERS)
     if isinstance(event, Gaussian):
         return ORDERS / (2 * event.noise**2)
+    if isinstance(event, Concentrated):
+        return event.rho * ORDERS
     assert isinstance(event, SampledGaussian)
     if neighbours == "add-remove":
         accountant = RdpAccountant(ORDERS)

@@ -51,7 +51,10 @@ def seal(statement: Statement, seed: bytes, identity: Identity, compensator: Par
     """The seed, for the compensator's eyes, signed by the site. 144 bytes."""
     fresh = X25519PrivateKey.generate()
     public = fresh.public_key().public_bytes_raw()
-    shared = fresh.exchange(X25519PublicKey.from_public_bytes(compensator.seal))
+    try:
+        shared = fresh.exchange(X25519PublicKey.from_public_bytes(compensator.seal))
+    except ValueError:
+        raise EnvelopeError("the compensator's key keeps no secrets") from None
     key = _key(shared, public, compensator.seal)
     sealed = ChaCha20Poly1305(key).encrypt(_NONCE, seed, statement.encode())
     return public + sealed + identity.sign.sign(_signed(statement, public, sealed))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from cupola.errors import DataError, FederationError
 from cupola.secure.canonical import digest, is_name
@@ -24,6 +24,7 @@ from cupola.secure.streams import derive
 
 FORMAT = 1
 _FIELD = 2**255 - 19
+_ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))  # known to all, protects nothing
 _SMALL = 4096  # bytes; a key file is smaller
 
 
@@ -44,6 +45,18 @@ class Party:
             # One key, one spelling: else the same key could count as two parties'.
             if int.from_bytes(key, "little") % 2 ** (256 - unused_bits) >= _FIELD:
                 raise FederationError(f"'{self.name}': a public key is not in its usual form")
+
+    def check(self) -> None:
+        """FederationError for keys of small order, which anybody can sign or read with. No honest
+        party has one: this is for keys that come from others."""
+        y = int.from_bytes(self.sign, "little") % 2**255
+        slope = pow(1 - y, -1, _FIELD) if y != 1 else 0
+        for u in ((1 + y) * slope % _FIELD, int.from_bytes(self.seal, "little")):
+            point = X25519PublicKey.from_public_bytes(u.to_bytes(32, "little"))
+            try:
+                _ANY_KEY.exchange(point)  # refuses all points of small order
+            except ValueError:
+                raise FederationError(f"'{self.name}': a public key protects nothing") from None
 
     @property
     def fingerprint(self) -> str:

@@ -193,7 +193,9 @@ def _party_from_json(facts: Any) -> Party:
     name, sign, seal = facts.pop("name"), facts.pop("sign"), facts.pop("seal")
     if facts:
         raise ValueError("unknown facts")
-    return Party(name, bytes.fromhex(sign), bytes.fromhex(seal))
+    party = Party(name, bytes.fromhex(sign), bytes.fromhex(seal))
+    party.check()
+    return party
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

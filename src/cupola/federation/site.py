@@ -79,6 +79,7 @@ class SiteContext:
 
     workers and mode are the engine's wishes for computations over many sites at once.
     party: the site's keys and what it has agreed to, where sums are masked (see cupola.secure).
+    hidden: how this answer will be encoded, while it is made for a masked sum; else None.
     canary: an auditor's mark (see cupola.audit). Engines leave it out, and no question or plan can
     set it.
     """
@@ -91,6 +92,7 @@ class SiteContext:
     workers: int = 1
     mode: str = "auto"
     party: Any = None
+    hidden: Any = None
     canary: Any = None
 
     def generator(self, purpose: str, round: int) -> np.random.Generator:
@@ -113,7 +115,7 @@ class Charge:
 
     events: what its mechanism does, for an accountant (see cupola.privacy.events). unit: whose
     presence is hidden, an 'example' or the whole 'site'. trusts: whose word the promise needs
-    ('nobody', 'coordinator').
+    ('nobody', 'coordinator', '2 other sites').
     """
 
     events: tuple[Hashable, ...]

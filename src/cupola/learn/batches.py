@@ -92,10 +92,12 @@ def _who_works(
     seed: int, question: Question, local: Local, sites: list[int]
 ) -> tuple[list[int], list[float | None], list[str | None]]:
     """Epochs of each site, a straggler's part of the work, and why a site gives no answer."""
-    choice = Participation.model_validate(question.options.get("participation", {"kind": "all"}))
     epochs: list[int] = [local.epochs] * len(sites)
     parts: list[float | None] = [None] * len(sites)
     declined: list[str | None] = [None] * len(sites)
+    if "participation" not in question.options:
+        return epochs, parts, declined
+    choice = Participation.model_validate(question.options["participation"])
     draw = question.options.get("draw", question.round)
     if choice.stragglers:
         lots = uniforms(seed, "stragglers", draw, sites, 2)

@@ -18,10 +18,10 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
     if choice.kind == "at-most-once":
         count = choice.count or 1
         order = _order(seed, sites)
-        return sorted(int(i) for i in order[(round - 1) * count : round * count])
+        return np.sort(order[(round - 1) * count : round * count]).tolist()
     if choice.kind == "rotation":
         start = (round - 1) % separation(choice, sites) * (choice.count or 1)
-        return sorted(int(i) for i in _order(seed, sites)[start : start + (choice.count or 1)])
+        return np.sort(_order(seed, sites)[start : start + (choice.count or 1)]).tolist()
     random = generator(seed, "participation", round)
     if choice.kind == "poisson":
         count = int(random.binomial(sites, choice.fraction or 0.0))
@@ -29,7 +29,7 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
         count = round_half_up(expected_sites(choice, sites))
         if count > sites:
             raise PlanError(f"participation.count = {count}, but there are {sites} sites")
-    return sorted(int(i) for i in random.choice(sites, count, replace=False, shuffle=False))
+    return np.sort(random.choice(sites, count, replace=False, shuffle=False)).tolist()
 
 
 def expected_sites(choice: Participation, sites: int) -> float:

@@ -29,8 +29,12 @@ from cupola.privacy.persample import PerSample
 ROUNDING = 1e-3  # room for the rounding errors of float32 sums, added to every sensitivity
 
 
+_NONE = Privacy()
+
+
 def privacy_of(question: Question) -> Privacy:
-    return Privacy.model_validate(question.options.get("privacy", {}))
+    given = question.options.get("privacy")
+    return Privacy.model_validate(given) if given else _NONE
 
 
 def sampling_rate(n: int, local: Local) -> float:

@@ -187,7 +187,7 @@ def common(space: Workspace, cohort: Cohort) -> list[Tensor]:
 
 
 def _partial(space: Workspace, team: Team, arrays: Arrays, halves: float = 0.0) -> Partial:
-    sample: Arrays = {f"model/{n}": _blank(p) for n, p in space.pairs()}
+    sample = _blank_answer(space)
     if team.local.send == "normalised":
         arrays["steps"] = np.array(float(team.weight @ team.effective()))
         sample["steps"] = np.zeros(())
@@ -197,7 +197,11 @@ def _partial(space: Workspace, team: Team, arrays: Arrays, halves: float = 0.0) 
     return Partial(arrays, float(team.weight.sum()), sites, {}, sample)
 
 
-def _blank(parameter: Tensor) -> np.ndarray:
-    """An array with the layout of a parameter that takes no memory."""
-    kind = np.float64 if parameter.dtype == torch.float64 else np.float32
-    return np.broadcast_to(kind(0), tuple(parameter.shape))
+def _blank_answer(space: Workspace) -> Arrays:
+    """Arrays with the layout of the parameters that take no memory."""
+    if "blank answer" not in space.cache:
+        kind = np.float64 if space.flat.dtype == torch.float64 else np.float32
+        space.cache["blank answer"] = {
+            f"model/{n}": np.broadcast_to(kind(0), tuple(p.shape)) for n, p in space.pairs()
+        }
+    return dict(space.cache["blank answer"])

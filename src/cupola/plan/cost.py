@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from cupola.learn.participation import expected_sites
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected bytes over all sites, without drop-outs.
+    """Expected bytes over all sites, and the compensator of masked sums, without drop-outs.
 
     sites: asked in a round (a mean under Poisson sampling). per_site: down and up, of the training
     question. per_round: training and evaluation questions, evaluation spread over the rounds.
@@ -32,10 +33,13 @@ def predict(program: Training) -> Cost:
     state = program.start()
     ask = program.ask(state)
     assert ask is not None
-    down, up = question_size(ask.question), _answer(ask.question)
     asked = expected_sites(program.participation, program.sites)
-    training = asked * (down + up)
-    evaluation = sum(len(a.sites) * _both(a) for a in _evaluations(program, state))
+    down, up, third = _sizes(program, ask, asked)
+    training = asked * (down + up) + third
+    evaluation = 0.0
+    for judged in _evaluations(program, state):
+        there, back, more = _sizes(program, judged, len(judged.sites))
+        evaluation += len(judged.sites) * (there + back) + more
     times = program.rounds // program.evaluation.every
     times += program.rounds % program.evaluation.every > 0
     total = program.rounds * training + times * evaluation
@@ -48,8 +52,13 @@ def _evaluations(program: Training, state: State) -> list[Ask]:
     return [ask for ask in found if ask is not None]
 
 
-def _both(ask: Ask) -> int:
-    return question_size(ask.question) + _answer(ask.question)
+def _sizes(program: Training, ask: Ask, sites: float) -> tuple[int, int, int]:
+    """Bytes of one question: to each site, from each site, to and from a third party."""
+    if ask.kind == "gather" or not program.sum.masked:
+        return question_size(ask.question), _answer(ask.question), 0
+    from cupola.secure import expected_bytes
+
+    return expected_bytes(ask.question, max(1, math.ceil(sites)), program.sum.protocol)
 
 
 def _answer(question: Question) -> int:

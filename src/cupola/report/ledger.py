@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.federation.ledger import COMPENSATOR
 from cupola.report import charts, page
 from cupola.report.charts import Axis
 from cupola.report.folder import RunFolder
@@ -15,6 +16,7 @@ from cupola.report.words import byte_unit, count, finite, number, size, text
 _KINDS = {
     "sum": "the total over sites",
     "gather": "each site's own answer",
+    "unmask": "the sum of masks",
 }
 _MOST = 60  # sites with a bar of their own
 
@@ -78,10 +80,14 @@ def ledger_section(run: RunFolder) -> str:
         ("from sites", True),
     ]  # fmt: skip
     lead = (
-        "Every question the sites answered. Nothing else crossed a site's border. Where protection "
-        "is none, the coordinator's machine receives each answer before it is added up."
+        "Every question the sites answered. Nothing else crossed a site's border. Unless sums are "
+        "masked, the coordinator's machine receives each answer before it is added up."
     )
     return page.section("Who learned what", lead, page.table(head, rows))
+
+
+def _name(site: Any) -> str:
+    return "compensator" if str(site) == str(COMPENSATOR) else str(site)
 
 
 def traffic(run: RunFolder) -> str:
@@ -90,20 +96,20 @@ def traffic(run: RunFolder) -> str:
     up: dict[str, int] = {}
     for entry in run.ledger():
         sites, failed, each, sizes = _answers(entry)
-        for site in (*sites, *failed):
-            down[str(site)] = down.get(str(site), 0) + each
-        for site, sent in zip(sites, sizes):
-            up[str(site)] = up.get(str(site), 0) + sent
+        for site in map(_name, (*sites, *failed)):
+            down[site] = down.get(site, 0) + each
+        for site, sent in zip(map(_name, sites), sizes):
+            up[site] = up.get(site, 0) + sent
     if not down:
         return ""
     order = sorted(down, key=lambda s: (not s.isdigit(), int(s) if s.isdigit() else 0, s))
     total = np.array([down[s] + up.get(s, 0) for s in order], float)
     low, middle, high = np.percentile(total, [0, 50, 100])
     amount = f"{size(low)} to {size(high)}, median {size(middle)}" if low < high else size(low)
-    lead = (
-        f"{count(len(order), 'site')} took part; each exchanged {amount}. "
-        "Counted on what is really sent."
-    )
+    third = _name(COMPENSATOR)
+    parties = count(len(order) - (third in down), "site")
+    parties += " and the compensator of masked sums" if third in down else ""
+    lead = f"{parties} took part; each exchanged {amount}. Counted on what is really sent."
     x_title = "site"
     if len(order) > _MOST:  # evenly spaced ranks instead of a thousand bars
         ranked = [order[i] for i in np.argsort(-total, kind="stable")]

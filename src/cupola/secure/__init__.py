@@ -5,7 +5,7 @@ from cupola.secure.identity import Identity, Party
 from cupola.secure.masked import Masked
 from cupola.secure.member import Member
 from cupola.secure.roster import Roster, consent
-from cupola.secure.simulation import hidden_sums, simulated_parties
+from cupola.secure.simulation import expected_bytes, hidden_sums, simulated_parties
 
 __all__ = [
     "Compensator",
@@ -16,6 +16,7 @@ __all__ = [
     "Roster",
     "compensator_host",
     "consent",
+    "expected_bytes",
     "hidden_sums",
     "simulated_parties",
 ]

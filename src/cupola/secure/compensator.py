@@ -30,18 +30,19 @@ import numpy as np
 from cupola.errors import DataError, FederationError
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
-from cupola.secure.canonical import is_name, is_whole
+from cupola.secure.canonical import is_whole
 from cupola.secure.checksum import to_bytes
 from cupola.secure.envelope import EnvelopeError, Statement, unseal
 from cupola.secure.identity import Identity
 from cupola.secure.memory import Memory
 from cupola.secure.roster import Roster
 from cupola.secure.settlement import (
+    CHECK,
     CHUNK,
     OTHER_SURVIVORS,
+    SUM,
     Request,
-    residue_question,
-    unmask_question,
+    parts_from,
 )
 from cupola.secure.streams import P, add_mask, mask_key, mask_residue
 
@@ -51,8 +52,6 @@ __all__ = [
     "CompensatorHost",
     "Request",
     "compensator_host",
-    "residue_question",
-    "unmask_question",
 ]
 
 _OPEN = 4  # settled requests whose seeds are held
@@ -64,21 +63,20 @@ class _Opened:
     def __init__(self, request: Request, seeds: list[bytes], granted: frozenset[str]) -> None:
         self.request, self.granted = request, granted
         self._seeds = seeds
-        self._array, self._keys = "", list[bytes]()
+        self._keys: dict[str, list[bytes]] = {}
 
     def keys(self, array: str) -> list[bytes]:
-        """The mask keys of an array's contributors; kept for the next chunk."""
+        """The mask keys of an array's contributors; kept for the next part."""
         request = self.request
         if array not in self.granted:
             raise Declined(f"array '{array}' was not granted")
-        if array != self._array:
+        if array not in self._keys:
             study, step, attempt = request.study, request.step, request.attempt
-            self._keys = [
+            self._keys[array] = [
                 mask_key(self._seeds[place], study=study, step=step, attempt=attempt, array=array)
                 for place in request.contributors(array)
             ]
-            self._array = array
-        return self._keys
+        return self._keys[array]
 
 
 class Compensator:
@@ -125,6 +123,13 @@ class Compensator:
             for key in keys:
                 add_mask(total, key, start)
             return total
+
+    def width(self, request: bytes, array: str) -> int:
+        """Bytes of one number of an array."""
+        with self._lock:
+            opened = self._find(request)
+            opened.keys(array)  # refuses what was not granted
+            return opened.request.arrays[array][0] // 8
 
     def residue(self, request: bytes, array: str) -> int:
         """The sum, modulo P, of the masks of the contributors' checksums."""
@@ -296,18 +301,18 @@ def settle(site: SiteContext, question: Question) -> Contribution:
 
 @task("unmask")
 def unmask(site: SiteContext, question: Question) -> Contribution:
-    """The sum of masks of a chunk, or of the masks of checksums."""
-    options, party = question.options, _compensator(site)
-    try:
-        request, array = bytes.fromhex(options["request"]), options["array"]
-        start, stop = options["start"], options["stop"]
-        if not (is_name(array) and is_whole(start) and is_whole(stop)):
-            raise ValueError("chunk")
-    except (KeyError, ValueError, TypeError, AttributeError):
-        raise Declined("request is not well formed") from None
-    if options.get("checksum") is True:
-        return Contribution({"checksum": to_bytes(party.residue(request, array))})
-    return Contribution({"sum": party.unmask(request, array, start, stop)})
+    """The sums of masks of some parts of arrays, and of the masks of checksums of those that begin
+    here. Together at most CHUNK bytes."""
+    party = _compensator(site)
+    request, parts = parts_from(question)
+    if sum(party.width(request, array) * (stop - start) for array, start, stop in parts) > CHUNK:
+        raise Declined("more than a chunk")
+    arrays = {}
+    for array, start, stop in parts:
+        arrays[SUM + array] = party.unmask(request, array, start, stop)
+        if start == 0:
+            arrays[CHECK + array] = to_bytes(party.residue(request, array))
+    return Contribution(arrays)
 
 
 @task("settled")

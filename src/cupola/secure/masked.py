@@ -31,11 +31,12 @@ from cupola.secure.hidden import (
 )
 from cupola.secure.member import ANSWER, CHECK
 from cupola.secure.roster import Roster
+from cupola.secure.settlement import CHECK as CHECKS
 from cupola.secure.settlement import (
-    CHUNK,
     OTHER_SURVIVORS,
+    SUM,
     Request,
-    residue_question,
+    chunks,
     settled_question,
     unmask_question,
 )
@@ -202,19 +203,18 @@ class Masked(Hidden):
 
     def _unmask(self, question: Question, attempt: int, came: _Collected, key: bytes) -> Total:
         call = _Call(self.compensator, question, self._request(question, attempt, came))
-        sums = {}
-        for entry in call.settle(came):
-            integers = came.sums[entry]
-            call.unmask(entry, integers)
-            residue = (came.checks[entry] - call.residue(entry)) % P
-            if checksum(key, entry.name, integers) != residue:
+        granted = call.settle(came)
+        residues = call.unmask(granted, came)
+        for entry in granted:
+            residue = (came.checks[entry] - residues[entry.name]) % P
+            if checksum(key, entry.name, came.sums[entry]) != residue:
                 raise FederationError(
                     f"masked sum of '{entry.name}' in step {question.step}: the checksum is wrong, "
                     "so the compensator's or a site's numbers were changed on the way; nothing "
                     "was used"
                 )
-            sums[entry] = integers
         self.ledger.add(call.entry())
+        sums = {entry: came.sums[entry] for entry in granted}
         return total_from(sums, came.survivors, came.failed)
 
     def _request(self, question: Question, attempt: int, came: _Collected) -> Request:
@@ -245,25 +245,27 @@ class _Call:
 
     def settle(self, came: _Collected) -> list[encoding.Entry]:
         """Fix the survivors; the arrays whose masks the compensator is ready to tell."""
-        granted = self._ask(self.request.to_question(), "granted")
+        granted = self._ask(self.request.to_question())["granted"]
         yes = {name for name, told in zip(self.request.arrays, granted) if told}
         return [entry for entry in came.sums if entry.name in yes]
 
-    def unmask(self, entry: encoding.Entry, integers: np.ndarray) -> None:
-        """Take the sum of masks off, piece by piece."""
-        step = CHUNK // integers.itemsize
-        for start in range(0, entry.size, step):
-            stop = min(start + step, entry.size)
-            masks = self._ask(unmask_question(self.request, entry.name, start, stop), "sum")
-            if masks.dtype != integers.dtype:
-                raise FederationError("the compensator's answer has another width")
-            integers[start:stop] -= masks
+    def unmask(self, granted: Sequence[encoding.Entry], came: _Collected) -> dict[str, int]:
+        """Take the sums of masks off, chunk by chunk; the sums of masks of the checksums."""
+        sizes = {entry.name: (entry.bits, entry.size) for entry in granted}
+        integers = {entry.name: came.sums[entry] for entry in granted}
+        residues = {}
+        for parts in chunks(sizes):
+            told = self._ask(unmask_question(self.request, parts))
+            for name, start, stop in parts:
+                masks = told[SUM + name]
+                if masks.dtype != integers[name].dtype:
+                    raise FederationError("the compensator's answer has another width")
+                integers[name][start:stop] -= masks
+                if start == 0:
+                    residues[name] = from_bytes(told[CHECKS + name])
+        return residues
 
-    def residue(self, entry: encoding.Entry) -> int:
-        """The sum of the masks of an array's checksums."""
-        return from_bytes(self._ask(residue_question(self.request, entry.name), "checksum"))
-
-    def _ask(self, question: Question, name: str) -> np.ndarray:
+    def _ask(self, question: Question) -> Arrays:
         ((_, answer),) = self.compensator._ask(question, [0])
         code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
         if isinstance(answer, Failure) or code is not None:
@@ -271,7 +273,7 @@ class _Call:
             raise (_Settled if str(code).startswith(OTHER_SURVIVORS) else FederationError)(text)
         self.down += question_size(question)
         self.up += contribution_size(answer.arrays)
-        return answer.arrays[name]
+        return answer.arrays
 
     def entry(self) -> Entry:
         """For the ledger."""
@@ -288,6 +290,31 @@ class _Call:
             "to the coordinator: the sum of masks",
             protection="masks are random numbers",
         )
+
+
+def expected_bytes(question: Question, sites: int) -> tuple[int, int, int]:
+    """What a masked sum over `sites` sites sends: to each site, from each site, and to and from
+    the compensator in all. Nothing is asked; all of it follows from the layout."""
+    layout = layout_of(question, sites)
+    hashed = "0" * 64
+    options = {"roster": hashed, "sites": sites, "attempt": 10**15, "check": hashed}
+    outer = outer_question("masked", question, _expected(layout), options)
+    answer = {ANSWER + e.name: np.broadcast_to(e.dtype.type(0), (e.size,)) for e in layout}
+    byte = np.zeros((), np.uint8)
+    answer |= {CHECK + e.name: np.broadcast_to(byte, (16,)) for e in layout}
+    answer["envelope"] = np.broadcast_to(byte, (ENVELOPE,))
+    everybody = tuple(range(sites))
+    facts = ("study", bytes(32), question.step, 10**15, bytes(32), everybody)
+    sealed = (bytes(ENVELOPE),) * sites
+    request = Request(*facts, (encoding.outline(layout),), (0,) * sites, sealed)
+    third = question_size(request.to_question())
+    third += contribution_size({"granted": np.zeros(len(layout), bool)})
+    for parts in chunks({entry.name: (entry.bits, entry.size) for entry in layout}):
+        third += question_size(unmask_question(request, parts))
+        told = {SUM + a: answer[ANSWER + a][start:stop] for a, start, stop in parts}
+        told |= {CHECKS + a: answer[CHECK + a] for a, start, _ in parts if start == 0}
+        third += contribution_size(told)
+    return question_size(outer), contribution_size(answer), third
 
 
 def protection(own: str, minimum: int) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from cupola.secure.envelope import ENVELOPE
 
 CHUNK = 4 << 20  # bytes of mask in one answer
 OTHER_SURVIVORS = "step settled for other survivors"
+SUM, CHECK = "sum/", "check/"  # of masks: an array's, and its checksum's
+Part = tuple[str, int, int]  # array, and from which number to which
 
 
 @dataclass(frozen=True)
@@ -128,27 +130,47 @@ class Request:
             raise Declined("request is not well formed") from None
 
 
-def unmask_question(request: Request, array: str, start: int, stop: int) -> Question:
-    """Ask for the sum of masks of numbers `start` to `stop` of an array: at most CHUNK bytes."""
-    options = _about(request, array) | {"start": start, "stop": stop}
-    expects = {"sum": Spec((stop - start,), "int")}
+def unmask_question(request: Request, parts: Sequence[Part]) -> Question:
+    """Ask for the sums of masks of these parts, each of another array: at most CHUNK bytes. With
+    the beginning of an array comes the sum of masks of its checksums."""
+    expects = {SUM + array: Spec((stop - start,), "int") for array, start, stop in parts}
+    expects |= {CHECK + array: Spec((16,), "int") for array, start, _ in parts if start == 0}
+    options = {"request": request.digest.hex(), "parts": [list(part) for part in parts]}
     return Question("unmask", {}, options, expects, step=request.step)
 
 
-def residue_question(request: Request, array: str) -> Question:
-    """Ask for the sum of masks of an array's checksums."""
-    options = _about(request, array) | {"start": 0, "stop": 0, "checksum": True}
-    return Question("unmask", {}, options, {"checksum": Spec((16,), "int")}, step=request.step)
+def parts_from(question: Question) -> tuple[bytes, list[Part]]:
+    """The digest of the request and the parts that a question asks for, or Declined."""
+    try:
+        request = _hash(question.options["request"])
+        parts = [(array, start, stop) for array, start, stop in question.options["parts"]]
+        whole = all(is_name(a) and is_whole(b) and is_whole(c) and b <= c for a, b, c in parts)
+        if not whole or len({array for array, *_ in parts}) < len(parts):
+            raise ValueError("parts")
+        return request, parts
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise Declined("request is not well formed") from None
+
+
+def chunks(arrays: Mapping[str, tuple[int, int]]) -> Iterator[list[Part]]:
+    """Arrays, given by bits and size, cut into parts that fill a chunk each."""
+    chunk: list[Part] = []
+    room = CHUNK
+    for array, (bits, size) in arrays.items():
+        start = 0
+        while (stop := start + room * 8 // bits) < size:
+            yield [*chunk, (array, start, stop)]
+            chunk, room, start = [], CHUNK, stop
+        chunk.append((array, start, size))
+        room -= (size - start) * bits // 8
+    if chunk:
+        yield chunk
 
 
 def settled_question(step: int, sites: int) -> Question:
     """Ask for whom a step was settled: a flag per site of the roster."""
     expects = {"settled": Spec((sites,), "bool")}
     return Question("settled", {}, {"step": step}, expects, step=step)
-
-
-def _about(request: Request, array: str) -> dict[str, Any]:
-    return {"request": request.digest.hex(), "array": array}
 
 
 def _hash(text: str) -> bytes:

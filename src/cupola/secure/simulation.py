@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cupola.errors import PlanError
-from cupola.federation import Federation, InProcess, SeparateProcesses
+from cupola.federation import Federation, InProcess, Question, SeparateProcesses
+from cupola.secure import masked
 from cupola.secure.compensator import compensator_host
 from cupola.secure.identity import Identity
 from cupola.secure.masked import Hidden, Masked
@@ -96,6 +97,15 @@ def hidden_sums(
             compensator_host(parties.roster.to_json(), seed=parties.seed, memory=memory)
         )
     return Masked(engine, third, parties.roster)
+
+
+def expected_bytes(question: Question, sites: int, protocol: str) -> tuple[int, int, int]:
+    """What a masked sum over `sites` sites sends: to each, from each, and beside that in all."""
+    if protocol == "pairwise":
+        from cupola.secure import pairwise
+
+        return pairwise.expected_bytes(question, sites)
+    return masked.expected_bytes(question, sites)
 
 
 def member(site: int, folder: Path | None, **facts: Any) -> Member:

@@ -79,7 +79,7 @@ def layout_of(inner: Question, sites: int) -> Layout:
 def hidden_values(site: SiteContext, inner: Question, layout: Layout) -> dict[Entry, np.ndarray]:
     """Run the inner task: its answer as integers, range-checked. The coordinator will not be able
     to check it, so the site refuses to hand on what is broken."""
-    answer = find_task(inner.task)(site, inner)
+    answer = find_task(inner.task)(replace(site, hidden=layout), inner)
     broken = refusal(answer, inner)
     if broken is not None:
         raise FederationError(broken)

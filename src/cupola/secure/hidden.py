@@ -17,7 +17,6 @@ from cupola.errors import FederationError
 from cupola.federation import (
     Arrays,
     Contribution,
-    Declined,
     Question,
     SiteContext,
     Spec,
@@ -25,7 +24,7 @@ from cupola.federation import (
 )
 from cupola.federation.message import content_digest, question_fields, question_from, refusal
 from cupola.federation.site import find_task
-from cupola.secure.encoding import Entry, Layout, decode, encode, entry
+from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
 WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
 
@@ -84,15 +83,18 @@ def hidden_values(site: SiteContext, inner: Question, layout: Layout) -> dict[En
     if broken is not None:
         raise FederationError(broken)
     if answer.weight > inner.heaviest:
-        raise Declined(f"its weight exceeds the agreed bound {inner.heaviest:g} (sum.samples)")
+        raise FederationError(f"weight exceeds its agreed bound {inner.heaviest:g} (sum.samples)")
     values = {}
-    for place in layout:
-        name, _, owner = place.name.partition("/")
-        if name == WEIGHT:
-            if not owner or owner in answer.arrays:
-                values[place] = encode(place, np.array(answer.weight))
-        elif place.name in answer.arrays:
-            values[place] = encode(place, answer.arrays[place.name], answer.weight)
+    try:
+        for place in layout:
+            name, _, owner = place.name.partition("/")
+            if name == WEIGHT:
+                if not owner or owner in answer.arrays:
+                    values[place] = encode(place, np.array(answer.weight))
+            elif place.name in answer.arrays:
+                values[place] = encode(place, answer.arrays[place.name], answer.weight)
+    except OutOfRange as error:
+        raise FederationError(error.code) from None
     return values
 
 

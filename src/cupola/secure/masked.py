@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,16 +60,19 @@ class Hidden(Federation):
         """Add the contributions of these sites; nobody sees a single one."""
         question = replace(question, confirmed=self.engine._confirmed(question))
         sites = sorted(sites)
+        broken: list[int] = []
         if len(sites) < self.roster.minimum:
             total = Total(failed=dict.fromkeys(sites, TOO_FEW))
             self._enter(question, question, total, [])
         else:
-            total = self._sum(question, sites)
-        self._require_quorum(question, len(total.sites), len(sites), total.failed, [])
+            total, broken = self._sum(question, sites)
+        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
         return total
 
-    def _sum(self, question: Question, sites: Sequence[int]) -> Total:
-        raise NotImplementedError
+    @abstractmethod
+    def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
+        """The total of at least the minimum of sites, booked in the ledger, and who sent broken
+        answers."""
 
     def _enter(self, outer: Question, inner: Question, total: Total, sizes: list[int]) -> None:
         """Book a hidden sum under the name of what was asked."""
@@ -123,6 +127,7 @@ class _Collected:
     envelopes: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    broken: list[int] = field(default_factory=list)
 
     def add(self, site: int, answer: Contribution, own: Layout) -> None:
         for entry in own:
@@ -146,7 +151,7 @@ class Masked(Hidden):
         super().__init__(engine, roster)
         self.compensator = compensator
 
-    def _sum(self, question: Question, sites: Sequence[int]) -> Total:
+    def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         try:
             return self._attempt(question, sites)
         except _Settled:
@@ -154,12 +159,12 @@ class Masked(Hidden):
             before = self._settled(question.step)
             if not set(before) <= set(sites):
                 raise
-            total = self._attempt(question, before)
+            total, broken = self._attempt(question, before)
             others = [site for site in sites if site not in before]
             total.failed |= dict.fromkeys(others, "the step was settled without it")
-            return total
+            return total, broken
 
-    def _attempt(self, question: Question, sites: Sequence[int]) -> Total:
+    def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         key = secrets.token_bytes(32)  # of the checksums; the compensator never sees it
         attempt = time.time_ns() // 1000  # later attempts have higher numbers, after a crash, too
         layout = layout_of(question, len(sites))
@@ -177,7 +182,7 @@ class Masked(Hidden):
         else:
             total = self._unmask(question, attempt, came, key)
         self._enter(outer, question, total, came.sizes if total.sites else [])
-        return total
+        return total, came.broken
 
     def _settled(self, step: int) -> list[int]:
         asked = settled_question(step, len(self.roster.sites))
@@ -192,11 +197,13 @@ class Masked(Hidden):
         for site, answer in self.engine._ask(outer, able):
             if isinstance(answer, Failure):
                 came.failed[site] = answer.code
+                came.broken += [site] if answer.broken else []
                 continue
             own = present(layout, answer, ANSWER)
-            broken = _broken(answer, outer, layout, own)
-            if broken is not None:
-                came.failed[site] = broken
+            code = _broken(answer, outer, layout, own)
+            if code is not None:
+                came.failed[site] = code
+                came.broken.append(site)
             else:
                 came.add(site, answer, own)
         return came

@@ -1,0 +1,135 @@
+"""Plans whose sums are masked: every method runs, ends where it ends with plain sums, resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from samples import SMALL
+from test_run import go, kill_often, same, spawned, stop_after
+
+from cupola.errors import FederationError, PlanError
+from cupola.learn.recipes import RECIPES
+from cupola.plan import compose, load
+from cupola.plan.cost import predict
+from cupola.plan.folder import read_lines
+from cupola.plan.parties import learned
+
+MASKED = {**SMALL, "sum": "masked"}
+PRIVATE = ("dp-sgd", "dp-fedavg", "dp-ftrl")
+
+
+def models(*folders: Path) -> list[dict[str, np.ndarray]]:
+    return [load_file(folder / "model.safetensors") for folder in folders]
+
+
+def compare(one: Path, other: Path, within: float = 1e-6) -> None:
+    mine, theirs = models(one, other)
+    for name, array in mine.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_recipe_ends_where_it_ends_with_plain_sums(tmp_path: Path, recipe: str) -> None:
+    settings = ["rounds=3", f"recipe={recipe}"]
+    if recipe in PRIVATE:
+        settings += ["privacy.noise=0.5"]
+    go(tmp_path / "plain", *settings, "engine.mode=one-by-one")
+    run = go(tmp_path / "masked", *settings, plan=MASKED)
+    compare(tmp_path / "plain", tmp_path / "masked")
+    ledger = list(read_lines(run.folder / "ledger.jsonl"))
+    assert {e["kind"] for e in ledger} == {"sum", "unmask"}
+    assert all("masked" in e["protection"] for e in ledger if e["kind"] == "sum")
+
+
+@pytest.mark.parametrize("mechanism", ["output", "objective"])
+def test_convex_mechanisms_run_masked(tmp_path: Path, mechanism: str) -> None:
+    own = "privacy.noise=0.5" if mechanism == "output" else "privacy.answer_epsilon=4"
+    settings = [f"privacy.mechanism={mechanism}", own, "local.proximal=0.1", "rounds=2"]
+    settings += ["privacy.neighbours=replace-one"]
+    go(tmp_path / "plain", *settings, "engine.mode=one-by-one")
+    go(tmp_path / "masked", *settings, plan=MASKED)
+    compare(tmp_path / "plain", tmp_path / "masked")
+
+
+def test_evaluation_at_sites_is_masked_and_exact(tmp_path: Path) -> None:
+    settings = ["rounds=2", "data.partition.test=0.3", "evaluation.on=both", "evaluation.auroc=10"]
+    plain = go(tmp_path / "plain", *settings, "engine.mode=one-by-one").history
+    masked = go(tmp_path / "masked", *settings, plan=MASKED).history
+    for one, other in zip(plain, masked, strict=True):
+        assert one["sites_test"]["accuracy"] == other["sites_test"]["accuracy"]
+        assert one["sites_test"]["auroc"] == other["sites_test"]["auroc"]
+        assert one["samples"] == other["samples"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["participation.kind=poisson", "participation.fraction=0.5"],
+        ["participation.kind=fraction", "participation.count=4", "participation.dropouts=0.3"],
+        ["model=mlp", "sum.bits=32", "sum.samples=1000", "sum.change=4"],
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, settings: list[str]) -> None:
+    settings = [*settings, "rounds=9", "checkpoint_seconds=1000", "data.partition.sites=8"]
+    go(tmp_path / "whole", *settings, plan=MASKED)
+    for round in (2, 5):
+        with pytest.raises(SystemExit):
+            go(tmp_path / "b", *settings, plan=MASKED, resume=True, progress=stop_after(round))
+    go(tmp_path / "b", *settings, plan=MASKED, resume=True)
+    same(tmp_path / "whole", tmp_path / "b")
+    go(tmp_path / "b", *settings, plan=MASKED, overwrite=True)  # a new study, with its own steps
+
+
+@pytest.mark.slow
+def test_kill_nine_with_masked_sums(tmp_path: Path) -> None:
+    kill_often(tmp_path, spawned, ["sum=masked", "rounds=300", "recipe=fedcmb"], 3, 1)
+
+
+@pytest.mark.slow
+def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
+    settings = ["sum=masked", "rounds=40", "engine.kind=separate", "data.partition.sites=3"]
+    kill_often(tmp_path, spawned, settings, 2, 2)
+
+
+def test_separate_processes_give_the_same_model(tmp_path: Path) -> None:
+    settings = ["rounds=2", "data.partition.sites=3"]
+    go(tmp_path / "one", *settings, plan=MASKED)
+    go(tmp_path / "each", *settings, "engine.kind=separate", plan=MASKED)
+    compare(tmp_path / "one", tmp_path / "each", 0.0)
+    assert (tmp_path / "each/compensator").is_dir()
+
+
+def test_the_bytes_are_known_before(tmp_path: Path) -> None:
+    plan = load(MASKED, ["rounds=3", "data.partition.test=0.2", "evaluation.on=both"])
+    cost = predict(compose.training(plan))
+    result = go(tmp_path / "run", "rounds=3", "data.partition.test=0.2", "evaluation.on=both",
+                plan=MASKED).result  # fmt: skip
+    assert cost.total == pytest.approx(result["bytes_down"] + result["bytes_up"], rel=1e-3)
+
+
+def test_what_each_party_learns() -> None:
+    def told(**changes: Any) -> dict[str, str]:
+        return dict(learned(compose.training(load({**SMALL, **changes}))))
+
+    assert "own updates" in told()["coordinator"]
+    masked = told(sum="masked")
+    assert "totals of updates over at least 3 sites" in masked["coordinator"]
+    assert "no answer" in masked["compensator"]
+    assert "own updates" in masked["coordinator with compensator"]
+    assert "compensator" not in told(sum={"kind": "masked", "protocol": "pairwise"})
+    assert "other site's" in told(sum={"kind": "masked", "minimum": 2})["one of two sites"]
+
+
+def test_what_cannot_be_masked_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"stacked.*masked"):
+        load(MASKED, ["engine.mode=stacked"])
+    with pytest.raises(PlanError, match=r"sum.minimum = 3, but there are 2 sites"):
+        go(tmp_path / "two", "data.partition.sites=2", plan=MASKED)
+    with pytest.raises(FederationError, match=r"sum\.samples"):
+        go(tmp_path / "many", "sum.samples=3", plan=MASKED)
+    with pytest.raises(FederationError, match=r"sum\.change"):
+        go(tmp_path / "far", "sum.change=1e-9", plan=MASKED)

@@ -125,7 +125,7 @@ def recipes() -> str:
     rows = []
     for r in RECIPES.values():
         given = {}
-        for part in ("local", "server", "participation", "privacy"):
+        for part in ("local", "server", "participation", "privacy", "sum"):
             given |= {f"{part}.{key}": value for key, value in getattr(r, part).items()}
         rows.append([f"`{r.name}`", r.summary, r.source, pairs(given) or "–"])
     return table(["recipe", "what it is", "source", "settings"], rows)

@@ -218,6 +218,7 @@ def recipes(as_json: AsJson = False) -> None:
             "server": r.server,
             "participation": r.participation,
             "privacy": r.privacy,
+            "sum": r.sum,
         }
         for r in RECIPES.values()
     ]

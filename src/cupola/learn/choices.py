@@ -234,6 +234,9 @@ class Privacy(Choice):
       dp-ftrl: like central, with noise that is correlated over rounds (see `matrix`); needs no
         sampling, but a participation pattern, which is enforced: participation.kind
         'at-most-once', 'rotation' or 'all'.
+      distributed: like central, but every site adds a share of the noise itself, and sums are
+        masked (sum = 'masked'). Protects whole sites from everybody, the coordinator included, if
+        enough other sites add theirs.
       output, objective: noise on the exact solution of a convex local problem, or in its
         objective; linear models with logistic loss and local.proximal above 0.
     epsilon: target at `delta`, from which the noise is found; or noise: its multiplier itself
@@ -246,6 +249,8 @@ class Privacy(Choice):
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
         (counts_noise: their noise, by default a twentieth of the sites a round, at least `noise`),
         at the speed clip_rate.
+    colluders: distributed: sites in a total that may tell the adversary their shares of the noise
+        (one that takes part and looks at models is one); sum.minimum less these must suffice.
     matrix: dp-ftrl: 'tree', 'tree-honaker' (same noise, less variance) or 'toeplitz' (less noise).
     restart: dp-ftrl: begin anew every so many rounds (0: never).
     feature_norm: output and objective: examples are scaled down to this norm, bias included.
@@ -254,7 +259,9 @@ class Privacy(Choice):
         whose printed figures `cupola check` shows beside the rigorous ones.
     """
 
-    mechanism: Literal["none", "dp-sgd", "central", "dp-ftrl", "output", "objective"] = "none"
+    mechanism: Literal[
+        "none", "dp-sgd", "central", "dp-ftrl", "distributed", "output", "objective"
+    ] = "none"
     epsilon: Positive | None = None
     noise: NonNegative | None = None
     answer_epsilon: Positive | None = None
@@ -266,6 +273,7 @@ class Privacy(Choice):
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_rate: Positive = 0.2
     counts_noise: Positive | None = None
+    colluders: Annotated[int, Field(ge=0)] = 0
     matrix: Literal["tree", "tree-honaker", "toeplitz"] = "toeplitz"
     restart: Annotated[int, Field(ge=0)] = 0
     feature_norm: Positive = 1.0
@@ -287,11 +295,14 @@ class Privacy(Choice):
             "augmentations": (self.augmentations != 1, ("dp-sgd",)),
             "quantile": (self.quantile is not None, ("central",)),
             "counts_noise": (self.counts_noise is not None, ("central",)),
+            "colluders": (self.colluders != 0, ("distributed",)),
             "restart": (self.restart != 0, ("dp-ftrl",)),
         }
         for name, (used, kinds) in only.items():
             if used and kind not in kinds:
                 raise ValueError(f"{name} belongs to mechanism '{kinds[0]}', not '{kind}'")
+        if kind == "distributed" and self.accountant == "pld":
+            raise ValueError("mechanism 'distributed' is accounted by Renyi divergences, not 'pld'")
         return self
 
     @property
@@ -302,3 +313,8 @@ class Privacy(Choice):
     def by_coordinator(self) -> bool:
         """Whether the coordinator adds the noise, to clipped updates of whole sites."""
         return self.mechanism in ("central", "dp-ftrl")
+
+    @property
+    def of_sites(self) -> bool:
+        """Whether whole sites are hidden, not single examples."""
+        return self.by_coordinator or self.mechanism == "distributed"

@@ -6,6 +6,7 @@ spends depends on its size and the plan alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from cupola.learn.private import (
     site_events,
 )
 from cupola.privacy.accounting import calibrate, epsilon, within
+from cupola.privacy.distributed import Shares
+from cupola.privacy.distributed import event as shares_event
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
 from cupola.privacy.persample import unsupported
 
@@ -105,7 +108,7 @@ def require_possible(training: Training) -> None:
             f"{name}: {reason}; no single example can be protected there. Use a model with "
             "group or layer normalisation"
         )
-    if privacy.by_coordinator:
+    if privacy.of_sites:
         _require_clippable(training, name)
     elif privacy.mechanism in ("output", "objective"):
         from cupola.learn.convex import require_convex
@@ -134,6 +137,11 @@ def _require_clippable(training: Training, name: str) -> None:
                 f"privacy.counts_noise = {given:.3g} must be above {least:.3g} (half of the noise "
                 "multiplier), or the counts alone spend more than the target"
             )
+    if privacy.mechanism == "distributed" and not training.sum.masked:
+        raise PlanError(
+            f"{name} needs sum = 'masked': a site's share of the noise is too little to hide it "
+            "where its own numbers are seen; or use mechanism = 'central'"
+        )
     if privacy.mechanism != "dp-ftrl":
         return
     if training.participation.kind not in ("at-most-once", "rotation", "all"):
@@ -207,7 +215,7 @@ def resolve(
         return privacy
     answers = _answers(participation, sites, rounds, seed)
     pairs = _pairs(sizes, answers)
-    if not pairs and not privacy.by_coordinator:
+    if not pairs and not privacy.of_sites:
         raise PlanError("no site with samples takes part in any round: there is nothing to protect")
     target, delta, relation = privacy.epsilon, privacy.delta, privacy.neighbours
 
@@ -219,7 +227,7 @@ def resolve(
         trial = _with_noise(privacy, noise)
         return [event.times(many) for event in site_events(trial, local, n, problems)]
 
-    if privacy.by_coordinator:
+    if privacy.of_sites:
 
         def released(noise: float) -> Sequence[Event]:
             return coordinator_events(_with_noise(privacy, noise), participation, sites, rounds)
@@ -278,12 +286,14 @@ def _hardest(
 def coordinator_events(
     privacy: Privacy, participation: Participation, sites: int, rounds: int
 ) -> tuple[Event, ...]:
-    """What the released models tell about any one site, over the whole run.
+    """What the released models (distributed: the totals) tell about any one site, over the run.
 
     Amplification by sampling is claimed where the coordinator draws sites in secret: 'poisson', and
-    for replaced sites 'fraction'.
+    for replaced sites 'fraction'; never where it is an adversary itself.
     """
     noise = privacy.noise or 0.0
+    if privacy.mechanism == "distributed":
+        return (shares_event(noise).times(most_participations(participation, sites, rounds)),)
     if privacy.mechanism == "dp-ftrl":
         from cupola.learn.choices import Server
         from cupola.learn.noised import Coordinator
@@ -311,12 +321,18 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
     privacy = training.privacy
     if not privacy.on:
         return None
-    if privacy.by_coordinator:
+    if privacy.of_sites:
         events = coordinator_events(
             privacy, training.participation, training.sites, training.rounds
         )
         groups = [Group(training.sites, 0, 0, events, _epsilon(privacy, events))]
         unit, against = "site", "everybody who sees models, but not the coordinator"
+        if training.shares is not None:
+            against = (
+                "everybody, coordinator included, if at least "
+                f"{training.shares.honest - 1} others of a total's sites add their noise and "
+                "keep it to themselves, and masks hold"
+            )
     else:
         answers = _answers(training.participation, training.sites, training.rounds, training.seed)
         pairs = _pairs(sizes, answers)
@@ -355,7 +371,7 @@ def _warnings(training: Training, units: int) -> list[str]:
     privacy = training.privacy
     found = []
     if units and privacy.delta > 1 / units:
-        what = "sites" if privacy.by_coordinator else "samples at the largest site"
+        what = "sites" if privacy.of_sites else "samples at the largest site"
         found.append(
             f"privacy.delta = {privacy.delta:g} is larger than 1/n ({units:,} {what}): it allows "
             "telling one of them in full; set it below"
@@ -366,6 +382,26 @@ def _warnings(training: Training, units: int) -> list[str]:
         found.append(
             "who took part in which round must stay secret: keep ledger and history to yourself"
         )
+    if training.shares is not None:
+        found += _about_shares(training, training.shares)
     if privacy.mechanism == "dp-sgd":
         found.append("the sizes of sites are taken as public: sampling rates are batch size over n")
+    return found
+
+
+def _about_shares(training: Training, shares: Shares) -> list[str]:
+    """How the noise is shared out, and what it costs to be safe."""
+    found = [str(shares)]
+    many = expected_sites(training.participation, training.sites)
+    more = math.sqrt(many / shares.honest)
+    if more > 1.05:
+        found.append(
+            f"a total of {many:g} sites has {more:.2g} times the noise that epsilon needs: raise "
+            "sum.minimum to as many sites as surely answer"
+        )
+    if shares.colluders == 0:
+        found.append(
+            "a site that takes part knows its own share of the noise: privacy.colluders = 1 or "
+            "more hides the others from it, too"
+        )
     return found

@@ -28,6 +28,7 @@ from cupola.learn.private import (
     paid_for,
     privacy_of,
 )
+from cupola.learn.shares import noised_share
 from cupola.learn.workspace import Workspace, workspace_of
 
 NOISELESS = ("none", "central", "dp-ftrl")  # what a site answers has no noise in it yet
@@ -117,8 +118,12 @@ def _train(
     if privacy.by_coordinator:
         total, below = clipped_update(total, privacy)
         arrays.update(below)
-    arrays.update(space.named("model", total))
-    for name, buffer in space.buffers.items():
+    shared = privacy.mechanism == "distributed"
+    if shared:
+        arrays |= noised_share(site, question, privacy, space, total)
+    else:
+        arrays |= space.named("model", total)
+    for name, buffer in space.buffers.items() if not shared else ():
         # Buffers are statistics that no mechanism noises: under privacy they go back as they came.
         received = question.arrays[f"buffer/{name}"] if privacy.on else buffer.cpu().numpy()
         arrays[f"buffer/{name}"] = received.copy()

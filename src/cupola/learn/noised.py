@@ -2,7 +2,8 @@
 
 central: every round's sum gets its own noise. dp-ftrl (Kairouz et al. 2021): the sum of all rounds
 so far gets noise that is correlated from round to round, so that little of it adds up. Both divide
-by the expected number of sites, never by the number that came: that would tell who did.
+by the expected number of sites, never by the number that came: that would tell who did. So does
+distributed, where the sites have added the noise.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Coordinator:
         noised = add_noise(flat, clip * (1 + ROUNDING), self._update_noise(), random)
         update = _split(noised / self.expected, names, state.arrays)
         return update, {} if self.privacy.quantile is None else self._next_clip(clip, total, random)
+
+    def mean_of_shares(self, state: State, total: Total) -> Arrays:
+        """distributed: the mean update by parameter; its noise is in the total already."""
+        names = parameter_names(state.arrays)
+        return _split(_flat(total, names, state.arrays) / self.expected, names, state.arrays)
 
     @property
     def counts_noise(self) -> float:

@@ -4,6 +4,7 @@ dp-sgd: every step draws each example with the same probability, clips its gradi
 the sum and divides by the expected size of the batch, so that an empty batch is a step like any
 other. What leaves the site is computed from these noised gradients alone.
 central, dp-ftrl: the update is clipped here and noised by the coordinator.
+distributed: see `shares`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
 from cupola.learn.choices import Local, Privacy
+from cupola.learn.shares import charge_shares
 from cupola.learn.workspace import Workspace, workspace_of
 from cupola.privacy.convex import LOST
 from cupola.privacy.events import Approximate, Event, Gaussian, SampledGaussian
@@ -71,6 +73,8 @@ def charge(site: SiteContext, question: Question) -> Charge | None:
     n = len(site.data.train)
     if n == 0:
         return Charge(())  # it will give no answer
+    if privacy.mechanism == "distributed":
+        return charge_shares(site, question, privacy)
     local = Local.model_validate(question.options["local"])
     if privacy.by_coordinator:
         events = _pattern(site, question, privacy) if privacy.mechanism == "dp-ftrl" else ()

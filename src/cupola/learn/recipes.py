@@ -11,8 +11,8 @@ from cupola.errors import PlanError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a method for the sections local, server, participation and privacy, and its
-    source."""
+    """Settings of a method for the sections local, server, participation, privacy and sum, and
+    its source."""
 
     name: str
     summary: str
@@ -21,6 +21,7 @@ class Recipe:
     server: dict[str, Any] = field(default_factory=dict)
     participation: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
+    sum: dict[str, Any] = field(default_factory=dict)
 
 
 _GRADIENTS = {"send": "gradients"}
@@ -115,6 +116,15 @@ RECIPES = {
             "McMahan et al. 2018; Andrew et al. 2021 (moving clip)",
             local={"weighting": "uniform"},
             privacy={"mechanism": "central"},
+        ),
+        Recipe(
+            "dp-fedavg-distributed",
+            "FedAvg with clipped updates, masked sums and noise in shares: whole sites are "
+            "protected, from the coordinator too",
+            "Kairouz, Liu and Steinke 2021",
+            local={"weighting": "uniform"},
+            privacy={"mechanism": "distributed"},
+            sum={"kind": "masked"},
         ),
         Recipe(
             "dp-ftrl",

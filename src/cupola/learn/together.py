@@ -46,7 +46,8 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     privacy = privacy_of(question)
     if local.control_variates or not space.independent:
         return None
-    if privacy.mechanism in ("output", "objective") or privacy.augmentations > 1:
+    alone = ("output", "objective", "distributed")
+    if privacy.mechanism in alone or privacy.augmentations > 1:
         return None
     if any(site.data.train.transform is not None for site in sites):
         return None

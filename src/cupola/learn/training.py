@@ -24,6 +24,7 @@ from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
+from cupola.learn.shares import ask_for_shares, shares_of
 from cupola.learn.workspace import Problem, Workspace
 
 LOWER_IS_BETTER = {"loss", "rmse"}
@@ -65,6 +66,7 @@ class Training:
             self.privacy, self.participation, self.server, self.sites, self.rounds, self.seed
         )
         require_possible(self)
+        self.shares = shares_of(self)
         judge = self.evaluation
         if (judge.best or judge.patience) and not self._validation():
             raise PlanError(
@@ -159,6 +161,8 @@ class Training:
         if self.sum.masked:
             clip = self.coordinator.clip(state)
             question = bounded_training(question, self.sum, self.local, self.privacy, clip)
+        if self.shares is not None:
+            question = ask_for_shares(question, self.shares)
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
     def _trained(self, state: State, total: Total) -> State:
@@ -177,6 +181,9 @@ class Training:
             update, values = self.coordinator.mean(state, total, round)
             arrays = self._move(state, update, round)
             record |= values
+        elif self.shares is not None:
+            if total.sites:  # else nothing was told, and nothing is learned
+                arrays = self._move(state, self.coordinator.mean_of_shares(state, total), round)
         elif total.weight > 0:
             arrays = self._server_step(state, total, round)
         self._require_finite(arrays, round)

@@ -265,7 +265,7 @@ def _under(given: Any) -> Any:
     except CupolaError as error:
         raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from error
     merged = dict(given)
-    for section in ("local", "server", "participation", "privacy"):
+    for section in ("local", "server", "participation", "privacy", "sum"):
         own = merged.get(section, {})
         if isinstance(own, dict) and (defaults := getattr(method, section)):
             merged[section] = {**_plain(defaults), **own}

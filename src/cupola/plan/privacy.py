@@ -111,7 +111,7 @@ def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None
     listed.sort(key=lambda group: -group["epsilon"])
     return {
         "mechanism": privacy.mechanism,
-        "unit": "site" if privacy.by_coordinator else "example",
+        "unit": "site" if privacy.of_sites else "example",
         "neighbours": privacy.neighbours,
         "delta": privacy.delta,
         "noise": privacy.noise,
@@ -160,6 +160,7 @@ def _spends(events: History) -> float:
     for event in events:
         facts = event.as_dict()
         noise = facts.get("noise") or math.inf
+        total += facts.get("count", 1) * 2 * facts.get("rho", 0.0)
         total += facts.get("count", 1) * (facts.get("rate", 1.0) / noise) ** 2
     return total
 

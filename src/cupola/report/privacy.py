@@ -13,6 +13,10 @@ _UNITS = {
     "example": "every single example at a site, from everybody outside it",
     "site": "every whole site, from everybody who sees models but the coordinator",
 }
+_SHARES = (
+    "every whole site, from everybody, the coordinator included, if enough other sites add their "
+    "shares of the noise and the masked sums hold"
+)
 _LISTED = 12  # groups of sites in the table
 
 
@@ -35,9 +39,10 @@ def privacy_section(run: RunFolder) -> str:
     if not spent:
         return ""
     noise = "" if spent["noise"] is None else f" with noise multiplier {spent['noise']:.4g}"
+    whom = _SHARES if spent["mechanism"] == "distributed" else _UNITS[spent["unit"]]
     lead = (
         f"Mechanism {spent['mechanism']}{noise}, clip {spent['clip']:g}. It hides "
-        f"{_UNITS[spent['unit']]}; data sets count as neighbours by {spent['neighbours']}. "
+        f"{whom}; data sets count as neighbours by {spent['neighbours']}. "
         f"Epsilon is at delta {spent['delta']:g}, composed over all rounds."
     )
     alert = f'<p class="alert">{text(spent["status"].capitalize())}.</p>'
@@ -76,6 +81,8 @@ def _events(events: list[dict[str, Any]]) -> str:
                          f"{times}")  # fmt: skip
         elif event["kind"] == "gaussian":
             words.append(f"Gaussian noise {event['noise']:.4g}, {times}")
+        elif event["kind"] == "concentrated":
+            words.append(f"zCDP with rho {event['rho']:.4g}, {times}")
         else:
             words.append(f"{event['kind']}, epsilon {event.get('epsilon', 0):.4g}, {times}")
     return "; ".join(words)

@@ -114,10 +114,11 @@ def _rounds(
         for _ in range(steps[k]):
             size = sizes[turn]
             scale = start.dtype.type(1 / size) * lr
-            for b in range(size):
+            for b in range(size):  # all rows first: their ways from memory overlap
                 sample = first[k] + order[place + b]
                 for j in range(d):
                     rows[b, j] = x[sample, j]
+            for b in range(size):
                 top = -np.inf
                 for c in range(classes):
                     z = lr * 0
@@ -131,7 +132,7 @@ def _rounds(
                     norm += back[b, c]
                 for c in range(classes):
                     back[b, c] *= scale / norm
-                back[b, y[sample]] -= scale
+                back[b, y[first[k] + order[place + b]]] -= scale
             for b in range(size):
                 for c in range(classes):
                     g = back[b, c]

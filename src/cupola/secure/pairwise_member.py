@@ -1,0 +1,305 @@
+"""Pairwise masks, a site's side: five tasks, one after another, for one attempt at one question.
+
+What a site refuses, whoever asks: a roster other than its own; keys that their sites did not sign;
+a cohort below the minimum; a second cohort, answer or set of survivors in an attempt; to help
+unmask before a quorum of the cohort has signed the same survivors; to tell a share of a site's key
+and of its own mask; another set of survivors for a question it has helped to answer.
+
+Keys, seeds and shares of an attempt live in memory: a site whose process dies has dropped out.
+What it has signed survivors for is remembered for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from cupola.federation import Charge, Contribution, Declined, Question, SiteContext, task
+from cupola.secure.checksum import checksum, to_bytes
+from cupola.secure.encoding import Entry
+from cupola.secure.envelope import Statement
+from cupola.secure.graph import draw
+from cupola.secure.hidden import hidden_values, inner_question, layout_of, question_hash
+from cupola.secure.member import ANSWER, CHECK, Member, member_of
+from cupola.secure.pairwise_keys import (
+    KEYS,
+    SIGNATURE,
+    Cohort,
+    drawn_by,
+    groups,
+    is_signed,
+    layout_digest,
+    mask_own,
+    neighbours,
+    open_share,
+    pair_masks,
+    seal_share,
+    sealed_size,
+    sign,
+    sign_keys,
+    stage_digest,
+    survivors_digest,
+)
+from cupola.secure.pairwise_masks import Table
+from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors, told
+from cupola.secure.pairwise_questions import (
+    ILL,
+    as_array,
+    bytes_in,
+    dealt_in,
+    flags_in,
+    hash_in,
+    options_of,
+    rows_in,
+    sites_in,
+    whole_in,
+)
+from cupola.secure.shamir import SHARE, split
+from cupola.secure.streams import new_seed
+
+MOST_SEEDS = 1 << 14
+
+
+@dataclass
+class Session:
+    """One attempt, as far as it has come. None: not yet, or no longer needed."""
+
+    statement: Statement
+    count: int  # seeds of the own mask
+    mask: X25519PrivateKey | None
+    seal: X25519PrivateKey
+    keys: bytes
+    cohort: Cohort | None = None
+    picks: list[int] = field(default_factory=list)
+    seeds: list[bytes] = field(default_factory=list)
+    own_share: bytes = b""
+    sealed: np.ndarray | None = None
+    dealt: tuple[int, ...] = ()
+    stage: bytes = b""
+    survivors: tuple[int, ...] = ()
+    signed: bytes = b""  # what this site put its name to about survivors
+    granted: tuple[bool, ...] = ()
+
+
+@task("pairwise keys")
+def keys(site: SiteContext, question: Question) -> Contribution:
+    """Two one-time public keys, signed for this attempt; and for which survivors the question was
+    answered before, if it was."""
+    member = member_of(site)
+    options = options_of(question)
+    asked, layout = hash_in(options, "question"), hash_in(options, "layout")
+    attempt, count = whole_in(options, "attempt"), whole_in(options, "seeds", MOST_SEEDS)
+    if not count:
+        raise Declined(ILL)
+    member.agree(options.get("roster"), question.step, asked)
+    roster, name = member.roster, member.identity.name
+    statement = Statement(roster.study, roster.digest, question.step, attempt, asked, layout, name)
+    session = _held(member)
+    if session is None or (session.statement, session.count) != (statement, count):
+        mask, seal = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        public = [key.public_key().public_bytes_raw() for key in (mask, seal)]
+        signed = sign_keys(statement, public[0], public[1], member.identity)
+        session = Session(statement, count, mask, seal, signed)
+        member.__dict__["pairwise"] = session  # the last one: older attempts are over
+    before = np.zeros(len(roster.sites), bool)
+    before[told(member, asked)] = True
+    return Contribution({"keys": as_array(session.keys), "told": before})
+
+
+@task("pairwise shares")
+def shares(site: SiteContext, question: Question) -> Contribution:
+    """Draw holders, and deal them sealed shares of the mask key and of the own mask's seeds."""
+    member, session = _session(site, question)
+    sites = sites_in(question, "sites", member.roster)
+    rows = rows_in(question, "keys", len(sites), KEYS)
+    cohort = Cohort(member.roster, session.statement, sites, rows)
+    if session.cohort is not None and session.cohort.digest != cohort.digest:
+        raise Declined("shares were dealt to another cohort")
+    if session.cohort is None or session.sealed is None:
+        if len(sites) < member.roster.minimum:
+            raise Declined(f"too few sites ({len(sites)} of at least {member.roster.minimum})")
+        if member.index not in cohort.place or rows[cohort.place[member.index]] != session.keys:
+            raise Declined("this site's keys are not among the cohort's")
+        others = [other for other in sites if other != member.index]
+        cohort.check(others)
+        agree_to_cohort(member, session.statement.question, sites)
+        _deal(member, session, cohort, others)
+    assert session.sealed is not None
+    return Contribution({"picks": np.array(session.picks, np.int32), "sealed": session.sealed})
+
+
+def _deal(member: Member, session: Session, cohort: Cohort, others: list[int]) -> None:
+    assert session.mask is not None
+    picks = draw(others, cohort.graph.picks)
+    seeds = [new_seed() for _ in range(session.count)]
+    secret = b"".join([session.mask.private_bytes_raw(), *seeds])
+    points = [member.index + 1, *(other + 1 for other in picks)]
+    own, *dealt = split(secret, points, cohort.graph.threshold)
+    try:
+        sealed = [
+            seal_share(cohort, session.seal, member.index, other, share)
+            for other, share in zip(picks, dealt, strict=True)
+        ]
+    except ValueError:  # a key that leads to no secret
+        raise Declined("keys of the cohort are not usable") from None
+    session.cohort, session.picks, session.seeds, session.own_share = cohort, picks, seeds, own
+    session.sealed = as_array(b"".join(sealed)).reshape(len(picks), sealed_size(session.count))
+
+
+@task("pairwise masked")
+def masked(site: SiteContext, question: Question) -> Contribution:
+    """The inner question's answer under the own mask and those shared with neighbours, signed with
+    the arrays it holds. Once: a second answer under the same masks would tell a difference."""
+    member, session = _session(site, question)
+    cohort, inner, options = session.cohort, inner_question(question), options_of(question)
+    if cohort is None or session.mask is None:
+        raise Declined("not the time for an answer: no shares were dealt, or it was given")
+    layout = layout_of(inner, whole_in(options, "sites"))
+    asked = (question_hash(inner), layout_digest(layout), groups(inner))
+    expected = (session.statement.question, session.statement.layout, session.count)
+    if inner.step != session.statement.step or asked != expected:
+        raise Declined("another question than the one this site signed keys for")
+    dealt, edges = dealt_in(options, cohort), bytes_in(options, "edges")
+    if member.index not in dealt or len(dealt) < cohort.graph.quorum:
+        raise Declined(f"too few sites dealt shares ({len(dealt)} of {cohort.graph.quorum})")
+    if drawn_by(cohort, member.index, edges) != session.picks:
+        raise Declined("not the sites this site drew")
+    key = hash_in(options, "check")
+    others = neighbours(cohort, member.index, dealt, edges)
+    try:
+        pairs = pair_masks(cohort, session.mask, member.index, others)
+    except ValueError:
+        raise Declined("keys of the cohort are not usable") from None
+    own = dict(enumerate(session.seeds))
+    session.mask, session.seeds = None, []  # from here on there is no second time
+    values = hidden_values(site, inner, layout)
+    table = Table(layout)
+    for entry, integers in values.items():
+        table.arrays[entry][:] = integers
+        table.checks[entry] = checksum(key, entry.name, integers)
+    mask_own(table, session.statement, inner, own, 1)
+    table.mask(session.statement, pairs)
+    present = _present(inner, values)
+    session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges)
+    facts = (session.statement.encode(), session.stage, present.tobytes())
+    signature = sign(member.identity, "pairwise masked", *facts)
+    arrays = {"present": present, "signature": as_array(signature)}
+    arrays |= {ANSWER + entry.name: integers for entry, integers in table.arrays.items()}
+    arrays |= {CHECK + entry.name: to_bytes(check) for entry, check in table.checks.items()}
+    return Contribution(arrays)
+
+
+masked.about = inner_question
+
+
+def _present(inner: Question, values: dict[Entry, np.ndarray]) -> np.ndarray:
+    """Which arrays this site sent, where it may leave some out."""
+    names = {entry.name for entry in values}
+    return np.array([n in names for n in sorted(inner.expects)] if inner.partial else [], bool)
+
+
+@task("pairwise survivors")
+def survivors(site: SiteContext, question: Question) -> Contribution:
+    """A signature under the sites whose answers came: these and no others are to be added up."""
+    member, session = _session(site, question)
+    cohort = session.cohort
+    if cohort is None or not session.stage:
+        raise Declined("not the time to agree on survivors: this site gave no answer")
+    these = sites_in(question, "survivors", member.roster)
+    present = flags_in(question, "present", (len(these), session.count - 1))
+    signatures = rows_in(question, "signatures", len(these), SIGNATURE)
+    signed = survivors_digest(session.stage, these, present)
+    if session.signed and session.signed != signed:
+        raise Declined("this site has agreed to other survivors")
+    if not session.signed:
+        least = max(cohort.graph.quorum, member.roster.minimum)
+        if member.index not in these or not set(these) <= set(session.dealt) or len(these) < least:
+            raise Declined(f"too few sites ({len(these)} of at least {least}), or other sites")
+        _check_answers(cohort, session, these, present, signatures)
+        granted = agree_to_survivors(member, session.statement.question, these, present)
+        session.survivors, session.signed, session.granted = these, signed, granted
+    signature = sign(member.identity, "pairwise survivors", signed)
+    return Contribution({"signature": as_array(signature)})
+
+
+def _check_answers(
+    cohort: Cohort,
+    session: Session,
+    these: Sequence[int],
+    present: np.ndarray,
+    signatures: Sequence[bytes],
+) -> None:
+    """Every survivor has answered at the same stage, with the arrays it is said to have sent."""
+    for site, row, signature in zip(these, present, signatures, strict=True):
+        party = cohort.roster.sites[site]
+        statement = replace(session.statement, site=party.name).encode()
+        facts = (statement, session.stage, row.tobytes())
+        if not is_signed(party, signature, "pairwise masked", *facts):
+            raise Declined(f"an answer that '{party.name}' did not sign")
+
+
+@task("pairwise unmask")
+def unmask(site: SiteContext, question: Question) -> Contribution:
+    """Shares of the own masks of survivors, and of the mask keys of those who dropped out; this
+    site's own share is the first row. Which of the two is told hangs on the survivors alone, so
+    nobody's both."""
+    member, session = _session(site, question)
+    cohort = session.cohort
+    if cohort is None or not session.signed:
+        raise Declined("not the time to unmask: this site agreed to no survivors")
+    signers = sites_in(question, "signers", member.roster)
+    signatures = rows_in(question, "signatures", len(signers), SIGNATURE)
+    if len(signers) < cohort.graph.quorum or not set(signers) <= set(session.survivors):
+        raise Declined(f"too few signatures ({len(signers)} of {cohort.graph.quorum})")
+    for signer, signature in zip(signers, signatures, strict=True):
+        party = cohort.roster.sites[signer]
+        if not is_signed(party, signature, "pairwise survivors", session.signed):
+            raise Declined(f"survivors that '{party.name}' did not sign")
+    dealers = sites_in(question, "dealers", member.roster)
+    if member.index in dealers or not set(dealers) <= set(session.dealt):
+        raise Declined("shares of sites that dealt none")
+    rows = rows_in(question, "sealed", len(dealers), sealed_size(session.count))
+    told = np.zeros((1 + len(dealers), session.count * SHARE), np.uint8)
+    valid = np.ones(1 + len(dealers), bool)
+    told[0] = _seeds_of(session.own_share, session.granted)
+    for place, (dealer, sealed) in enumerate(zip(dealers, rows, strict=True), start=1):
+        share = open_share(cohort, session.seal, dealer, member.index, sealed)
+        if share is None:
+            valid[place] = False
+        elif dealer in session.survivors:
+            told[place] = _seeds_of(share, session.granted)
+        else:
+            told[place, :SHARE] = as_array(share[:SHARE])
+    return Contribution({"shares": told, "valid": valid})
+
+
+def _seeds_of(share: bytes, granted: Sequence[bool]) -> np.ndarray:
+    """The part of a share that restores the seeds of granted arrays."""
+    rows = as_array(share[SHARE:]).reshape(len(granted), SHARE)
+    return np.where(np.array(granted)[:, None], rows, 0).reshape(-1)
+
+
+def _held(member: Member) -> Session | None:
+    return member.__dict__.get("pairwise")
+
+
+def _session(site: SiteContext, question: Question) -> tuple[Member, Session]:
+    """The attempt that a question belongs to, which must be the one under way."""
+    member = member_of(site)
+    session, attempt = _held(member), whole_in(options_of(question), "attempt")
+    about = None if session is None else (session.statement.step, session.statement.attempt)
+    if session is None or about != (question.step, attempt):
+        raise Declined("no such attempt is under way at this site")
+    return member, session
+
+
+@keys.charges
+def _nothing(site: SiteContext, question: Question) -> Charge:  # noqa: ARG001
+    return Charge(())
+
+
+for _free in (keys, shares, survivors, unmask):  # they tell of keys, and of nobody's data
+    _free.about = lambda _: Question("pairwise keys", step=-1)

@@ -140,9 +140,34 @@ def question_from(
     try:
         expects = {n: _spec(*spec) for n, spec in fields["expects"].items()}
         whole = {**fields, "arrays": arrays, "expects": expects}
-        return Question(**whole, step=step, round=round, confirmed=confirmed)
+        question = Question(**whole, step=step, round=round, confirmed=confirmed)
+        if not _is_well_typed(question):
+            raise ValueError("types")
+        return question
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise FederationError("question is not well formed") from error
+
+
+def _is_well_typed(question: Question) -> bool:
+    """Whether the fields of a question from elsewhere have the types they should have."""
+    texts = (question.task, question.reveals, question.protection)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(question.options, Mapping)
+        and isinstance(question.partial, bool)
+        and type(question.heaviest) in (int, float)
+        and 0 < question.heaviest < math.inf
+        and all(_is_spec(spec) for spec in question.expects.values())
+    )
+
+
+def _is_spec(spec: Spec) -> bool:
+    return (
+        all(type(n) is int and 0 <= n < 2**48 for n in spec.shape)
+        and isinstance(spec.kind, str)
+        and (spec.bound is None or type(spec.bound) in (int, float))
+        and type(spec.bits) is int
+    )
 
 
 def _spec_fields(spec: Spec) -> list[Any]:

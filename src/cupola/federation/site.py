@@ -181,6 +181,8 @@ class Task:
         return function
 
     def __call__(self, site: SiteContext, question: Question) -> Contribution:
+        if site.party is not None and site.hidden is None and not site.party.answers(self.name):
+            raise Declined("this site answers in masked sums, not openly")
         return self.plain(site, question)
 
 

@@ -158,6 +158,7 @@ def federation(
         sites=len(of),
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
+        openly=["evaluate"] if plan.evaluation.per_site else [],
     )
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "separate"

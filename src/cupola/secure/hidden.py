@@ -43,17 +43,22 @@ def outer_question(
 
 def inner_question(question: Question) -> Question:
     """The question that an outer one is about."""
-    try:
-        fields = question.options["inner"]
-    except KeyError:
-        raise FederationError("question is not well formed") from None
+    fields = question.options.get("inner")
+    if not isinstance(fields, Mapping):
+        raise FederationError("question is not well formed")
     counters = (question.step, question.round, question.confirmed)
-    return question_from(fields, question.arrays, *counters)
+    inner = question_from(fields, question.arrays, *counters)
+    if find_task(inner.task).about is not None:
+        raise FederationError("question is not well formed")
+    return inner
 
 
 def question_hash(inner: Question) -> bytes:
     """What a site signs that it was asked: with the round only if the answer depends on it."""
-    return content_digest(inner, find_task(inner.task).random(inner))
+    try:
+        return content_digest(inner, find_task(inner.task).random(inner))
+    except (KeyError, TypeError, ValueError):
+        raise FederationError("question is not well formed") from None
 
 
 def layout_of(inner: Question, sites: int) -> Layout:

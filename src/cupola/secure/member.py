@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Contribution, Declined, Question, SiteContext, task
+from cupola.secure.canonical import is_whole
 from cupola.secure.checksum import checksum, to_bytes
-from cupola.secure.encoding import layout_hash
+from cupola.secure.encoding import MAX_SITES, layout_hash
 from cupola.secure.envelope import Statement, seal
 from cupola.secure.hidden import (
     hidden_values,
@@ -27,12 +28,18 @@ ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 
 @dataclass
 class Member:
-    """One site's side. memory: steps and the questions it answered under them, durable."""
+    """One site's side. memory: steps and the questions it answered under them, durable.
+    openly: tasks that it agreed to answer without masks."""
 
     identity: Identity
     roster: Roster
     index: int
     memory: Memory = field(default_factory=Memory)
+    openly: frozenset[str] = frozenset()
+
+    def answers(self, task: str) -> bool:
+        """Whether a task may be asked as it is, without a protocol around it."""
+        return task == "masked" or task.startswith("pairwise ") or task in self.openly
 
     def agree(self, roster: Any, step: int, question: bytes) -> None:
         """Refuse a study whose roster is not the pinned one, and a second question in a step."""
@@ -49,24 +56,49 @@ def member_of(site: SiteContext) -> Member:
     return site.party
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a masked question says beside the inner one. check: key of the checksums."""
+
+    roster: str
+    sites: int
+    attempt: int
+    check: bytes
+
+    @classmethod
+    def of(cls, question: Question) -> Terms:
+        try:
+            options = question.options["hidden"]
+            terms = cls(
+                str(options["roster"]),
+                options["sites"],
+                options["attempt"],
+                bytes.fromhex(options["check"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Declined("question is not well formed") from None
+        if not (is_whole(terms.sites, MAX_SITES) and terms.sites and is_whole(terms.attempt)):
+            raise Declined("question is not well formed")
+        if len(terms.check) != 32:
+            raise Declined("question is not well formed")
+        return terms
+
+
 @task("masked")
 def masked(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer, masked; its seed goes to the compensator, under seal."""
-    member, inner = member_of(site), inner_question(question)
-    options = question.options["hidden"]
+    member, inner, terms = member_of(site), inner_question(question), Terms.of(question)
     asked = question_hash(inner)
-    member.agree(options["roster"], inner.step, asked)
+    member.agree(terms.roster, inner.step, asked)
     compensator = member.roster.compensator
     if compensator is None:
         raise Declined("the roster names no compensator")
-    attempt, key = int(options["attempt"]), bytes.fromhex(options["check"])
-    values = hidden_values(site, inner, layout_of(inner, int(options["sites"])))
-    seed = new_seed()
-    study, step = member.roster.study, inner.step
+    values = hidden_values(site, inner, layout_of(inner, terms.sites))
+    study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}
     for entry, integers in values.items():
         stream = mask_key(seed, study=study, step=step, attempt=attempt, array=entry.name)
-        residue = checksum(key, entry.name, integers) + mask_residue(stream)
+        residue = checksum(terms.check, entry.name, integers) + mask_residue(stream)
         add_mask(integers, stream)
         arrays[ANSWER + entry.name] = integers
         arrays[CHECK + entry.name] = to_bytes(residue % P)

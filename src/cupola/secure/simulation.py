@@ -6,7 +6,7 @@ they have compared among themselves. Everything else is the same code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,7 @@ class Parties:
     sites: int
     minimum: int
     protocol: str
+    openly: tuple[str, ...] = ()
     _members: dict[int, Member] = field(default_factory=dict, compare=False)
 
     @property
@@ -51,6 +52,7 @@ class Parties:
             "sites": self.sites,
             "minimum": self.minimum,
             "protocol": self.protocol,
+            "openly": list(self.openly),
         }
         return "cupola.secure.simulation:member", facts
 
@@ -62,18 +64,25 @@ class Parties:
 
     def new_member(self, site: int, memory: Memory) -> Member:
         roster, identities = self._made()
-        return Member(identities[site], roster, site, memory)
+        return Member(identities[site], roster, site, memory, frozenset(self.openly))
 
 
 def simulated_parties(
-    study: str, *, seed: int, sites: int, minimum: int = 3, protocol: str = "compensator"
+    study: str,
+    *,
+    seed: int,
+    sites: int,
+    minimum: int = 3,
+    protocol: str = "compensator",
+    openly: Iterable[str] = (),
 ) -> Parties:
-    """The parties of a study over so many sites, all of whom agree to the minimum."""
+    """The parties of a study over so many sites, all of whom agree to the minimum. openly: tasks
+    that sites answer without masks, to `gather`."""
     if sites < minimum:
         raise PlanError(
             f"sum.minimum = {minimum}, but there are {sites} sites: no masked sum can be told"
         )
-    return Parties(study, seed, sites, minimum, protocol)
+    return Parties(study, seed, sites, minimum, protocol, tuple(openly))
 
 
 def hidden_sums(

@@ -26,7 +26,9 @@ class Samples(NamedTuple):
 
 def samples_of(space: Workspace, data: Sequence[Dataset]) -> Samples:
     """Samples of these sites and of others: those that come again are not prepared again."""
-    pool: Pool = space.cache.setdefault("samples", Pool())
+    if "samples" not in space.cache:
+        space.cache["samples"] = Pool()
+    pool: Pool = space.cache["samples"]
     if not all(id(d) in pool.first for d in data):
         new = [d for d in data if id(d) not in pool.first]
         if not pool.add(space, new, KEPT_BYTES):

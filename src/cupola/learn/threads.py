@@ -16,9 +16,12 @@ def side_by_side(
     """compute(part) for every part, in their order."""
     if workers == 1 or len(parts) == 1:
         return [compute(part) for part in parts]
-    if len(parts) <= workers:  # this thread takes a share, too, instead of waiting
+    if len(parts) <= workers:
         others = [_pool(workers).submit(compute, part) for part in parts[1:]]
-        return [compute(parts[0]), *(other.result() for other in others)]
+        results = [compute(parts[0])]  # this thread takes a share, too, instead of waiting,
+        for part, other in zip(parts[1:], others):  # and what others have not begun by then
+            results.append(compute(part) if other.cancel() else other.result())
+        return results
     return list(_pool(workers).map(compute, parts))
 
 

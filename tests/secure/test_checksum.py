@@ -102,6 +102,12 @@ def test_what_is_no_residue_is_refused(bad):
         from_bytes(bad)
 
 
+def test_strided_integers_are_taken_as_they_are_read():
+    integers = np.arange(4000)
+    assert checksum(KEY, "x", integers[::2]) == reference(KEY, "x", integers[::2].copy())
+    assert checksum(KEY, "x", integers[::-1]) == reference(KEY, "x", integers[::-1].copy())
+
+
 def test_only_flat_integers_have_checksums():
     for array in (np.zeros(3), np.zeros((2, 2), np.int64), np.zeros(3, np.uint8)):
         with pytest.raises(FederationError):

@@ -14,10 +14,7 @@ bits, so that no residue has more than 2^-126: a change is missed with probabili
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import torch
 
 from cupola.errors import FederationError
 from cupola.secure.streams import P, derive, stream
@@ -25,7 +22,7 @@ from cupola.secure.streams import P, derive, stream
 COLUMNS = 1024
 _WIDTH, _PIECES = 11, 12  # a residue is 12 pieces of 11 bits
 _SPLIT = 2.0**27
-_BLOCK = 64  # rows turned to float64 at a time: they stay in the cache
+_BLOCK = 16  # rows turned to float64 at a time: they stay in the cache
 _MANY = 1 << 15  # rows added up at a time
 _FEW = 256  # integers, below which the plain way is as fast
 
@@ -39,6 +36,7 @@ def checksum(key: bytes, name: str, integers: np.ndarray) -> int:
     """
     if integers.ndim != 1 or integers.dtype.name not in ("int16", "int32", "int64"):
         raise FederationError("only flat arrays of 16, 32 or 64 bit integers have checksums")
+    integers = np.ascontiguousarray(integers)
     if integers.size < _FEW:
         return reference(key, name, integers)
     rows = -(-integers.size // COLUMNS)
@@ -46,13 +44,11 @@ def checksum(key: bytes, name: str, integers: np.ndarray) -> int:
     total = 0
     for first in range(0, rows, _MANY):
         block = integers[first * COLUMNS : (first + _MANY) * COLUMNS]
-        u = _pieces(_residues(key, name, "rows", min(_MANY, rows - first), first)).T.contiguous()
-        for exponent, half in _halves(block):
-            by_row = _row_sums(half, v)
-            high = torch.floor(by_row / _SPLIT)
-            low = by_row - high * _SPLIT
-            total += _value(u @ low) << exponent
-            total += _value(u @ high) << (exponent + 27)
+        u = _pieces(_residues(key, name, "rows", min(_MANY, rows - first), first))
+        for half, by_row in enumerate(_row_sums(_halves(block), v)):
+            high = np.floor(by_row / _SPLIT)
+            total += _value(u.T @ (by_row - high * _SPLIT)) << 32 * half
+            total += _value(u.T @ high) << 32 * half + 27
     return total % P
 
 
@@ -94,39 +90,37 @@ def _residues(key: bytes, name: str, axis: str, count: int, first: int = 0) -> n
     return found
 
 
-def _pieces(residues: np.ndarray) -> torch.Tensor:
+def _pieces(residues: np.ndarray) -> np.ndarray:
     """Residues in pieces of 11 bits, lowest first: float64 (count, 12)."""
     bits = np.unpackbits(residues, axis=1, count=_WIDTH * _PIECES, bitorder="little")
-    powers = 2.0 ** np.arange(_WIDTH)
-    return torch.from_numpy(bits.reshape(-1, _PIECES, _WIDTH) @ powers)
+    return bits.reshape(-1, _PIECES, _WIDTH) @ 2.0 ** np.arange(_WIDTH)
 
 
-def _halves(integers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Parts of at most 32 bits that make up the integers: sum of part * 2^exponent."""
+def _halves(integers: np.ndarray) -> list[np.ndarray]:
+    """Parts of at most 32 bits that make up the integers: the sum of part * 2^(32 i)."""
     if integers.dtype.itemsize < 8:
-        yield 0, integers
-    else:
-        little = integers.astype("<i8", copy=False)
-        yield 0, little.view("<u4")[0::2]
-        yield 32, little.view("<i4")[1::2]
+        return [integers]
+    little = integers.astype("<i8", copy=False)
+    return [little.view("<u4")[0::2], little.view("<i4")[1::2]]
 
 
-def _row_sums(half: np.ndarray, v: torch.Tensor) -> torch.Tensor:
-    """sum_k half[r, k] v[k] of every row, per piece of v: float64 (rows, 12)."""
-    rows, columns = -(-half.size // COLUMNS), len(v)
-    sums = torch.empty(rows, _PIECES, dtype=torch.float64)
-    buffer = np.zeros((min(rows, _BLOCK), columns))
+def _row_sums(halves: list[np.ndarray], v: np.ndarray) -> np.ndarray:
+    """sum_k half[r, k] v[k] of every row of each half, per piece of v: (halves, rows, 12)."""
+    size, columns = halves[0].size, len(v)
+    rows = -(-size // COLUMNS)
+    sums = np.empty((len(halves), rows, _PIECES))
+    buffer = np.zeros((len(halves), min(rows, _BLOCK), columns))
     for first in range(0, rows, _BLOCK):
-        part = half[first * COLUMNS : (first + _BLOCK) * COLUMNS]
-        flat = buffer.reshape(-1)
-        flat[: part.size] = part
-        flat[part.size :] = 0.0
         count = min(_BLOCK, rows - first)
-        torch.matmul(torch.from_numpy(buffer[:count]), v, out=sums[first : first + count])
+        filled = min(size - first * COLUMNS, count * columns)
+        for half, flat in zip(halves, buffer.reshape(len(halves), -1)):
+            flat[:filled] = half[first * COLUMNS :][:filled]
+            flat[filled:] = 0.0
+        np.matmul(buffer[:, :count], v, out=sums[:, first : first + count])
     return sums
 
 
-def _value(pieces: torch.Tensor) -> int:
+def _value(pieces: np.ndarray) -> int:
     """sum of pieces[i, k] * 2^(11 (i + k))."""
     return sum(
         int(number) << (_WIDTH * (i + k))

@@ -139,7 +139,7 @@ def recipe_names() -> str:
 
 
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "participation", "evaluation",
-             "privacy", "budget", "engine", "model", "loss")  # fmt: skip
+             "privacy", "budget", "sum", "engine", "model", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,

@@ -25,6 +25,7 @@ LAYERS = {
     "cupola.privacy.persample": "Gradients of single samples, clipped and added.",
     "cupola.privacy.matrix": "Noise for running sums, correlated over steps.",
     "cupola.privacy.convex": "Output and objective perturbation.",
+    "cupola.secure": "Masked sums: parties, rosters, protocols.",
     "cupola.nn": "Models, losses, and what can be said of them before training.",
     "cupola.data": "Data sets, partitions, transforms.",
     "cupola.federation": "Sites, tasks, sum and gather, ledger, engines.",

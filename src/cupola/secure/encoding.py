@@ -14,6 +14,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ MAX_SIZE = 2**48  # values in one array
 MAX_SITES = 2**31 - 1
 LARGEST = 2.0**1000  # of a total
 _FINEST, _COARSEST = 1000, -1000  # 2^fraction and its inverse are normal float64 numbers
-_PIECE = 1 << 14  # numbers encoded at a time: they stay in the cache
+_PIECE = 1 << 15  # numbers encoded at a time: they stay in the cache
 Outline = tuple[tuple[str, int, int], ...]  # (name, bits, size) of each array
 
 
@@ -236,10 +237,13 @@ def _largest_fraction(name: str, bound: float, sites: int, bits: int) -> int:
 def _encode_floats(entry: Entry, flat: np.ndarray, weight: float) -> np.ndarray:
     result = np.empty(flat.size, entry.dtype)
     limit = math.ldexp(entry.bound, entry.fraction)
+    exact = _is_exact(flat.dtype, weight, entry.fraction)
+    buffer = np.empty(min(flat.size, _PIECE), np.float32 if exact else np.float64)
     for start in range(0, flat.size, _PIECE):
         piece = flat[start : start + _PIECE]
+        scaled = buffer[: piece.size]
         with np.errstate(all="ignore"):  # what overflows is refused below
-            scaled = _scaled(piece, weight, entry.fraction)
+            _scale(piece, weight, entry.fraction, scaled)
         if not -limit <= float(scaled.min()) <= float(scaled.max()) <= limit:  # also for NaN
             raise OutOfRange(entry.name, entry.bound)
         np.rint(scaled, out=scaled)
@@ -247,14 +251,18 @@ def _encode_floats(entry: Entry, flat: np.ndarray, weight: float) -> np.ndarray:
     return result
 
 
-def _scaled(piece: np.ndarray, weight: float, fraction: int) -> np.ndarray:
-    """weight * piece * 2^fraction with one rounding, that of the product in float64."""
+def _is_exact(dtype: np.dtype, weight: float, fraction: int) -> bool:
+    """Whether float32 holds weight * 2^fraction times its numbers: for powers of two."""
     mantissa, exponent = math.frexp(weight)
-    if piece.dtype == np.float32 and mantissa == 0.5 and abs(exponent + fraction) < 100:
-        return piece * np.float32(math.ldexp(weight, fraction))  # a power of two: exact
-    if abs(exponent + fraction) < 1000:
-        return np.multiply(piece, math.ldexp(weight, fraction), dtype=np.float64)
-    return np.ldexp(np.multiply(piece, weight, dtype=np.float64), fraction)
+    return dtype == np.float32 and mantissa == 0.5 and abs(exponent + fraction) < 100
+
+
+def _scale(piece: np.ndarray, weight: float, fraction: int, out: np.ndarray) -> None:
+    """out = weight * piece * 2^fraction with one rounding, that of the product in float64."""
+    if abs(math.frexp(weight)[1] + fraction) < 1000:
+        np.multiply(piece, out.dtype.type(math.ldexp(weight, fraction)), out=out)
+    else:  # the factor alone may be too large or too small for a number
+        np.ldexp(np.multiply(piece, weight, dtype=np.float64), fraction, out=out)
 
 
 def _encode_integers(entry: Entry, flat: np.ndarray, weight: int) -> np.ndarray:

@@ -7,7 +7,7 @@ statement as associated data (48), and the site's Ed25519 signature over all of 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -44,7 +44,8 @@ class Statement:
     site: str
 
     def encode(self) -> bytes:
-        return pack("cupola statement 1", *astuple(self))
+        hashes = (self.roster, self.question, self.layout)
+        return pack("cupola statement 1", self.study, self.step, self.attempt, *hashes, self.site)
 
 
 def seal(statement: Statement, seed: bytes, identity: Identity, compensator: Party) -> bytes:

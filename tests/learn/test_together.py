@@ -202,6 +202,16 @@ def test_logistic_regression(mode, settings):
     agree({n: a.astype(np.float32) for n, a in plain.items()}, single, 1e-6)
 
 
+def test_labels_that_the_loss_ignores_are_left_to_the_plain_form():
+    pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
+    data = sites([9, 4, 17])
+    data.site(1).train.y[2] = -100
+    local = Local(batch_size=4, lr=0.1)
+    plain, _ = model_after(network(), data, local, "one-by-one")
+    fast, _ = model_after(network(), data, local, "compiled")
+    agree(plain, fast, 0)
+
+
 def test_saturated_logits_stay_finite():
     pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
     data = sites([20, 20])

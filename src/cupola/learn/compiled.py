@@ -132,7 +132,11 @@ def _rounds(
                     norm += back[b, c]
                 for c in range(classes):
                     back[b, c] *= scale / norm
-                back[b, y[first[k] + order[place + b]]] -= scale
+                label = y[first[k] + order[place + b]]
+                if 0 <= label < classes:
+                    back[b, label] -= scale
+                else:  # one by one, the plain form ignores it (-100) or says what is wrong
+                    total[0, 0] = np.nan
             for b in range(size):
                 for c in range(classes):
                     g = back[b, c]

@@ -29,7 +29,7 @@ MAX_SIZE = 2**48  # values in one array
 MAX_SITES = 2**31 - 1
 LARGEST = 2.0**1000  # of a total
 _FINEST, _COARSEST = 1000, -1000  # 2^fraction and its inverse are normal float64 numbers
-_PIECE = 1 << 15  # numbers encoded at a time: they stay in the cache
+_PIECE = 1 << 16  # numbers encoded at a time: they stay in the cache
 Outline = tuple[tuple[str, int, int], ...]  # (name, bits, size) of each array
 
 
@@ -103,7 +103,13 @@ def entry(
     """
     shape = tuple(operator.index(n) for n in shape)
     _check_facts(name, shape, kind, bound, sites)
-    bound = float(bound)
+    return _entry(name, shape, kind, float(bound), sites, bits)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _entry(
+    name: str, shape: tuple[int, ...], kind: str, bound: float, sites: int, bits: int | None
+) -> Entry:
     if kind == "float":
         bits = 64 if bits is None else bits
         fraction = _largest_fraction(name, bound, sites, bits)

@@ -54,6 +54,11 @@ PLANS = {
         "participation": {"kind": "rotation", "count": 5},
         "privacy": {"mechanism": "dp-ftrl", "epsilon": 2.0, "matrix": "tree"},
     },
+    "distributed": {
+        "local": UNIFORM,
+        "sum": {"kind": "masked", "minimum": 3},
+        "privacy": {"mechanism": "distributed", "epsilon": 1.5, "colluders": 1},
+    },
     "output": {
         "rounds": 2,
         "data": BINARY,

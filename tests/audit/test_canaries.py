@@ -11,8 +11,8 @@ from cupola.audit.canaries import gradient_canary
 from cupola.audit.subject import Subject
 from cupola.learn import convex as convex_task
 from cupola.learn import local as local_task
-from cupola.learn import noised, private
-from cupola.privacy import convex
+from cupola.learn import noised, private, shares
+from cupola.privacy import convex, distributed
 from cupola.privacy.persample import PerSample
 
 #: Enough to tell; a tenth of the noise needs more than a canary that is not clipped at all.
@@ -21,6 +21,7 @@ TRIALS = {
     "dp-sgd, replace-one": {"correct": 160},
     "output": {"correct": 300, "quieter": 700, "reused": 300, "unclipped": 700},
     "objective": {"correct": 300},
+    "distributed": dict.fromkeys(("correct", "quieter", "reused", "unclipped"), 250),
 }
 SEED = 7
 
@@ -77,10 +78,20 @@ class Quieter:
         return self.inner.normals(n) / 10
 
 
-MODULES = {"dp-sgd": private, "central": noised, "dp-ftrl": noised, "output": convex_task}
+MODULES = {
+    "dp-sgd": private,
+    "central": noised,
+    "dp-ftrl": noised,
+    "distributed": shares,
+    "output": convex_task,
+}
 
 
 def quieter(kind, patch):
+    if kind == "distributed":
+        draw = distributed.discrete_gaussian
+        patch.setattr(distributed, "discrete_gaussian", lambda s, *how: draw(s / 10, *how))
+        return
     module = MODULES[kind]
     honest = module.source
     patch.setattr(module, "source", lambda *names: Quieter(honest(*names)))
@@ -107,6 +118,11 @@ def unclipped(kind, patch):
             return np.hstack([flat, np.full((len(flat), 1), problem.constant)])
 
         patch.setattr(convex.Logistic, "rows", rows)
+        return
+    if kind == "distributed":
+        patch.setattr(
+            distributed.Shares, "_rounded", lambda self, x: np.rint(x / self.grid).astype(int)
+        )
         return
     for module in (private, local_task):
         patch.setattr(module, "clipped_update", lambda *given: (list(given[-2]), {}))

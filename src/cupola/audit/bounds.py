@@ -139,7 +139,7 @@ def canary_audit(
     refuted = any(f.bound.refutes(claim) for f in found)
     return {
         "mechanism": subject.privacy.mechanism,
-        "unit": "site" if subject.privacy.by_coordinator else "example",
+        "unit": "site" if subject.privacy.of_sites else "example",
         "neighbours": subject.privacy.neighbours,
         "site": site,
         "rounds": subject.rounds,

@@ -10,12 +10,15 @@ round, so that noise which is used again cancels and shows it.
 - row (dp-sgd, output, objective): a crafted example, through everything the site does.
 - site (central, dp-ftrl): a site of crafted examples, through the site's training and clipping
   and the coordinator's noise.
+- update (distributed): a site's update far longer than the clip, through the site's clipping,
+  rounding and noise; of the others in the total, the shares that the promise counts on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -28,7 +31,9 @@ from cupola.federation.randomness import generator
 from cupola.learn.local import train
 from cupola.learn.participation import draw
 from cupola.learn.private import Canary
+from cupola.learn.shares import noised_share
 from cupola.privacy.persample import PerSample
+from cupola.secure.hidden import layout_of
 
 LOUD = 100.0  # norm of a gradient canary, in clips
 LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones
@@ -57,6 +62,8 @@ def experiments(subject: Subject, site: int, seed: int) -> list[Experiment]:
     mechanism = subject.privacy.mechanism
     if mechanism in ("central", "dp-ftrl"):
         return [site_canary(subject, site, seed)]
+    if mechanism == "distributed":
+        return [update_canary(subject, site, seed)]
     if mechanism in ("output", "objective"):
         return [convex_canary(subject, site, seed)]
     found = [gradient_canary(subject, site, seed)]
@@ -192,6 +199,44 @@ def site_canary(subject: Subject, site: int, seed: int) -> Experiment:
 
     about = "a site of crafted examples, one of two in turn, with an update longer than the clip"
     return Experiment("site", about, strength, trial)
+
+
+# distributed
+
+
+def update_canary(subject: Subject, site: int, seed: int) -> Experiment:
+    """The smallest total that can be told, seen by somebody who knows the colluders' shares."""
+    program, shares, space = subject.program, subject.program.shares, subject.space
+    assert shares is not None
+    questions = _questions(subject)
+    direction = _direction(seed, shares.dimension)
+    loud = space.split(as_tensor(LOUD * shares.clip * direction, space))
+    none = [torch.zeros_like(part) for part in loud]
+    opposite = [-part for part in loud]
+    replaced = subject.privacy.neighbours == "replace-one"
+    cohort = [site, *(s for s in range(program.sites) if s != site)][: shares.honest]
+    held = subject.host.data(site)
+    party = SimpleNamespace(roster=SimpleNamespace(minimum=program.sum.minimum))
+    layouts = [layout_of(question, program.sites) for question in questions]
+
+    def answer(i: int, number: int, seed: int, update: list[torch.Tensor]) -> np.ndarray:
+        context = subject.context(number, held, seed)  # whose data are not looked at
+        context.party, context.hidden = party, layouts[i]
+        return flat(noised_share(context, questions[i], subject.privacy, space, update))
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        seen = []
+        for i in range(len(questions)):
+            there, other = (loud, opposite) if i % 2 == 0 else (opposite, loud)
+            own = there if included else other if replaced else none
+            total = answer(i, site, seed, own)
+            for number in cohort[1:]:
+                total = total + answer(i, number, seed, none)
+            seen.append(float(total @ direction))
+        return np.array(seen)
+
+    about = "a site's update far longer than the clip, with alternating sign, in the least total"
+    return Experiment("update", about, LOUD, trial)
 
 
 # Parts

@@ -101,9 +101,9 @@ class Subject:
         return found
 
     def site(self) -> int:
-        """The audited site: under the coordinator's noise the one that is asked most often in the
+        """The audited site: where whole sites are hidden the one that is asked most often in the
         repeated rounds, else the one that spent most."""
-        if self.privacy.by_coordinator:
+        if self.privacy.of_sites:
             asked = Counter(
                 i
                 for round in range(1, self.rounds + 1)
@@ -120,7 +120,7 @@ class Subject:
     def events(self, site: int) -> tuple[Event, ...]:
         """What the repeated rounds cost by the run's own charges, which must be in its ledger."""
         privacy, program = self.privacy, self.program
-        if privacy.by_coordinator:
+        if privacy.of_sites:
             return coordinator_events(privacy, program.participation, program.sites, self.rounds)
         context = self.context(site, self.host.data(site), 0)
         events: list[Event] = []

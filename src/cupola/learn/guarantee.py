@@ -6,7 +6,6 @@ spends depends on its size and the plan alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +23,8 @@ from cupola.learn.private import (
     sampling_rate,
     site_events,
 )
+from cupola.learn.shares import about_shares
 from cupola.privacy.accounting import calibrate, epsilon, within
-from cupola.privacy.distributed import Shares
 from cupola.privacy.distributed import event as shares_event
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
 from cupola.privacy.persample import unsupported
@@ -329,9 +328,9 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
         unit, against = "site", "everybody who sees models, but not the coordinator"
         if training.shares is not None:
             against = (
-                "everybody, coordinator included, if at least "
-                f"{training.shares.honest - 1} others of a total's sites add their noise and "
-                "keep it to themselves, and masks hold"
+                "everybody, coordinator included, if masks hold and at least "
+                f"{training.shares.honest - 1} others of a total's sites add their share of the "
+                "noise and keep it to themselves"
             )
     else:
         answers = _answers(training.participation, training.sites, training.rounds, training.seed)
@@ -383,25 +382,7 @@ def _warnings(training: Training, units: int) -> list[str]:
             "who took part in which round must stay secret: keep ledger and history to yourself"
         )
     if training.shares is not None:
-        found += _about_shares(training, training.shares)
+        found += about_shares(training.shares, training.participation)
     if privacy.mechanism == "dp-sgd":
         found.append("the sizes of sites are taken as public: sampling rates are batch size over n")
-    return found
-
-
-def _about_shares(training: Training, shares: Shares) -> list[str]:
-    """How the noise is shared out, and what it costs to be safe."""
-    found = [str(shares)]
-    many = expected_sites(training.participation, training.sites)
-    more = math.sqrt(many / shares.honest)
-    if more > 1.05:
-        found.append(
-            f"a total of {many:g} sites has {more:.2g} times the noise that epsilon needs: raise "
-            "sum.minimum to as many sites as surely answer"
-        )
-    if shares.colluders == 0:
-        found.append(
-            "a site that takes part knows its own share of the noise: privacy.colluders = 1 or "
-            "more hides the others from it, too"
-        )
     return found

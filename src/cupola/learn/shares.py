@@ -7,6 +7,7 @@ only inside a masked sum that keeps every bit of its answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from cupola.errors import PlanError
 from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
-from cupola.learn.choices import Local, Privacy
+from cupola.learn.choices import Local, Participation, Privacy
+from cupola.learn.participation import expected_sites
 from cupola.learn.workspace import Workspace, workspace_of
 from cupola.privacy.distributed import Shares, event
 from cupola.privacy.noise import source
@@ -59,6 +61,24 @@ def ask_for_shares(question: Question, shares: Shares) -> Question:
     return replace(question, options=options, expects=expects, heaviest=1.0)
 
 
+def about_shares(shares: Shares, participation: Participation) -> list[str]:
+    """How the noise is shared out, and what it costs to be safe."""
+    found = [str(shares)]
+    many = expected_sites(participation, shares.sites)
+    more = math.sqrt(many / shares.honest)
+    if shares.noise and more > 1.05:
+        found.append(
+            f"a total of {many:g} sites has {more:.2g} times the noise that epsilon needs: raise "
+            "sum.minimum to as many sites as surely answer"
+        )
+    if shares.colluders == 0:
+        found.append(
+            "a site that takes part knows its own share of the noise: privacy.colluders = 1 or "
+            "more hides the others from it, too"
+        )
+    return found
+
+
 # The site's side
 
 
@@ -73,7 +93,9 @@ def agreed_shares(site: SiteContext, question: Question, privacy: Privacy) -> Sh
     try:
         facts = {name: question.options["shares"][name] for name in ("sites", "minimum", "bits")}
         if not all(type(value) is int and 0 < value < 2**31 for value in facts.values()):
-            raise ValueError("facts")
+            raise ValueError("whole numbers")
+        if facts["bits"] not in (16, 32, 64):
+            raise ValueError("bits")
         dimension = workspace_of(site).flat.numel()
         shares = Shares(
             clip=privacy.clip,

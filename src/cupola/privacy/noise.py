@@ -86,7 +86,7 @@ class Simulated:
         return self._generator.standard_normal(n)
 
     def words(self, n: int) -> np.ndarray:
-        return self._generator.integers(0, 2**64, n, dtype=np.uint64)
+        return self._generator.bit_generator.random_raw(n)
 
 
 def source(seed: int | None, purpose: str, round: int, site: int = 0) -> Source:

@@ -190,9 +190,10 @@ def sealed_size(count: int) -> int:
     return (1 + count) * SHARE + TAG
 
 
-def stage_digest(cohort: Cohort, dealt: Sequence[int], edges: bytes) -> bytes:
-    """The cohort, those of it who dealt shares, and who masks with whom."""
-    return digest("cupola stage 1", cohort.digest, list(dealt), edges)
+def stage_digest(cohort: Cohort, dealt: Sequence[int], edges: bytes, check: bytes) -> bytes:
+    """The cohort, those of it who dealt shares, who masks with whom, and the checksums' key: a
+    site with a key of its own would give away a sum over its numbers."""
+    return digest("cupola stage 1", cohort.digest, list(dealt), edges, check)
 
 
 def survivors_digest(stage: bytes, survivors: Sequence[int], present: np.ndarray) -> bytes:

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cupola.federation import Charge, Contribution, Declined, Question, SiteContext, task
 from cupola.secure.checksum import checksum, to_bytes
-from cupola.secure.encoding import Entry
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import draw
 from cupola.secure.hidden import hidden_values, inner_question, layout_of, question_hash
@@ -60,7 +59,7 @@ from cupola.secure.pairwise_questions import (
 from cupola.secure.shamir import SHARE, split
 from cupola.secure.streams import new_seed
 
-MOST_SEEDS = 1 << 14
+MOST_SEEDS = 1 << 12
 
 
 @dataclass
@@ -154,13 +153,16 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer under the own mask and those shared with neighbours, signed with
     the arrays it holds. Once: a second answer under the same masks would tell a difference."""
     member, session = _session(site, question)
-    cohort, inner, options = session.cohort, inner_question(question), options_of(question)
+    cohort, options = session.cohort, options_of(question)
     if cohort is None or session.mask is None:
         raise Declined("not the time for an answer: no shares were dealt, or it was given")
-    layout = layout_of(inner, whole_in(options, "sites"))
-    asked = (question_hash(inner), layout_digest(layout), groups(inner))
-    expected = (session.statement.question, session.statement.layout, session.count)
-    if inner.step != session.statement.step or asked != expected:
+    try:
+        inner = inner_question(question)
+        layout = layout_of(inner, whole_in(options, "sites"))
+        asked = (question_hash(inner), layout_digest(layout), groups(inner))
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+        raise Declined(ILL) from None
+    if asked != (session.statement.question, session.statement.layout, session.count):
         raise Declined("another question than the one this site signed keys for")
     dealt, edges = dealt_in(options, cohort), bytes_in(options, "edges")
     if member.index not in dealt or len(dealt) < cohort.graph.quorum:
@@ -182,8 +184,9 @@ def masked(site: SiteContext, question: Question) -> Contribution:
         table.checks[entry] = checksum(key, entry.name, integers)
     mask_own(table, session.statement, inner, own, 1)
     table.mask(session.statement, pairs)
-    present = _present(inner, values)
-    session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges)
+    sent = {entry.name for entry in values}
+    present = np.array([n in sent for n in sorted(inner.expects)] if inner.partial else [], bool)
+    session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges, key)
     facts = (session.statement.encode(), session.stage, present.tobytes())
     signature = sign(member.identity, "pairwise masked", *facts)
     arrays = {"present": present, "signature": as_array(signature)}
@@ -193,12 +196,6 @@ def masked(site: SiteContext, question: Question) -> Contribution:
 
 
 masked.about = inner_question
-
-
-def _present(inner: Question, values: dict[Entry, np.ndarray]) -> np.ndarray:
-    """Which arrays this site sent, where it may leave some out."""
-    names = {entry.name for entry in values}
-    return np.array([n in names for n in sorted(inner.expects)] if inner.partial else [], bool)
 
 
 @task("pairwise survivors")
@@ -216,8 +213,10 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
         raise Declined("this site has agreed to other survivors")
     if not session.signed:
         least = max(cohort.graph.quorum, member.roster.minimum)
-        if member.index not in these or not set(these) <= set(session.dealt) or len(these) < least:
-            raise Declined(f"too few sites ({len(these)} of at least {least}), or other sites")
+        if len(these) < least:
+            raise Declined(f"too few sites ({len(these)} of at least {least})")
+        if member.index not in these or not set(these) <= set(session.dealt):
+            raise Declined("survivors without this site, or who dealt no shares")
         _check_answers(cohort, session, these, present, signatures)
         granted = agree_to_survivors(member, session.statement.question, these, present)
         session.survivors, session.signed, session.granted = these, signed, granted

@@ -74,11 +74,8 @@ class Run:
             keys[site] = key
             if arrays["told"].any():
                 told[tuple(np.flatnonzero(arrays["told"]).tolist())] += 1
-        if told:  # answered before, maybe before a crash: it can be told for the same sites only
-            ((before, _),) = told.most_common(1)
-            for site in set(keys) - set(before):
-                self.failed[site] = "the question was answered without it"
-                del keys[site]
+        if told:
+            self._same_again(keys, told.most_common(1)[0][0])
         self._enough(keys, attempt.roster.minimum)
         self.cohort = Cohort(attempt.roster, attempt.statement, tuple(keys), tuple(keys.values()))
         picks: dict[int, list[int]] = {}
@@ -94,6 +91,19 @@ class Run:
         self.edges = pack_edges(self.cohort, picks)
         self._enough(self.dealt, self.least)
 
+    def _same_again(self, keys: dict[int, bytes], before: Sequence[int]) -> None:
+        """Answered before, maybe before a crash: it can be told for the same sites only."""
+        sites = self.attempt.roster.sites
+        gone = {sites[site].name for site in before if site not in keys}
+        if gone - self.attempt.roster.leaves:
+            raise FederationError(
+                f"'{self.attempt.inner.task}' in step {self.attempt.inner.step}: the question was "
+                f"answered for other survivors, so {', '.join(sorted(gone)[:5])} must take part"
+            )
+        for site in set(keys) - set(before):
+            self.failed[site] = "the question was answered without it"
+            del keys[site]
+
     @property
     def least(self) -> int:
         return max(self.cohort.graph.quorum, self.attempt.roster.minimum)
@@ -107,7 +117,7 @@ class Run:
     def answer(self) -> Question:
         """Masked answers, added up as they come; gives the question that was asked."""
         question = self.attempt.masked(self.cohort, self.dealt, self.edges)
-        self.stage = stage_digest(self.cohort, self.dealt, self.edges)
+        self.stage = stage_digest(self.cohort, self.dealt, self.edges, self.attempt.check)
         self.table = Table(self.attempt.layout)
         for site, arrays in self._ask(question, self.dealt, aside=False):
             party = self.attempt.roster.sites[site]

@@ -47,28 +47,35 @@ class Clock:
 
 
 class Timed(InProcess):
-    """An engine that counts the time of its parties, until their bytes are ready to be sent."""
+    """An engine that counts the time of its parties, and that of turning answers to bytes."""
 
-    def __init__(self, host: Any, clock: Clock, **options: Any) -> None:
+    def __init__(self, host: Any, clock: Clock, packing: Clock, **options: Any) -> None:
         super().__init__(host, workers=1, **options)
-        self.clock = clock
+        self.clock, self.packing = clock, packing
 
     def _answer(self, task: Task, question: Question, site: int) -> Contribution | Failure:
         with self.clock:
             answer = super()._answer(task, question, site)
-            if isinstance(answer, Contribution):
+        if isinstance(answer, Contribution):
+            with self.packing:
                 encode_contribution(answer)
         return answer
 
 
 @dataclass
 class Times:
-    """Of one masked sum: everything, the sites, what they hid (theirs, too), the compensator."""
+    """Of one masked sum: everything, the sites (`inner`: until they had what they hide), the
+    compensator, and the bytes of both, which a plain sum has, too."""
 
     whole: Clock = field(default_factory=Clock)
     sites: Clock = field(default_factory=Clock)
     inner: Clock = field(default_factory=Clock)
+    packing: Clock = field(default_factory=Clock)
     compensator: Clock = field(default_factory=Clock)
+    masks: Clock = field(default_factory=Clock)
+
+    def coordinator(self) -> dict[str, float]:
+        return self.whole.less(self.sites, self.packing, self.compensator, self.masks)
 
 
 def masked_sum(
@@ -77,10 +84,11 @@ def masked_sum(
     """A masked sum over all sites. inner(clock): makes the inner task count its time."""
     times = Times()
     parties = simulated_parties("benchmark", seed=1, sites=sites)
-    engine = Timed(host, times.sites, parties=parties.member)
+    engine = Timed(host, times.sites, times.packing, parties=parties.member)
     for site in range(sites):
         parties.member(site)  # keys are made once, before a study
-    third = Timed(compensator_host(parties.roster.to_json(), seed=1), times.compensator)
+    compensator = compensator_host(parties.roster.to_json(), seed=1)
+    third = Timed(compensator, times.compensator, times.masks)
     inner(times.inner)
     with Masked(engine, third, parties.roster) as federation, times.whole:
         total = federation.sum(question, range(sites))
@@ -121,8 +129,9 @@ def vectors(values: np.ndarray, bound: float) -> tuple[np.ndarray, dict[str, Any
     total, times = masked_sum(Vectors(values), question, sites, lambda _: None)
     parts = {
         "site": times.sites.less(over=sites),
+        "site's bytes": times.packing.less(over=sites),
         "compensator": times.compensator.less(),
-        "coordinator": times.whole.less(times.sites, times.compensator),
+        "coordinator": times.coordinator(),
     }
     return total.arrays["x"], parts
 

@@ -9,7 +9,8 @@ from cupola.errors import FederationError
 from cupola.secure.checksum import (
     COLUMNS,
     P,
-    _residues,
+    _coefficients,
+    _whole,
     checksum,
     from_bytes,
     reference,
@@ -81,10 +82,13 @@ def test_the_coefficients_depend_on_key_and_name():
     integers = np.arange(1000)
     found = {checksum(k, n, integers) for k in (KEY, bytes(32)) for n in ("x", "y")}
     assert len(found) == 4
-    rows, columns = _residues(KEY, "x", "rows", 3), _residues(KEY, "x", "columns", 3)
-    assert rows.tolist() != columns.tolist()
-    assert (_residues(KEY, "x", "rows", 2, 1) == rows[1:]).all()
-    assert max(int.from_bytes(r, "little") for r in rows) < 2**127
+    rows, columns = _coefficients(KEY, "x", "rows", 300), _coefficients(KEY, "x", "columns", 300)
+    assert (rows != columns).any()
+    assert (_coefficients(KEY, "x", "rows", 2, 1) == rows[1:3]).all()
+    assert rows.min() >= 0
+    assert rows.max() == 2**11 - 1
+    assert max(_whole(rows)) < 2**132
+    assert len({whole % P for whole in _whole(rows)}) == 300
 
 
 @given(st.integers(0, P - 1))

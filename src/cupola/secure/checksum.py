@@ -8,8 +8,9 @@ coordinator draws for the question and the compensator never sees.
 Soundness: let somebody without the key change a total by e != 0, and its checksum by d. Some row of
 e is not zero, and as |e_j| < 2^64 < P it stays so modulo P. The change goes unnoticed if
 sum_r u_r (sum_k v_k e_rk) = d. The inner sum of that row is zero for at most one value of the v_k
-that meets a non-zero e_rk; else one value of u_r makes the outer sum d. Residues are drawn as 127
-bits, so that no residue has more than 2^-126: a change is missed with probability below 2^-125.
+that meets a non-zero e_rk; else one value of u_r makes the outer sum d. Coefficients are drawn as
+132 bits, so that no residue has more than 33 / 2^132: a change is missed with a probability below
+2^-125.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cupola.errors import FederationError
 from cupola.secure.streams import P, derive, stream
 
 COLUMNS = 1024
-_WIDTH, _PIECES = 11, 12  # a residue is 12 pieces of 11 bits
+_WIDTH, _PIECES = 11, 12  # bits of a piece, pieces of a coefficient
 _SPLIT = 2.0**27
 _BLOCK = 16  # rows turned to float64 at a time: they stay in the cache
 _MANY = 1 << 15  # rows added up at a time
@@ -40,11 +41,11 @@ def checksum(key: bytes, name: str, integers: np.ndarray) -> int:
     if integers.size < _FEW:
         return reference(key, name, integers)
     rows = -(-integers.size // COLUMNS)
-    v = _pieces(_residues(key, name, "columns", min(integers.size, COLUMNS)))
+    v = _coefficients(key, name, "columns", min(integers.size, COLUMNS))
     total = 0
     for first in range(0, rows, _MANY):
         block = integers[first * COLUMNS : (first + _MANY) * COLUMNS]
-        u = _pieces(_residues(key, name, "rows", min(_MANY, rows - first), first))
+        u = _coefficients(key, name, "rows", min(_MANY, rows - first), first)
         for half, by_row in enumerate(_row_sums(_halves(block), v)):
             high = np.floor(by_row / _SPLIT)
             total += _value(u.T @ (by_row - high * _SPLIT)) << 32 * half
@@ -55,16 +56,10 @@ def checksum(key: bytes, name: str, integers: np.ndarray) -> int:
 def reference(key: bytes, name: str, integers: np.ndarray) -> int:
     """The checksum by its definition."""
     rows = -(-integers.size // COLUMNS)
-    u = _residues(key, name, "rows", rows)
-    v = _residues(key, name, "columns", min(integers.size, COLUMNS))
-    whole = [int.from_bytes(c, "little") for c in u], [int.from_bytes(c, "little") for c in v]
-    return (
-        sum(
-            whole[0][j // COLUMNS] * whole[1][j % COLUMNS] * z
-            for j, z in enumerate(integers.tolist())
-        )
-        % P
-    )
+    u = _whole(_coefficients(key, name, "rows", rows))
+    v = _whole(_coefficients(key, name, "columns", min(integers.size, COLUMNS)))
+    terms = enumerate(integers.tolist())
+    return sum(u[j // COLUMNS] * v[j % COLUMNS] * z for j, z in terms) % P
 
 
 def to_bytes(residue: int) -> np.ndarray:
@@ -82,18 +77,19 @@ def from_bytes(array: np.ndarray) -> int:
     return residue
 
 
-def _residues(key: bytes, name: str, axis: str, count: int, first: int = 0) -> np.ndarray:
-    """`count` coefficients from number `first` on, as bytes (count, 16), below 2^127."""
-    data = stream(derive(key, "cupola checksum 1", name, axis), 16 * first, 16 * count)
-    found = np.frombuffer(data, np.uint8).reshape(count, 16).copy()
-    found[:, 15] &= 0x7F
-    return found
+def _coefficients(key: bytes, name: str, axis: str, count: int, first: int = 0) -> np.ndarray:
+    """Coefficients from number `first` on: their pieces, lowest first, as float64 (count, 12)."""
+    size = 2 * _PIECES  # two bytes of the stream a piece
+    data = stream(derive(key, "cupola checksum 1", name, axis), size * first, size * count)
+    return (np.frombuffer(data, "<u2") % 2**_WIDTH).astype(np.float64).reshape(count, _PIECES)
 
 
-def _pieces(residues: np.ndarray) -> np.ndarray:
-    """Residues in pieces of 11 bits, lowest first: float64 (count, 12)."""
-    bits = np.unpackbits(residues, axis=1, count=_WIDTH * _PIECES, bitorder="little")
-    return bits.reshape(-1, _PIECES, _WIDTH) @ 2.0 ** np.arange(_WIDTH)
+def _whole(coefficients: np.ndarray) -> list[int]:
+    """Coefficients from their pieces."""
+    return [
+        sum(int(piece) << _WIDTH * i for i, piece in enumerate(line))
+        for line in coefficients.tolist()
+    ]
 
 
 def _halves(integers: np.ndarray) -> list[np.ndarray]:

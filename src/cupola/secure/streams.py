@@ -20,7 +20,7 @@ from cupola.secure.canonical import Value, pack
 SEED = 32
 P = 2**127 - 1  # checksums are residues modulo this prime
 _BLOCK = 16  # bytes of AES
-_PIECE = 1 << 17  # bytes of mask at a time: they stay in the cache
+_PIECE = 1 << 18  # bytes of mask at a time: they stay in the cache
 _ZEROS = bytes(_PIECE)
 _TYPES = tuple(np.dtype(f"int{bits}") for bits in (16, 32, 64))
 

@@ -131,7 +131,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     host = Numbers(asked.sites, asked.values)
-    drop = {site: "pairwise masked" for site in range(asked.sites // 5)}
+    drop = dict.fromkeys(range(asked.sites // 5), "pairwise masked")
     cases: dict[str, tuple[str, dict[int, str]]] = {
         "compensator": ("compensator", {}),
         "pairwise": ("pairwise", {}),

@@ -25,7 +25,7 @@ _WIDTH, _PIECES = 11, 12  # bits of a piece, pieces of a coefficient
 _SPLIT = 2.0**27
 _BLOCK = 16  # rows turned to float64 at a time: they stay in the cache
 _MANY = 1 << 15  # rows added up at a time
-_FEW = 256  # integers, below which the plain way is as fast
+_FEW = 32  # integers, below which the plain way is as fast
 
 
 def checksum(key: bytes, name: str, integers: np.ndarray) -> int:

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from cupola.errors import PlanError
+from cupola.nn.kernelnorm import KernelNorm, KNConv
 from cupola.nn.losses import Loss
 from cupola.nn.probe import (
     SEED,
@@ -237,7 +238,9 @@ def _random(probe: Probe) -> tuple[str, ...]:
 
 
 def _draws(part: nn.Module) -> bool:
-    """Layers of torch that are known to draw in training."""
+    """Layers of torch and ours that are known to draw in training."""
+    if isinstance(part, KernelNorm | KNConv):
+        return part.random
     if not part.training:
         return False
     if isinstance(part, _DropoutNd):

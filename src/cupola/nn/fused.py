@@ -1,0 +1,273 @@
+"""The computation of kernel-normalised layers, forward and backward, without copies of windows.
+
+A window (C, *kernel) of the zero-padded input has mean mu and biased variance var, both of its
+inverted-dropout copy. Channels are reduced to one, and a box filter does the rest.
+
+Shapes: images x (n, C, *sizes), one to three sizes; statistics (n, 1, *positions); dropout masks
+are True where the copy has a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Sizes = tuple[int, ...]
+
+
+class Geometry(NamedTuple):
+    """Where windows lie; all but `around` have one entry per dimension.
+
+    padding: on both sides, as a convolution takes it; around: on top of that, as `F.pad` takes it
+    (last dimension first), empty unless sides differ.
+    """
+
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
+    around: Sizes = ()
+    groups: int = 1
+    eps: float = 1e-5
+    dropout: float = 0.0  # of the mask, where there is one
+
+    @property
+    def ones(self) -> Sizes:
+        return (1,) * len(self.kernel)
+
+    @property
+    def zeros(self) -> Sizes:
+        return (0,) * len(self.kernel)
+
+    @property
+    def sides(self) -> Sizes:
+        """All padding, as `F.pad` takes it."""
+        return self.around or tuple(p for p in reversed(self.padding) for _ in range(2))
+
+    def padded(self, x: Tensor) -> Tensor:
+        """x with the padding that a convolution cannot add itself."""
+        return F.pad(x, self.around) if self.around else x
+
+
+def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, Tensor]:
+    """Mean and 1/sqrt(var + eps) of every window; drop: True where the copy has a zero.
+
+    A window's variance is the mean variance over channels plus the variance of channel means, which
+    are shifted by their mean over the sample: nothing large is subtracted.
+    """
+    y, scale = x, 1.0
+    if drop is not None:
+        y, scale = torch.where(drop, 0.0, x), 1 / (1 - at.dropout)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    means = y.mean(1, keepdim=True, dtype=wide)
+    spread = (y - means).pow_(2).mean(1, keepdim=True)
+    if scale != 1:
+        means, spread = means * scale, spread * scale**2
+    shift = means.mean(tuple(range(1, x.dim())), keepdim=True)
+    if any(at.sides):
+        means, spread = F.pad(means, at.sides), F.pad(spread, at.sides)
+    means = means - shift
+    filtered = _box(torch.cat([means, spread + means.square()]), at)
+    mu, second = filtered.chunk(2)
+    return mu + shift, (second - mu.square()).clamp_min(0).add(at.eps).rsqrt()
+
+
+def _box(maps: Tensor, at: Geometry) -> Tensor:
+    """Means over windows of padded maps (n, 1, ...)."""
+    weight = maps.new_full((1, 1, *at.kernel), 1 / math.prod(at.kernel))
+    return torch.convolution(
+        maps, weight, None, at.stride, at.zeros, at.ones, False, at.zeros, 1
+    )  # fmt: skip
+
+
+def _spread_back(maps: Tensor, sizes: Sizes, at: Geometry) -> Tensor:
+    """For each input position the sum over the windows that hold it; (n, 1, *sizes)."""
+    weight = maps.new_ones((1, 1, *at.kernel))
+    sides = [(before, after) for before, after in zip(at.sides[::2], at.sides[1::2])][::-1]
+    rest = [(s + sum(p) - k) % t for s, p, k, t in zip(sizes, sides, at.kernel, at.stride)]
+    found = torch.convolution(
+        maps, weight, None, at.stride, at.zeros, at.ones, True, rest, 1
+    )  # fmt: skip
+    for dim, ((before, _), size) in enumerate(zip(sides, sizes), 2):
+        found = found.narrow(dim, before, size)
+    return found
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """Values (channels,) next to maps of this many dimensions."""
+    return values.view(1, -1, *[1] * (like.dim() - 2))
+
+
+class KNConvFunction(torch.autograd.Function):
+    """(output, mu, scale); keeps only its arguments and what it returns."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, drop: Tensor | None, at: Geometry
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mu, scale = _statistics(x, drop, at)
+        out = torch.convolution(
+            at.padded(x), weight, None, at.stride, at.padding, at.ones, False, at.zeros, at.groups
+        )
+        if out.dtype != mu.dtype:  # low precision: the difference must not be rounded before
+            out = out.to(mu.dtype)
+        total = _along(weight.flatten(1).sum(1, dtype=mu.dtype), out)
+        out = torch.addcmul(out, mu, total, value=-1)
+        if bias is None:
+            out = out.mul_(scale)
+        else:
+            out = torch.addcmul(_along(bias.to(mu.dtype), out), out, scale)
+        return out.to(x.dtype), mu, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, at = inputs
+        ctx.at = at
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_scale: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, bias, drop, out, mu, scale = ctx.saved_tensors
+        at, wants = ctx.at, ctx.needs_input_grad
+        if g is None:
+            g = torch.zeros_like(out)
+        g_x: Any = None
+        g_weight = g_bias = None
+        scaled = g * scale.to(g.dtype)
+        if wants[0] or wants[1]:
+            g_x, g_weight, _ = torch.ops.aten.convolution_backward(
+                scaled, at.padded(x), weight, None, at.stride, at.padding, at.ones, False,
+                at.zeros, at.groups, [wants[0], wants[1], False],
+            )  # fmt: skip
+        if wants[1]:
+            shares = scaled.flatten(2) @ mu.to(g.dtype).flatten(2).mT
+            g_weight = g_weight - shares.sum(0).view(-1, *[1] * (x.dim() - 1))
+        if bias is not None and wants[2]:
+            g_bias = g.sum((0, *range(2, g.dim())))
+        if wants[0]:
+            for dim, (before, size) in enumerate(zip(at.around[-2::-2], x.shape[2:]), 2):
+                g_x = g_x.narrow(dim, before, size)
+            through = _through_statistics(g, weight, bias, out, mu, scale, (g_mu, g_scale))
+            g_x = _added(g_x, x, drop, *_to_input(*through, mu, x, at), at)
+        return g_x, g_weight, g_bias, None, None
+
+
+def _through_statistics(
+    g: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    mu: Tensor,
+    scale: Tensor,
+    own: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """Gradients of every window's mean and variance, (n, 1, *positions).
+
+    own: gradients of the statistics as outputs, where somebody used them.
+    """
+    rows = [weight.flatten(1).sum(1)] + ([] if bias is None else [bias])
+    sums = (torch.stack(rows) @ g.flatten(2)).unflatten(2, g.shape[2:]).to(mu.dtype)
+    g_mu = -scale * sums[:, :1]
+    product = (g * out).sum(1, keepdim=True, dtype=mu.dtype)
+    if bias is not None:
+        product = product - sums[:, 1:]
+    g_var = -0.5 * scale.square() * product
+    if own[0] is not None:
+        g_mu = g_mu + own[0]
+    if own[1] is not None:
+        g_var = g_var - 0.5 * scale**3 * own[1]
+    return g_mu, g_var
+
+
+def _to_input(
+    g_mu: Tensor, g_var: Tensor, mu: Tensor, x: Tensor, at: Geometry
+) -> tuple[Tensor, Tensor]:
+    """The gradient with respect to the windows' elements d is a + b d: a and b (n, 1, *sizes)."""
+    number = x.shape[1] * math.prod(at.kernel)
+    slope = g_var * (2 / number)
+    level = mu.mean(tuple(range(1, mu.dim())), keepdim=True)  # any would do; near d rounds least
+    both = torch.cat([g_mu / number - slope * (mu - level), slope])
+    a, b = _spread_back(both, tuple(x.shape[2:]), at).chunk(2)
+    return a - level * b, b
+
+
+def _added(
+    g_x: Tensor, x: Tensor, drop: Tensor | None, a: Tensor, b: Tensor, at: Geometry
+) -> Tensor:
+    """g_x plus the gradient through the (dropped-out) elements a window's statistics saw."""
+    if drop is None:
+        return g_x.addcmul(x, b.to(x.dtype)).add_(a.to(x.dtype))
+    scale = 1 / (1 - at.dropout)
+    seen = torch.addcmul((a * scale).to(x.dtype), x, (b * scale**2).to(x.dtype))
+    return torch.where(drop, 0.0, seen).add_(g_x)
+
+
+class NormalisedFunction(torch.autograd.Function):
+    """(u - mu) * scale over dimensions `dims`, with statistics of the dropped-out u."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        u: Tensor, drop: Tensor | None, dropout: float, dims: Sizes, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.promote_types(u.dtype, torch.float32)
+        d = u if drop is None else torch.where(drop, 0.0, u) / (1 - dropout)
+        mu = d.mean(dims, keepdim=True, dtype=wide)
+        scale = (d - mu).pow_(2).mean(dims, keepdim=True).add(eps).rsqrt()
+        return ((u - mu) * scale).to(u.dtype), mu, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        u, drop, ctx.dropout, ctx.dims, _ = inputs
+        ctx.save_for_backward(u, drop, *output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_scale: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        u, drop, mu, scale = ctx.saved_tensors
+        dims, keep = ctx.dims, 1 / (1 - ctx.dropout)
+        number = math.prod(u.shape[d] for d in dims)
+        g = torch.zeros_like(u) if g is None else g
+        mean = -scale * g.sum(dims, keepdim=True, dtype=mu.dtype)
+        variance = -0.5 * scale**3 * (g * (u - mu)).sum(dims, keepdim=True)
+        if g_mu is not None:
+            mean = mean + g_mu
+        if g_scale is not None:
+            variance = variance - 0.5 * scale**3 * g_scale
+        mean, slope = mean / number, variance * (2 / number)
+        if drop is None:
+            through = mean + slope * (u - mu)
+        else:
+            through = torch.where(drop, 0.0, keep * (mean + slope * (keep * u - mu)))
+        return (g * scale + through).to(g.dtype), None, None, None, None
+
+
+def drawn(shape: Sizes, dropout: float, device: torch.device) -> Tensor:
+    """A mask, True with probability `dropout` in steps of 2^-16, from torch's generator.
+
+    Four draws from each 64-bit number: three times as fast as `bernoulli_` on a CPU.
+    """
+    size = math.prod(shape)
+    numbers = torch.randint(
+        -(2**63), 2**63 - 1, (-(-size // 4),), dtype=torch.int64, device=device
+    )  # fmt: skip
+    bits = numbers.view(torch.int16)[:size].view(shape)
+    return bits < round(dropout * 2**16) - 2**15
+
+
+def windows(x: Tensor, at: Geometry) -> Tensor:
+    """A view of all windows of padded x: (n, C, *positions, *kernel)."""
+    for dim, (size, step) in enumerate(zip(at.kernel, at.stride), 2):
+        x = x.unfold(dim, size, step)
+    return x

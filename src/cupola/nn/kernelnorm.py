@@ -1,0 +1,236 @@
+"""Kernel normalisation: every window of the input is normalised before a kernel sees it.
+
+Nasirigerdeh et al., "Kernel normalized convolutional networks" (TMLR 2024). A window U (C, *kernel)
+of the zero-padded input becomes (U - mu) / sqrt(var + eps), with mean and biased variance of its
+inverted-dropout copy, padding included; there is nothing to learn. `KernelNorm` gives the windows
+side by side, `KNConv` the convolution of them, bias and all:
+
+    KNConv(x) = (conv(x) - mu * sum(W)) / sqrt(var + eps) + bias.
+
+Samples do not see each other. Dropout acts on the statistics only, and in training only unless
+`always` is set, as the published code has it; masks come from torch's generator. With groups,
+statistics still span all channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cupola.errors import PlanError
+from cupola.nn.fused import Geometry, KNConvFunction, NormalisedFunction, Sizes, drawn, windows
+
+#: One number for all sides, one per dimension, or (before, after) per dimension.
+Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]
+#: input: one mask, shared by overlapping windows; window: every window has a mask of its own.
+Per = Literal["input", "window"]
+
+
+class _Windows(nn.Module):
+    """What both kinds of layer have in common: where windows lie, dropout, when it is on."""
+
+    dropout: float
+    per: Per
+    always: bool
+    geometry: Geometry
+
+    @property
+    def random(self) -> bool:
+        """Whether a call draws a mask now."""
+        return self.dropout > 0 and (self.training or self.always)
+
+    def _set(self, at: Geometry, dropout: float, per: Per, always: bool) -> None:
+        if not 0 <= dropout < 1:
+            raise PlanError(f"dropout = {dropout}: a share of the input, at least 0 and below 1")
+        if per not in ("input", "window"):
+            raise PlanError(f"per = {per!r}: dropout masks are per 'input' or per 'window'")
+        self.geometry = at._replace(dropout=dropout)
+        self.dropout, self.per, self.always = dropout, per, always
+
+    def _words(self) -> str:
+        words = f"dropout={self.dropout}"
+        words += ", per='window'" if self.per == "window" else ""
+        return words + (", always=True" if self.always else "")
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """All windows, normalised and laid side by side: (n, C, *(kernel * positions))."""
+        at, rank = self.geometry, len(self.geometry.kernel)
+        single = at.kernel == at.stride == at.ones and not any(at.sides)
+        u = x if single else windows(F.pad(x, at.sides), at)
+        dims = (1,) if single else (1, *range(2 + rank, 2 + 2 * rank))
+        drop = None
+        if self.random and (single or self.per == "window"):
+            drop = drawn(tuple(u.shape), self.dropout, x.device)
+        elif self.random:
+            drop = drawn(tuple(x.shape), self.dropout, x.device)
+            drop = windows(F.pad(drop, at.sides), at)
+        out = _apply(NormalisedFunction, u, drop, self.dropout, dims, at.eps)[0]
+        return out if single else _side_by_side(out, rank)
+
+
+class _KernelNorm(_Windows):
+    rank: int
+
+    def __init__(
+        self,
+        kernel_size: int | Sizes = 1,
+        stride: int | Sizes = 1,
+        padding: Padding = 0,
+        *,
+        dropout: float = 0.1,
+        per: Per = "window",
+        always: bool = False,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        kernel, steps = (
+            _each(value, self.rank, name)
+            for value, name in ((kernel_size, "kernel_size"), (stride, "stride"))
+        )
+        at = Geometry(kernel, steps, *_sides(padding, self.rank), eps=eps)
+        self._set(at, dropout, per, always)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, C, *sizes) to (n, C, *(kernel * positions)): normalised windows side by side."""
+        return self._normalised(x)
+
+    def extra_repr(self) -> str:
+        at = self.geometry
+        return f"{at.kernel}, stride={at.stride}, padding={_shown(at)}, {self._words()}"
+
+
+class KernelNorm1d(_KernelNorm):
+    """Windows of sequences (n, C, T); see the module's documentation."""
+
+    rank = 1
+
+
+class KernelNorm2d(_KernelNorm):
+    """Windows of images (n, C, H, W); see the module's documentation."""
+
+    rank = 2
+
+
+class KernelNorm3d(_KernelNorm):
+    """Windows of volumes (n, C, D, H, W); see the module's documentation."""
+
+    rank = 3
+
+
+class _KNConv(_Windows, nn.modules.conv._ConvNd):
+    """A convolution of normalised windows; weights, bias and their defaults are a convolution's."""
+
+    rank: int
+    #: Whether statistics of calls with gradients are noted in `noted`, for hooks that need them.
+    notes = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sizes,
+        stride: int | Sizes = 1,
+        padding: Padding = 0,
+        *,
+        groups: int = 1,
+        bias: bool = True,
+        dropout: float = 0.05,
+        per: Per = "input",
+        always: bool = False,
+        eps: float = 1e-5,
+    ) -> None:
+        kernel, steps = (
+            _each(value, self.rank, name)
+            for value, name in ((kernel_size, "kernel_size"), (stride, "stride"))
+        )
+        both, around = _sides(padding, self.rank)
+        one, none = (1,) * self.rank, (0,) * self.rank
+        nn.modules.conv._ConvNd.__init__(
+            self, in_channels, out_channels, kernel, steps, both, one,
+            False, none, groups, bias, "zeros",
+        )  # fmt: skip
+        self._set(Geometry(kernel, steps, both, around, groups, eps), dropout, per, always)
+        self.noted: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, C, *sizes) to (n, outputs, *positions)."""
+        at = self.geometry
+        if self.random and self.per == "window":
+            return torch.convolution(
+                self._normalised(x), self.weight, self.bias, at.kernel, at.zeros, at.ones,
+                False, at.zeros, at.groups,
+            )  # fmt: skip
+        drop = drawn(tuple(x.shape), self.dropout, x.device) if self.random else None
+        out, mu, scale = _apply(KNConvFunction, x, self.weight, self.bias, drop, at)
+        if self.notes and torch.is_grad_enabled():
+            self.noted.append((mu.detach(), scale.detach()))
+        return out
+
+    def extra_repr(self) -> str:
+        at = self.geometry
+        words = f"{self.in_channels}, {self.out_channels}, {at.kernel}, stride={at.stride}"
+        words += f", padding={_shown(at)}" + (f", groups={at.groups}" if at.groups > 1 else "")
+        return f"{words}, {'' if self.bias is not None else 'bias=False, '}{self._words()}"
+
+
+class KNConv1d(_KNConv):
+    """Sequences (n, C, T); see the module's documentation."""
+
+    rank = 1
+
+
+class KNConv2d(_KNConv):
+    """Images (n, C, H, W); see the module's documentation."""
+
+    rank = 2
+
+
+class KNConv3d(_KNConv):
+    """Volumes (n, C, D, H, W); see the module's documentation."""
+
+    rank = 3
+
+
+#: All layers of this module, to recognise them by.
+KernelNorm, KNConv = _KernelNorm, _KNConv
+
+
+def _apply(function: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    # An exported graph holds the forward pass in plain operations.
+    return (function.forward if torch.compiler.is_exporting() else function.apply)(*args)
+
+
+def _side_by_side(out: Tensor, rank: int) -> Tensor:
+    """(n, C, *positions, *kernel) to (n, C, *(kernel * positions))."""
+    tiled = out.permute(0, 1, *(d for i in range(rank) for d in (2 + i, 2 + rank + i)))
+    sizes = [tiled.shape[2 + 2 * i] * tiled.shape[3 + 2 * i] for i in range(rank)]
+    return tiled.reshape(*tiled.shape[:2], *sizes)
+
+
+def _each(value: int | Sizes, rank: int, name: str) -> Sizes:
+    values = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(values) != rank or any(not isinstance(v, int) or v < 1 for v in values):
+        raise PlanError(f"{name} = {value!r}: one positive number, or {rank} of them")
+    return values
+
+
+def _sides(padding: Padding, rank: int) -> tuple[Sizes, Sizes]:
+    """(padding on both sides, other padding as `F.pad` takes it), one of them zero or empty."""
+    given: Any = (padding,) * rank if isinstance(padding, int) else tuple(padding)
+    pairs = [(p, p) if isinstance(p, int) else tuple(p) for p in given]
+    if len(pairs) != rank or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise PlanError(
+            f"padding = {padding!r}: one number, {rank} of them, or {rank} pairs (before, after)"
+        )
+    if all(a == b for a, b in pairs):
+        return tuple(a for a, _ in pairs), ()
+    return (0,) * rank, tuple(side for pair in reversed(pairs) for side in pair)
+
+
+def _shown(at: Geometry) -> Any:
+    """Padding as it was given."""
+    sides = at.around
+    return [(sides[i], sides[i + 1]) for i in range(len(sides) - 2, -1, -2)] or at.padding

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.privacy.persample import PerSample, Rule, rule, unsupported
+from cupola.privacy.persample import Clipped, PerSample, Rule, rule, unsupported
 
 pytestmark = [  # torch's words on what is slow
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
@@ -96,6 +96,16 @@ LAYERS = {
     ),
     "conv2d, few positions": (lambda: nn.Conv2d(40, 48, 3, stride=2), (4, 40, 5, 3)),
     "conv2d, large": (lambda: nn.Conv2d(90, 80, 3, padding=1), (3, 90, 6, 6)),
+    "conv2d, large, stride, dilation": (
+        lambda: nn.Conv2d(30, 64, (3, 2), (2, 1), (2, 1), (1, 2)),
+        (5, 30, 8, 7),
+    ),
+    "conv2d, large, circular": (
+        lambda: nn.Conv2d(3, 64, 3, padding=1, padding_mode="circular", bias=False),
+        (5, 3, 8, 7),
+    ),
+    "conv1d, large": (lambda: nn.Conv1d(3, 64, 4, 3, padding=1), (5, 3, 40)),
+    "conv3d, large": (lambda: nn.Conv3d(3, 64, 2, stride=(1, 2, 1), padding=1), (4, 3, 6, 5, 7)),
     "conv3d": (lambda: nn.Conv3d(2, 4, 2, stride=(1, 2, 1), padding=1, groups=2), (4, 2, 4, 5, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), IMAGES),
     "group norm, features": (lambda: nn.GroupNorm(2, 4), (5, 4)),
@@ -141,7 +151,13 @@ LAYERS = {
 NOT_OPACUS = {"rms norm", "prelu", "prelu, channels", "transformer", "batch norm, fixed"}
 #: Wrong in Opacus 1.6, which disagrees with vmap and with samples alone: padding modes and
 #: padding_idx are ignored, a layer norm without bias fails, and so do sparse gradients.
-NOT_OPACUS |= {"conv2d, circular", "conv2d, reflect", "conv2d, replicate", "embedding, padding"}
+NOT_OPACUS |= {
+    "conv2d, large, circular",
+    "conv2d, circular",
+    "conv2d, reflect",
+    "conv2d, replicate",
+    "embedding, padding",
+}
 NOT_OPACUS |= {"layer norm, no bias", "embedding, sparse"}
 NOT_OPACUS |= {name for name in LAYERS if name.startswith(("lstm", "gru", "rnn", "attention"))}
 NOT_MAPPED = {name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))}
@@ -512,6 +528,48 @@ def test_cancelling_terms_do_not_hide_a_norm():
     assert float(found.norms) == pytest.approx(math.sqrt(exact**2 + 40), rel=1e-5)
     size = float(torch.cat([s.flatten() for s in found.sums]).norm())
     assert size <= 1e-3 * (1 + 1e-4)
+
+
+class Viewing(nn.Module):
+    """Wants its images in the usual order in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 3, padding=1)
+        self.linear = nn.Linear(64 * 24, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).tanh()
+        return self.linear(h.view(len(h), -1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Viewing,
+        lambda: nn.Sequential(nn.Conv2d(3, 64, 3), nn.GroupNorm(4, 64), nn.Flatten()),
+    ],
+    ids=["view", "channels last"],
+)
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+@pytest.mark.parametrize("bad", [None, math.inf])
+def test_memory_of_a_micro_batch_is_used_again(make, microbatch, bad, monkeypatch):
+    monkeypatch.setattr("cupola.privacy.persample.convolution.WINDOWS", 1400)  # 2 samples
+    module, x = ready(make()), draw(7, 3, 6, 4)
+    y = 1 + torch.arange(7, dtype=torch.float64)
+    good = torch.tensor([i for i in range(7) if bad is None or i != 4])
+    if bad is not None:
+        x[4] = bad
+    gradients = oracles.alone(module, loss, x[good], y[good])
+    clip = float(oracles.norms(gradients).median())
+    persample = PerSample(module, loss, microbatch=microbatch)
+    first = persample.clipped_sum(x, y, clip)
+    again = persample.clipped_sum(x, y, 2 * clip)
+    assert persample.fallback is None
+    for found, limit in ((first, clip), (again, 2 * clip)):
+        assert all(s.is_contiguous() for s in found.sums)
+        found = Clipped(found.sums, found.norms[good], found.losses[good])
+        oracles.assert_equal(found, gradients, limit)
 
 
 def test_no_samples_give_zeros_and_infinity_clips_nothing():

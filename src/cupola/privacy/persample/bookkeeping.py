@@ -66,6 +66,8 @@ def forward(
 ) -> tuple[Tensor, list[Use]]:
     """Losses (rows,), with their graph, and the uses of layers."""
     tape = Tape()
+    if layout.channels_last and x.dim() == 4 and x.device.type == "cpu":
+        x = x.contiguous(memory_format=torch.channels_last)
     with torch.enable_grad():
         with recording(layout, tape):
             output = module(x)
@@ -98,7 +100,8 @@ def backward(
 
 
 def shares(groups: list[list[Part]], room: Room) -> list[Share]:
-    """Norms and weighted sums of each group."""
+    """Norms and weighted sums of each group; they live in the room until it is cleared again."""
+    room.clear()
     return [_share(group, room) for group in groups]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class PerSample:
         n = _count(x, y, clip, multiplicity)
         layout = self._layout(x, y)
         sums: dict[nn.Parameter, Tensor] = {}
-        batch = _Batch(self.module, self.loss, layout, clip, multiplicity, sums)
+        batch = _Batch(self.module, self.loss, layout, clip, multiplicity, sums, Room(ROOM))
         step = self._step(layout)
         if n == 0:
             norms = losses = torch.zeros_like(layout.trained[0]).new_zeros(0)
@@ -111,7 +111,10 @@ class PerSample:
                 raise PlanError("the model has no trainable parameters")
             if not len(x):
                 return found
-            tried = trial(self.module, self.loss, x, y)
+            tried = trial(self.module, self.loss, x, y, channels_last=found.channels_last)
+            if tried.problem is not None and found.channels_last:  # it may want `view`
+                found = replace(found, channels_last=False)
+                tried = trial(self.module, self.loss, x, y)
             self.fallback = self.fallback or tried.problem
             self._kept = max(1, tried.kept)
             self._states[state] = found
@@ -151,6 +154,7 @@ class _Batch:
     clip: float
     copies: int
     sums: dict[nn.Parameter, Tensor]
+    room: Room
 
     def by_bookkeeping(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         losses, uses = forward(self.module, self.layout, self.loss, x, y)
@@ -162,7 +166,7 @@ class _Batch:
             norms = self._add(
                 lambda chosen: shares(
                     groups if chosen is None else [[p.rows(chosen) for p in g] for g in groups],
-                    Room(ROOM),
+                    self.room,
                 ),
                 losses,
             )
@@ -193,7 +197,7 @@ class _Batch:
         if not math.isfinite(float(norms.sum())):
             # Zero times infinity is not zero: samples without a finite gradient are left out.
             finite = norms.isfinite()
-            parts, weights = shares_of(finite), weights[finite]
+            parts, weights = shares_of(finite) if finite.any() else [], weights[finite]
         for part in parts:
             part.add(self.sums, weights)
         return norms

@@ -1,15 +1,17 @@
 """Convolutions in one, two and three dimensions.
 
-The per-sample gradient of a weight is the convolution's own weight gradient on that sample. Within
-a micro-batch it is either kept until the clipping weights are known (then the clipped sum is a
-vector-matrix product), or, where there is no room for it, made for its norm only and the clipped
-sum is one weight gradient of the whole micro-batch, with every sample's share scaled.
+The per-sample gradient of a weight is the product of the sample's windows (what the kernel sees at
+each position) and its output gradient. Within a micro-batch it is either kept until the clipping
+weights are known (then the clipped sum is a vector-matrix product), or, where there is no room for
+it, made for its norm only and the clipped sum is one weight gradient of the whole micro-batch, with
+every sample's share scaled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +30,18 @@ from cupola.privacy.persample.rules import (
     wanted,
 )
 
-#: Weights with more numbers are computed sample by sample: a batched call would leave the cache.
-LARGE = 60_000
+#: Weights with fewer numbers and outputs are found by one grouped convolution: windows would cost
+#: more to copy than to multiply.
+NUMBERS, OUTPUTS = 10_000, 64
+#: Numbers in a block of windows, so that it stays in the cache.
+WINDOWS = 2**21
+
+
+def prefers_channels_last(module: nn.Module) -> bool:
+    """Whether images had better come with channels last: where nearly all weights are windows'."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    weights = sum(layer.weight.numel() for layer in layers)
+    return 0.9 * weights < sum(layer.weight.numel() for layer in layers if _by_windows(layer))
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -40,9 +52,13 @@ class ConvolutionRule(Rule):
         names, found = wanted(layer), {}
         if "weight" in names:
             x, padding = _padded(layer, kept[0])
-            found["weight"] = weight_gradients(layer, x, g, padding)
+            if _by_windows(layer):
+                products = g.new_empty(len(g), *_product_shape(layer))
+                found["weight"] = _as_weights(layer, _products(layer, x, g, padding, products))
+            else:
+                found["weight"] = _grouped(layer, x, g, padding)
         if "bias" in names:
-            found["bias"] = g.flatten(3).sum((1, 3))
+            found["bias"] = _bias(g)
         return found
 
     def contribution(self, layer: Any, kept: Kept, g: Tensor, room: Room) -> Contribution:
@@ -55,13 +71,21 @@ class ConvolutionRule(Rule):
         plane = layer.groups == 1 and g.dim() == 5
         if plane and prefers_gram(2 * positions, inputs, outputs, g.device):
             squared = _gram(layer, x, g, padding)
+        elif _by_windows(layer):
+            held = room.lend((len(g), *_product_shape(layer)), g)
+            if held is not None:
+                found = {"weight": _products(layer, x, g, padding, held)}
+                return _Products(
+                    Materialised(found | ({"bias": _bias(g)} if "bias" in names else {})), layer
+                )
+            squared = torch.cat([_squares(part) for part in _blocks(layer, x, g, padding)])
         elif room.take(len(g), layer.weight):
             return Materialised(self.gradients(layer, kept, g))
         else:
-            each = _one_by_one(layer, x, g, padding)
+            each = (_weight_gradient(layer, a, b, padding) for a, b in zip(x, g))
             squared = torch.stack([part.square().sum() for part in each])
         if "bias" in names:
-            squared = squared + g.flatten(3).sum((1, 3)).square().sum(1)
+            squared = squared + _bias(g).square().sum(1)
 
         def weighted(weights: Tensor) -> Gradients:
             scaled = g * weights.view(-1, *[1] * (g.dim() - 1))
@@ -75,14 +99,85 @@ class ConvolutionRule(Rule):
         return Factored(squared, weighted)
 
 
-def weight_gradients(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """Per-sample weight gradients (n, *weight.shape) from x (n, k, C, ...) and g (n, k, O, ...)."""
-    if layer.weight.numel() < LARGE:
-        return _grouped(layer, x, g, padding)
-    found = g.new_empty(len(g), *layer.weight.shape)
-    for row, part in zip(found, _one_by_one(layer, x, g, padding)):
-        row.copy_(part)
-    return found
+class _Products(NamedTuple):
+    """Per-sample gradients whose weight has the form of `_products`; only their sum is turned."""
+
+    gradients: Materialised
+    layer: Any
+
+    @property
+    def squared(self) -> Tensor:
+        return self.gradients.squared
+
+    def weighted(self, weights: Tensor) -> Gradients:
+        found = self.gradients.weighted(weights)
+        return found | {"weight": _as_weights(self.layer, found["weight"][None])[0].contiguous()}
+
+
+def _bias(g: Tensor) -> Tensor:
+    return g.sum((1, *range(3, g.dim())))
+
+
+def _by_windows(layer: Any) -> bool:
+    wide = layer.weight.numel() >= NUMBERS or layer.out_channels >= OUTPUTS
+    return wide and layer.groups == 1
+
+
+def _product_shape(layer: Any) -> tuple[int, int]:
+    return layer.weight[0].numel(), layer.weight.shape[0]
+
+
+def _products(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
+    """Per-sample weight gradients, written to out (n, window, O)."""
+    list(_blocks(layer, x, g, padding, out))
+    return out
+
+
+def _blocks(
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor | None = None
+) -> Iterator[Tensor]:
+    """The same a few samples at a time, (few, window, O), from x (n, k, C, ...), g (n, k, O, ...).
+
+    A window counts its numbers by place first, then by channel.
+    """
+    size = (g[0, :, 0].numel(), layer.weight[0].numel())
+    few = 1 << max(WINDOWS // math.prod(size), 1).bit_length() - 1  # processors share it evenly
+    space = g.new_empty(min(few, len(g)), *size)  # one for all blocks: it is in the cache then
+    outs = [None] * len(g) if out is None else out.split(few)
+    for a, b, o in zip(x.split(few), g.split(few), outs):
+        windows = _windows(layer, a, padding, space[: len(a)])
+        yield torch.bmm(windows.mT, b.movedim(2, -1).reshape(len(b), -1, b.shape[2]), out=o)
+
+
+def _windows(layer: Any, x: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
+    """All windows of x (n, k, C, ...), copied to out (n, k * positions, window)."""
+    channels, kernel = x.shape[2], layer.kernel_size
+    x = x.flatten(0, 1).movedim(1, -1)  # channels last: they are copied together
+    if any(padding):
+        sizes = [s + 2 * p for s, p in zip(x.shape[1:], padding)]
+        around = x.new_zeros(len(x), *sizes, channels)
+        around[(slice(None), *(slice(p, p + s) for s, p in zip(x.shape[1:], padding)))] = x
+        x = around
+    x = x.contiguous()
+    each, *steps, one = x.stride()
+    spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, kernel)]
+    places = [(s - w) // t + 1 for s, w, t in zip(x.shape[1:], spans, layer.stride)]
+    moves = [a * t for a, t in zip(steps, layer.stride)]
+    within = [a * d for a, d in zip(steps, layer.dilation)]
+    view = x.as_strided((len(x), *places, *kernel, channels), (each, *moves, *within, one))
+    out.view(view.shape).copy_(view)
+    return out
+
+
+def _as_weights(layer: Any, products: Tensor) -> Tensor:
+    """(n, window, O) as (n, *weight.shape), without a copy."""
+    outputs, channels, *kernel = layer.weight.shape
+    return products.view(-1, *kernel, channels, outputs).movedim((-1, -2), (1, 2))
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms (n,) of rows (n, ...)."""
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square_()
 
 
 def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
@@ -99,10 +194,6 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
         False, [0] * len(padding), n * layer.groups, [False, True, False],
     )  # fmt: skip
     return found[1].view(n, *weight.shape)
-
-
-def _one_by_one(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Iterator[Tensor]:
-    return (_weight_gradient(layer, a, b, padding) for a, b in zip(x, g))
 
 
 def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:

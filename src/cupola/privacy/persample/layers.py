@@ -88,13 +88,16 @@ class LinearRule(Rule):
             return Factored(squared.to(x.dtype), weighted)
         if "weight" in names and prefers_gram(positions, inputs, outputs, x.device):
             squared = gram_squared(x, g).to(x.dtype)
-        elif room.take(n, layer.weight):
+        elif "weight" not in names:
             return Materialised(self.gradients(layer, kept, g))
+        elif (held := room.lend((n, outputs, inputs), g)) is not None:
+            bias = {"bias": g.sum(1)} if "bias" in names else {}
+            return Materialised({"weight": torch.bmm(g.mT, x, out=held)} | bias)
         else:
             size = max(1, BLOCK // (inputs * outputs))
             blocks = zip(x.split(size), g.split(size))
             each = [torch.bmm(b.mT, a).flatten(1).square().sum(1) for a, b in blocks]
-            squared = torch.cat(each) if "weight" in names else x.new_zeros(n)
+            squared = torch.cat(each)
         if "bias" in names:
             squared = squared + g.sum(1).square().sum(1)
         return Factored(squared, weighted)
@@ -160,12 +163,13 @@ class _ChannelNorm(Rule):
 
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
         x, mean, scale = kept
-        n, k, channels = g.shape[:3]
-        each = channels // mean.shape[-1]
+        each = g.shape[2] // mean.shape[-1]
         mean, scale = (t.repeat_interleave(each, -1) if each > 1 else t for t in (mean, scale))
-        x, g = x.reshape(n, k, channels, -1), g.reshape(n, k, channels, -1)
-        shift = g.sum(-1)
-        product = torch.mul(g, x).sum(-1)  # (n, k, C)
+        if g.dim() == 3:
+            x, g = x[..., None], g[..., None]
+        positions = tuple(range(3, g.dim()))
+        shift = g.sum(positions)
+        product = torch.mul(g, x).sum(positions)  # (n, k, C)
         return _per_parameter(layer, ((product - shift * mean) * scale).sum(1), shift.sum(1))
 
 

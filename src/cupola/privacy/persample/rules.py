@@ -24,8 +24,9 @@ sample's gradient is the sum over its rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -80,9 +81,15 @@ class Materialised:
 
 @dataclass
 class Room:
-    """Bytes that per-sample gradients may still take while a micro-batch is at work."""
+    """Memory for per-sample gradients while a micro-batch is at work, lent again to the next.
+
+    left: bytes that may still be taken. Memory from the system comes a page at a time, which costs
+    more than filling it; so tensors are kept for the same requests of the next micro-batch.
+    """
 
     left: int
+    _held: list[Tensor] = field(default_factory=list)
+    _taken: list[int] = field(default_factory=list)
 
     def take(self, n: int, like: Tensor) -> bool:
         """Reserve n tensors like this one, if they fit."""
@@ -90,7 +97,24 @@ class Room:
         if size > self.left:
             return False
         self.left -= size
+        self._taken.append(size)
         return True
+
+    def lend(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """An uninitialised tensor of like's kind, if it fits; the room's again after `clear`."""
+        place, size = len(self._taken), math.prod(shape)
+        if not self.take(size, like.new_empty(())):
+            return None
+        self._held += [like.new_empty(0)] * (place + 1 - len(self._held))
+        held = self._held[place]
+        if held.numel() < size or (held.dtype, held.device) != (like.dtype, like.device):
+            held = self._held[place] = like.new_empty(size)
+        return held[:size].view(shape)
+
+    def clear(self) -> None:
+        """What was taken is free again."""
+        self.left += sum(self._taken)
+        self._taken.clear()
 
 
 class Rule:

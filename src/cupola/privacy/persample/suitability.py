@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cupola.errors import PlanError
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room
-from cupola.privacy.persample.tape import NotCoveredError, layout
+from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SAMPLES = 3
@@ -59,11 +60,13 @@ class Trial(NamedTuple):
     kept: int = 0
 
 
-def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Trial:
+def trial(
+    module: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, channels_last: bool = False
+) -> Trial:
     """Try book-keeping on a copy of the module.
 
-    x, y: some samples (n, ...), n >= 1. Raises `PlanError` if samples see each other. Leaves module
-    and generators as they were.
+    x, y: some samples (n, ...), n >= 1; channels_last as in `Layout`. Raises `PlanError` if samples
+    see each other. Leaves module and generators as they were.
     """
     missing = layout(module).missing
     if missing is not None:
@@ -75,7 +78,9 @@ def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Trial:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(SEED)
             try:
-                return _compared(_moved(module, dtype), loss, *_samples(x, y, dtype), tolerance)
+                copied = _moved(module, dtype)
+                found = replace(layout(copied), channels_last=channels_last)
+                return _compared(copied, found, loss, *_samples(x, y, dtype), tolerance)
             except NotCoveredError as reason:
                 return Trial(str(reason))
             except PlanError:
@@ -85,9 +90,11 @@ def trial(module: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Trial:
     return Trial(f"it cannot be tried on a copy ({problem})")
 
 
-def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: float) -> Trial:
+def _compared(
+    module: nn.Module, found: Layout, loss: Loss, x: Tensor, y: Tensor, tolerance: float
+) -> Trial:
     start = torch.default_generator.get_state()
-    losses, uses = forward(module, layout(module), loss, x, y)
+    losses, uses = forward(module, found, loss, x, y)
     draws = not torch.equal(start, torch.default_generator.get_state())
     groups = backward(losses, uses, retain=True)
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -100,8 +107,8 @@ def _compared(module: nn.Module, loss: Loss, x: Tensor, y: Tensor, tolerance: fl
     _refuse_mixing(module, loss, x, y, None if draws else losses, tolerance)
     whole = torch.stack([e.to_dense().norm() for e in expected]).norm()
     for (name, p), e in zip(_trained(module), expected):
-        found = sums[p] if p in sums else torch.zeros_like(p)
-        if not torch.allclose(found, e.to_dense(), tolerance, tolerance * float(whole)):
+        total = sums[p] if p in sums else torch.zeros_like(p)
+        if not torch.allclose(total, e.to_dense(), tolerance, tolerance * float(whole)):
             return Trial(f"{name} is used in a way its layer's rule does not see")
     return Trial(None, sum(t.numel() for use in uses for t in use.kept) // SAMPLES)
 

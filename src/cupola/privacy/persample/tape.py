@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
+from cupola.privacy.persample.convolution import prefers_channels_last
 from cupola.privacy.persample.rules import Dense, Kept, Rule, rule_of, wanted
 
 #: (layer, tape, *args, **kwargs) -> output: the layer's forward pass, written so that a tape sees
@@ -84,12 +85,15 @@ class Layout:
     """The layers of a module that a tape can see, found once; `missing` names one it cannot.
 
     trained: all trainable parameters, in the order of `module.parameters()`.
+    channels_last: whether images are to come with their channels next to each other in memory,
+        which wide convolutions are faster with; most layers hand it on.
     """
 
     trained: list[nn.Parameter]
     rules: list[tuple[nn.Module, Rule]]
     cells: list[tuple[nn.Module, Cell]]
     missing: str | None
+    channels_last: bool = False
 
 
 def layout(module: nn.Module) -> Layout:
@@ -105,7 +109,7 @@ def layout(module: nn.Module) -> Layout:
                 rules.append((layer, rule))
         elif wanted(layer):
             missing = missing or f"{name or 'model'} ({type(layer).__name__})"
-    return Layout(trained, rules, cells, missing)
+    return Layout(trained, rules, cells, missing, prefers_channels_last(module))
 
 
 @contextmanager

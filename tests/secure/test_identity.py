@@ -88,7 +88,7 @@ def test_damaged_facts_are_refused(tmp_path):
         path.write_text(json.dumps({**good, key: value}))
         with pytest.raises(DataError):
             Identity.open(path)
-    for text in ("[]", "null", "3", json.dumps({"cupola": "identity"})):
+    for text in ("[]", "null", "3", "[" * 4000, json.dumps({"cupola": "identity"})):
         path.write_text(text)
         with pytest.raises(DataError):
             Identity.open(path)

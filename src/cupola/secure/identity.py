@@ -105,7 +105,7 @@ class Identity:
                 )
             with path.open("rb") as file:
                 return cls._from_json(json.loads(file.read(_SMALL)))
-        except (OSError, ValueError, KeyError, TypeError, FederationError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, FederationError):
             # Not the folder, nor what it holds: the message may cross the border.
             raise DataError(f"'{path.name}' cannot be read, or is not a key file") from None
 

@@ -2,6 +2,17 @@
 
 from cupola.nn.models.registry import build, describe, model, names, options
 
-from cupola.nn.models import convolutional, dense, recurrent, residual, segmentation  # isort: skip  # noqa: F401
+# isort: split
+from cupola.nn.models import (  # noqa: F401
+    convnext,
+    convolutional,
+    dense,
+    densenet,
+    knresnets,
+    recurrent,
+    residual,
+    resnets,
+    segmentation,
+)
 
 __all__ = ["build", "describe", "model", "names", "options"]

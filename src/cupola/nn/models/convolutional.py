@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from cupola.nn.activations import Activation
-from cupola.nn.activations import activation as layer
-from cupola.nn.models.parts import Init, Shape, Share, Size, block, head, image, sequence
+from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, head, image, sequence
 from cupola.nn.models.registry import model
 from cupola.nn.normalisation import Norm
-from cupola.nn.normalisation import norm as normalisation
 
 
 @model(
@@ -26,6 +24,8 @@ def cnn(
     hidden: Size = 512,
     dropout: Share = 0.0,
     group_size: Size = 32,
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
 ) -> nn.Module:
     """Images of at least 4x4; 1,690,174 parameters for 28x28x1 and 62 classes.
 
@@ -33,17 +33,18 @@ def cnn(
     dropout: share of the dense layer's outputs.
     """
     channels, height, width = image("cnn", input_shape, 4)
+    make = Layers(
+        norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
+    )
     layers = [
         nn.Conv2d(channels, 32, 5, padding=2),
-        layer(activation),
+        make.act(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        *([] if norm == "none" else [normalisation(norm, 64, group_size)]),
-        layer(activation),
+        *make.block(32, 64, 5),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * (height // 4) * (width // 4), hidden),
-        layer(activation),
+        make.act(),
         *([nn.Dropout(dropout)] if dropout else []),
     ]
     return nn.Sequential(*layers, *head(hidden, classes))
@@ -62,13 +63,18 @@ def vgg6(
     norm: Norm = "none",
     activation: Activation = "relu",
     group_size: Size = 32,
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
     init: Init = "torch",
 ) -> nn.Module:
     """Images of at least 8x8; 3,915,914 parameters for CIFAR-10, 3,917,386 with group norm."""
     channels, _, _ = image("vgg6", input_shape, 8)
     # A normalisation brings its own shift, so the convolution has none.
-    layers = _features(channels, _VGG6, norm, activation, group_size, bias=norm == "none")
-    return sequence([*layers, *_pooled(512, classes)], init)
+    bias = norm == "none"
+    make = Layers(
+        norm, activation, group_size, bias=bias, dropout=kernel_dropout, always=always_drop
+    )
+    return sequence([*_features(channels, _VGG6, make), *_pooled(512, classes)], init)
 
 
 @model("vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)")
@@ -79,30 +85,26 @@ def vgg11(
     norm: Norm = "none",
     activation: Activation = "relu",
     group_size: Size = 32,
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
     init: Init = "he",
 ) -> nn.Module:
     """Images of at least 32x32; 9,225,610 parameters for 10 classes, 9,231,114 with a norm."""
     channels, _, _ = image("vgg11", input_shape, 32)
-    layers = _features(channels, _VGG11, norm, activation, group_size, bias=True)
-    return sequence([*layers, *_pooled(512, classes)], init)
+    make = Layers(
+        norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
+    )
+    return sequence([*_features(channels, _VGG11, make), *_pooled(512, classes)], init)
 
 
-def _features(
-    channels: int,
-    layout: Sequence[int],
-    norm: Norm,
-    activation: Activation,
-    group_size: int,
-    *,
-    bias: bool,
-) -> list[nn.Module]:
+def _features(channels: int, layout: Sequence[int], make: Layers) -> list[nn.Module]:
     """Convolution blocks of the layout's widths; max-pooling where it says `_POOL`."""
     layers: list[nn.Module] = []
     for width in layout:
         if width == _POOL:
             layers.append(nn.MaxPool2d(2))
         else:
-            layers += block(channels, width, norm, activation, group_size, bias=bias)
+            layers += make.block(channels, width)
             channels = width
     return layers
 

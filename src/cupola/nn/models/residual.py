@@ -1,20 +1,26 @@
-"""Residual networks: ResNet-8 of the KernelNorm papers and the usual ResNet-18."""
+"""Shallow residual networks: ResNet-8, ResNet-9 and KNResNet-13 of the KernelNorm papers."""
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import pairwise
 
 from torch import Tensor, nn
 
 from cupola.nn.activations import Activation
-from cupola.nn.activations import activation as layer
-from cupola.nn.models.parts import Init, Shape, Size, block, head, image, sequence
+from cupola.nn.models.parts import (
+    Init,
+    Layers,
+    Shape,
+    Share,
+    Size,
+    Stem,
+    head,
+    image,
+    sequence,
+    small,
+)
 from cupola.nn.models.registry import model
 from cupola.nn.normalisation import Norm
-from cupola.nn.normalisation import norm as normalisation
-
-#: Below this many pixels ResNet-18 takes its low-resolution stem unless told otherwise.
-LOW_RESOLUTION = 64
 
 
 class Residual(nn.Module):
@@ -44,83 +50,117 @@ def resnet8(
     norm: Norm = "none",
     activation: Activation = "relu",
     group_size: Size = 32,
+    kernel_dropout: Share = 0.1,
+    last_dropout: Share = 0.25,
+    always_drop: bool = False,
     init: Init = "torch",
 ) -> nn.Module:
     """Images of at least 8x8; 1,855,178 parameters for CIFAR-10, 1,857,610 with group norm.
 
     A residual block is twice (convolution, norm, activation) plus the identity, with no activation
-    after the sum. Convolutions have no bias.
+    after the sum. Convolutions have no bias, but with kernel norm: 1,856,394; then the features are
+    normalised once more before the head, with statistics of inputs dropped by `last_dropout`.
     """
     channels, _, _ = image("resnet8", input_shape, 8)
-
-    def conv(inputs: int, outputs: int) -> list[nn.Module]:
-        return block(inputs, outputs, norm, activation, group_size, bias=False)
-
-    def residual(width: int) -> nn.Module:
-        return Residual(nn.Sequential(*conv(width, width), *conv(width, width)))
-
+    make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
     layers = [
-        *conv(channels, 64),
-        *conv(64, 128),
+        *make.block(channels, 64),
+        *make.block(64, 128),
         nn.MaxPool2d(2),
-        residual(128),
-        *conv(128, 256),
+        _twice(make, 128),
+        *make.block(128, 256),
         nn.MaxPool2d(2),
-        residual(256),
+        _twice(make, 256),
         nn.MaxPool2d(2),
+        *(make.last(256, last_dropout) if make.kernel else []),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
     ]
     return sequence([*layers, *head(1024, classes)], init)
 
 
-@model("resnet18", "ResNet-18, with group normalisation unless told otherwise")
-def resnet18(
+@model("resnet9", "ResNet-9: two residual blocks, eight 3x3 convolutions, max-pooling (DP, CUP)")
+def resnet9(
     input_shape: Shape,
     classes: int | None,
     *,
     norm: Norm = "group",
-    activation: Activation = "relu",
-    stem: Literal["auto", "low", "high"] = "auto",
-    group_size: Size = 32,
-    init: Init = "he",
+    activation: Activation = "mish",
+    groups: Size = 32,
+    kernel_dropout: Share = 0.05,
+    last_dropout: Share = 0.25,
+    always_drop: bool = False,
+    init: Init = "torch",
 ) -> nn.Module:
-    """Post-activation ResNet-18 as in torchvision: 11,181,642 parameters for 10 classes.
+    """Images of at least 16x16; 2,448,714 parameters for CIFAR-10, 2,446,474 with kernel norm.
 
-    stem: high: 7x7 convolution of stride 2 and max-pooling, for images of at least 32x32; low: 3x3
-        of stride 1 without pooling (11,173,962 parameters), for images of at least 8x8; auto: low
-        below 64 pixels.
+    groups: of GroupNorm (their number). The sums of residual blocks are normalised too, but with
+    kernel norm, which normalises once before the last pooling instead.
     """
-    small = stem == "low" or (stem == "auto" and min(input_shape[1:], default=0) < LOW_RESOLUTION)
-    channels, _, _ = image("resnet18", input_shape, 8 if small else 32)
-
-    def conv(inputs: int, outputs: int, size: int, stride: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
-            normalisation(norm, outputs, group_size),
-        ]
-
-    def residual(inputs: int, outputs: int, stride: int) -> nn.Module:
-        body = [
-            *conv(inputs, outputs, 3, stride),
-            layer(activation),
-            *conv(outputs, outputs, 3, 1),
-        ]
-        shortcut = nn.Sequential(*conv(inputs, outputs, 1, stride)) if stride > 1 else None
-        return Residual(nn.Sequential(*body), shortcut, layer(activation))
-
-    if small:
-        first = [*conv(channels, 64, 3, 1), layer(activation)]
-    else:
-        first = [*conv(channels, 64, 7, 2), layer(activation), nn.MaxPool2d(3, 2, padding=1)]
-    widths = (64, 64, 128, 256, 512)
-    stages = [
-        unit
-        for stage in range(4)
-        for unit in (
-            residual(widths[stage], widths[stage + 1], 1 if stage == 0 else 2),
-            residual(widths[stage + 1], widths[stage + 1], 1),
-        )
+    channels, _, _ = image("resnet9", input_shape, 16)
+    make = Layers(
+        norm, activation, groups=groups, bias=norm == "none", dropout=kernel_dropout,
+        always=always_drop,
+    )  # fmt: skip
+    layers = [
+        *make.block(channels, 64),
+        *make.block(64, 128),
+        nn.MaxPool2d(2),
+        _twice(make, 128),
+        *make.normal(128),
+        *make.block(128, 256),
+        nn.MaxPool2d(2),
+        *make.block(256, 256),
+        nn.MaxPool2d(2),
+        _twice(make, 256),
+        *make.last(256, last_dropout),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
     ]
-    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(512, classes)]
-    return sequence([*first, *stages, *end], init)
+    return sequence([*layers, *head(1024, classes)], init)
+
+
+def _twice(make: Layers, width: int) -> nn.Module:
+    """Two post-activation convolutions plus the identity."""
+    return Residual(nn.Sequential(*make.block(width, width), *make.block(width, width)))
+
+
+@model("knresnet13", "KNResNet-13: four pre-activation residual blocks, made for DP training")
+def knresnet13(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Norm = "kernel",
+    activation: Activation = "mish",
+    stem: Stem = "auto",
+    group_size: Size = 32,
+    kernel_dropout: Share = 0.1,
+    last_dropout: Share = 0.5,
+    always_drop: bool = False,
+    init: Init = "torch",
+) -> nn.Module:
+    """2,041,034 parameters for CIFAR-10.
+
+    stem: low: 3x3 convolution, for images of at least 16x16; high: 7x7 of stride 2 and max-pooling
+        (2,048,714 parameters), for at least 64x64.
+    """
+    low = small(stem, input_shape)
+    channels, _, _ = image("knresnet13", input_shape, 16 if low else 64)
+    make = Layers(
+        norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
+        always=always_drop,
+    )  # fmt: skip
+
+    def residual(width: int) -> nn.Module:
+        return Residual(nn.Sequential(*make.pre(width, width), *make.pre(width, width)))
+
+    if low:
+        first = make.bare(channels, 64)
+    else:
+        first = [*make.bare(channels, 64, 7, 2), make.act(), nn.MaxPool2d(2)]
+    widths = (64, 64, 128, 256)
+    layers = [*first, residual(64)]
+    for inputs, outputs in pairwise(widths):
+        layers += [*make.pre(inputs, outputs), nn.MaxPool2d(2), residual(outputs)]
+    layers += [*make.last(256, last_dropout), make.act(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return sequence([*layers, *head(1024, classes)], init)

@@ -1,0 +1,71 @@
+"""ConvNeXt-Tiny (Liu et al., 2022), with layer normalisation or kernel-normalised down-sampling."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from cupola.nn.kernelnorm import KNConv2d
+from cupola.nn.models.parts import Shape, Share, head, image
+from cupola.nn.models.registry import model
+from cupola.nn.normalisation import PositionalNorm
+
+
+class _Block(nn.Module):
+    """x + scale * (7x7 depthwise, norm, 1x1 to four times the width, GELU, 1x1)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.depthwise(x).movedim(1, -1))
+        y = self.narrow(nn.functional.gelu(self.wide(y)))
+        return x + (self.scale * y).movedim(-1, 1)
+
+
+def _norm(width: int) -> nn.Module:
+    layer = PositionalNorm(width)
+    layer.layer.eps = 1e-6
+    return layer
+
+
+@model("convnext_tiny", "ConvNeXt-Tiny; kernel normalisation in its three down-samplers, or none")
+def convnext_tiny(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Literal["layer", "kernel"] = "kernel",
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
+) -> nn.Module:
+    """Images of at least 32x32; 28,587,784 parameters for ImageNet, 28,589,128 with layer norm.
+
+    norm: of the down-samplers only, as published: layer: norm, then a 2x2 convolution of stride 2;
+        kernel: ReLU, then the same of normalised windows. All else keeps the norms it is made with.
+    """
+    channels, _, _ = image("convnext_tiny", input_shape, 32)
+    width, layers = 96, [nn.Conv2d(channels, 96, 4, 4), _norm(96)]
+    for blocks, outputs in ((3, 96), (3, 192), (9, 384), (3, 768)):
+        if outputs != width and norm == "kernel":
+            layers += [
+                nn.ReLU(),
+                KNConv2d(width, outputs, 2, 2, dropout=kernel_dropout, always=always_drop),
+            ]
+        elif outputs != width:
+            layers += [_norm(width), nn.Conv2d(width, outputs, 2, 2)]
+        width = outputs
+        layers += [_Block(width) for _ in range(blocks)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(768, eps=1e-6), *head(768, classes)]
+    module = nn.Sequential(*layers, *end)
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.modules.conv._ConvNd):
+            nn.init.trunc_normal_(part.weight, std=0.02)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return module

@@ -1,0 +1,150 @@
+"""KNResNet-18/34/50: residual networks around 2x2 kernels, which kernel normalisation gains from.
+
+Nasirigerdeh et al., "Kernel normalized convolutional networks" (TMLR 2024), appendix A.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from cupola.nn.activations import Activation
+from cupola.nn.models.parts import (
+    Init,
+    Layers,
+    Shape,
+    Share,
+    Size,
+    Stem,
+    head,
+    image,
+    sequence,
+    small,
+)
+from cupola.nn.models.registry import model
+from cupola.nn.models.residual import Residual
+from cupola.nn.normalisation import Norm
+
+Pairs = tuple[tuple[int, int], tuple[int, int]]
+_BEFORE: Pairs = ((1, 0), (1, 0))
+_AFTER: Pairs = ((0, 1), (0, 1))
+_MORE: Pairs = ((2, 1), (2, 1))
+#: Below this many pixels the low-resolution stem is taken: the high one needs as many.
+HIGH = 96
+
+
+class Stage(NamedTuple):
+    """Residual blocks, `width` wide outside and `middle` inside."""
+
+    blocks: int
+    width: int
+    middle: int
+
+
+class Plan(NamedTuple):
+    """A KNResNet; `end`: inputs and outputs of the convolution after the stages, if any."""
+
+    stages: tuple[Stage, ...]
+    bottleneck: bool
+    end: tuple[int, int] | None
+
+    @property
+    def features(self) -> int:
+        return self.end[1] if self.end else self.stages[-1].width
+
+
+PLANS = {
+    18: Plan(
+        (Stage(2, 64, 256), Stage(2, 256, 256), Stage(1, 512, 512), Stage(1, 724, 724)),
+        False,
+        (724, 512),
+    ),
+    34: Plan(
+        (Stage(4, 64, 256), Stage(5, 256, 320), Stage(3, 512, 640), Stage(2, 512, 843)),
+        False,
+        (512, 512),
+    ),
+    50: Plan(
+        (Stage(4, 256, 64), Stage(5, 512, 128), Stage(4, 810, 201), Stage(2, 2048, 512)),
+        True,
+        None,
+    ),
+}
+
+
+def residual(make: Layers, stage: Stage, size: int, *, bottleneck: bool) -> nn.Module:
+    """A basic block or a bottleneck whose outer kernels are `size` wide."""
+    width, middle = stage.width, stage.middle
+    # Kernels of even size add a place, which the last one takes away again.
+    first, last = (1, 0) if size == 2 else (size // 2, size // 2)
+    if bottleneck:
+        body = make.pre(width, middle, size, padding=first)
+        body += [*make.pre(middle, middle), *make.pre(middle, width, size, padding=last)]
+    else:
+        body = make.pre(width, middle, size, padding=first)
+        body += make.pre(middle, width, size, padding=last)
+    return Residual(nn.Sequential(*body))
+
+
+def _trunk(plan: Plan, channels: int, make: Layers, *, low: bool) -> list[nn.Module]:
+    width = plan.stages[0].width
+    layers = make.bare(channels, width, 3) if low else make.bare(channels, width, 7, 2)
+    layers += [] if low else [nn.MaxPool2d(3, 2, padding=1)]
+    paddings = (_BEFORE, _AFTER, _BEFORE if low else _MORE)
+    for i, stage in enumerate(plan.stages):
+        pointwise = plan.bottleneck and i == 3
+        if i:
+            size, padding = (1, 0) if pointwise else (2, paddings[i - 1])
+            layers += [*make.pre(width, stage.width, size, padding=padding), nn.MaxPool2d(2)]
+        width, size = stage.width, 1 if pointwise else 2
+        layers += [
+            residual(make, stage, size, bottleneck=plan.bottleneck) for _ in range(stage.blocks)
+        ]
+    if plan.end:
+        layers += [nn.MaxPool2d(2), *make.pre(*plan.end, 2, padding=1 if low else 0)]
+    return layers
+
+
+def _knresnet(number: int, parameters: str) -> None:
+    """Register one depth."""
+    name, plan = f"knresnet{number}", PLANS[number]
+
+    @model(name, f"KNResNet-{number}: made for kernel normalisation, mostly of 2x2 kernels")
+    def make_knresnet(
+        input_shape: Shape,
+        classes: int | None,
+        *,
+        norm: Norm = "kernel",
+        activation: Activation = "relu",
+        stem: Stem = "auto",
+        group_size: Size = 32,
+        kernel_dropout: Share = 0.05,
+        last_dropout: Share = 0.25,
+        always_drop: bool = False,
+        init: Init = "he",
+    ) -> nn.Module:
+        low = small(stem, input_shape, HIGH)
+        channels, _, _ = image(name, input_shape, 16 if low else HIGH)
+        make = Layers(
+            norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
+            always=always_drop,
+        )  # fmt: skip
+        layers = _trunk(plan, channels, make, low=low)
+        layers += [*make.last(plan.features, last_dropout), make.act()]
+        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(plan.features, classes)]
+        return sequence([*layers, *end], init)
+
+    make_knresnet.__doc__ = f"""{parameters}, with kernel norm.
+
+    stem: low: 3x3 convolution, for images of at least 16x16; high: 7x7 of stride 2 and max-pooling,
+        for at least 96x96; auto: low below that.
+    """
+
+
+for _number, _parameters in (
+    (18, "11,215,840 parameters for CIFAR-100, 11,685,220 for ImageNet"),
+    (34, "21,323,450 parameters for CIFAR-100, 21,792,830 for ImageNet"),
+    (50, "23,681,570 parameters for CIFAR-100, 25,556,390 for ImageNet"),
+):
+    _knresnet(_number, _parameters)

@@ -1,0 +1,194 @@
+"""ResNet-18/34/50 and PreactResNet-18/34/50, with any normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from cupola.nn.activations import Activation
+from cupola.nn.models.parts import (
+    Init,
+    Layers,
+    Shape,
+    Share,
+    Size,
+    Stem,
+    head,
+    image,
+    sequence,
+    small,
+)
+from cupola.nn.models.registry import model
+from cupola.nn.models.residual import Residual
+from cupola.nn.normalisation import Norm
+
+
+class Depth(NamedTuple):
+    """Blocks per stage; a bottleneck gives four times its width."""
+
+    blocks: tuple[int, ...]
+    bottleneck: bool
+
+    @property
+    def features(self) -> int:
+        return 2048 if self.bottleneck else 512
+
+
+DEPTHS = {
+    18: Depth((2, 2, 2, 2), False),
+    34: Depth((3, 4, 6, 3), False),
+    50: Depth((3, 4, 6, 3), True),
+}
+Block = Callable[[int, int, int], nn.Module]  # inputs, width, stride
+
+
+def trunk(depth: Depth, channels: int, make: Layers, *, low: bool) -> list[nn.Module]:
+    """A post-activation ResNet, as in torchvision, without its head."""
+
+    def block(inputs: int, width: int, stride: int) -> nn.Module:
+        outputs = width * (4 if depth.bottleneck else 1)
+        if depth.bottleneck:
+            body = [*make.block(inputs, width, 1), *make.block(width, width, 3, stride)]
+            body += make.conv(width, outputs, 1)
+        else:
+            body = [*make.block(inputs, width, 3, stride), *make.conv(width, outputs)]
+        other = inputs != outputs or stride > 1
+        shortcut = nn.Sequential(*make.conv(inputs, outputs, 1, stride)) if other else None
+        return Residual(nn.Sequential(*body), shortcut, make.act())
+
+    first = make.block(channels, 64, 3) if low else make.block(channels, 64, 7, 2)
+    return [*first, *_pooled(low), *_stages(depth, block)]
+
+
+class Preactivated(nn.Module):
+    """before(x) goes through the body and, where the shape changes, through the shortcut."""
+
+    def __init__(self, before: nn.Module, body: nn.Module, shortcut: nn.Module | None) -> None:
+        super().__init__()
+        self.before, self.body, self.shortcut = before, body, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        return self.body(y) + (x if self.shortcut is None else self.shortcut(y))
+
+
+def preactivated(
+    depth: Depth, channels: int, make: Layers, *, low: bool, shortcut: int
+) -> list[nn.Module]:
+    """A pre-activation ResNet without its head; shortcut: size of its convolutions."""
+
+    def block(inputs: int, width: int, stride: int) -> nn.Module:
+        outputs = width * (4 if depth.bottleneck else 1)
+        before = nn.Sequential(*make.normal(inputs), make.act())
+        if depth.bottleneck:
+            body = [*make.bare(inputs, width, 1), *make.pre(width, width, 3, stride=stride)]
+            body += make.pre(width, outputs, 1)
+        else:
+            body = [*make.bare(inputs, width, 3, stride), *make.pre(width, width)]
+        across = None
+        if stride > 1:
+            across = nn.Sequential(*make.bare(inputs, outputs, shortcut, stride, 0))
+        elif inputs != outputs:
+            across = nn.Sequential(*make.bare(inputs, outputs, 1))
+        return Preactivated(before, nn.Sequential(*body), across)
+
+    first = make.bare(channels, 64, 3) if low else make.bare(channels, 64, 7, 2)
+    return [*first, *_pooled(low), *_stages(depth, block)]
+
+
+def _pooled(low: bool) -> list[nn.Module]:
+    return [] if low else [nn.MaxPool2d(3, 2, padding=1)]
+
+
+def _stages(depth: Depth, block: Block) -> list[nn.Module]:
+    layers, inputs = [], 64
+    for stage, (count, width) in enumerate(zip(depth.blocks, (64, 128, 256, 512))):
+        for i in range(count):
+            layers.append(block(inputs, width, 2 if stage and i == 0 else 1))
+            inputs = width * (4 if depth.bottleneck else 1)
+    return layers
+
+
+def _resnet(number: int, parameters: str) -> None:
+    """Register one depth."""
+    name, depth = f"resnet{number}", DEPTHS[number]
+
+    @model(name, f"ResNet-{number}, with group normalisation unless told otherwise")
+    def make_resnet(
+        input_shape: Shape,
+        classes: int | None,
+        *,
+        norm: Norm = "group",
+        activation: Activation = "relu",
+        stem: Stem = "auto",
+        group_size: Size = 32,
+        kernel_dropout: Share = 0.1,
+        always_drop: bool = False,
+        init: Init = "he",
+    ) -> nn.Module:
+        low = small(stem, input_shape)
+        channels, _, _ = image(name, input_shape, 8 if low else 32)
+        make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
+        layers = trunk(depth, channels, make, low=low)
+        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(depth.features, classes)]
+        return sequence([*layers, *end], init)
+
+    make_resnet.__doc__ = f"""Post-activation ResNet-{number} as in torchvision: {parameters}.
+
+    stem: high: 7x7 convolution of stride 2 and max-pooling, for images of at least 32x32; low: 3x3
+        of stride 1 without pooling, for images of at least 8x8; auto: low below 64 pixels.
+    """
+
+
+def _preact_resnet(number: int, parameters: str) -> None:
+    """Register one depth."""
+    name, depth = f"preactresnet{number}", DEPTHS[number]
+
+    @model(name, f"PreactResNet-{number}: normalisation and activation before convolutions")
+    def make_preact_resnet(
+        input_shape: Shape,
+        classes: int | None,
+        *,
+        norm: Norm = "group",
+        activation: Activation = "relu",
+        stem: Stem = "auto",
+        shortcut: Literal[1, 2] = 1,
+        last_norm: bool = True,
+        group_size: Size = 32,
+        kernel_dropout: Share = 0.1,
+        last_dropout: Share = 0.5,
+        always_drop: bool = False,
+        init: Init = "torch",
+    ) -> nn.Module:
+        low = small(stem, input_shape)
+        channels, _, _ = image(name, input_shape, 16 if low else 64)
+        make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
+        layers = preactivated(depth, channels, make, low=low, shortcut=shortcut)
+        if last_norm:
+            layers += [*make.last(depth.features, last_dropout), make.act()]
+        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(depth.features, classes)]
+        return sequence([*layers, *end], init)
+
+    make_preact_resnet.__doc__ = f"""Pre-activation ResNet-{number}: {parameters}.
+
+    stem: as for `resnet{number}`; for images of at least 16x16 (low) or 64x64 (high).
+    shortcut: size of the convolutions in shortcuts that halve the resolution.
+    last_norm: normalisation and activation before the last pooling.
+    """
+
+
+for _number, _parameters in (
+    (18, "11,181,642 parameters for 10 classes, 11,173,962 with the low stem"),
+    (34, "21,289,802 parameters for 10 classes"),
+    (50, "23,528,522 parameters for 10 classes"),
+):
+    _resnet(_number, _parameters)
+
+for _number, _parameters in (
+    (18, "11,169,162 parameters for CIFAR-10 with kernel norm, 11,172,170 with group norm"),
+    (34, "21,280,330 parameters for CIFAR-10 with group norm"),
+    (50, "23,513,162 parameters for CIFAR-10 with group norm"),
+):
+    _preact_resnet(_number, _parameters)

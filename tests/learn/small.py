@@ -10,6 +10,7 @@ from cupola.data import Dataset, FederatedData, SiteData, load
 from cupola.federation import InProcess, drive
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
+from cupola.secure.simulation import hidden_sums, simulated_parties
 
 CROSS_ENTROPY = find_loss("cross_entropy")
 DEVICES = ["cpu"]
@@ -78,6 +79,18 @@ def engine(program, data, mode="one-by-one", **more):
 def run(program, data, mode="one-by-one", **more):
     """The state at the end."""
     with engine(program, data, mode, **more) as reach:
+        return drive(program, reach)
+
+
+def run_masked(program, data, book=None, **more):
+    """The state at the end, with masked sums."""
+    choice, sites = program.sum, len(data)
+    parties = simulated_parties(
+        "study", seed=program.seed, sites=sites, minimum=choice.minimum, protocol=choice.protocol
+    )
+    host = TrainingHost(program.problem, data, book)
+    engine = InProcess(host, seed=program.seed, workers=1, parties=parties.member, **more)
+    with hidden_sums(engine, parties) as reach:
         return drive(program, reach)
 
 

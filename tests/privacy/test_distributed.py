@@ -257,6 +257,7 @@ def test_shares_come_from_the_system_where_there_is_no_seed():
         ({"colluders": -1}, "privacy.colluders"),
         ({"minimum": 5}, "sum.minimum"),
         ({"noise": 1e-4}, "raise the noise or sum.bits"),
+        ({"sites": 2**30}, "do not fit into 16 bits"),
     ],
 )
 def test_impossible_shares_are_refused(changes, words):

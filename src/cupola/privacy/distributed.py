@@ -138,6 +138,8 @@ class Shares:
         else:
             found = min(found, math.floor(math.log2(_MOST_STEPS / self.sensitivity)))
         while self._limit(found) + 1 >= most:
+            if self._limit(found) == 1:
+                raise PlanError(f"{self.sites} sites do not fit into {self.bits} bits")
             found -= 1
         return found
 

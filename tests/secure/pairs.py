@@ -49,15 +49,12 @@ class Study:
     def plain(self, question, sites):
         return InProcess(self.host, seed=3).sum(question, sites)
 
-    def run(self, step=0, asked=None, number=None, question=None):
+    def run(self, step=0, number=None, question=None):
         """An attempt to be driven phase by phase."""
         question = question or self.host.question(step)
         number = number or time.time_ns() // 1000
-        asked = asked or len(self.host)
         roster = self.parties.roster
-        return Run(
-            self.engine, Attempt(roster, question, asked, number, secrets.token_bytes(32)), {}
-        )
+        return Run(self.engine, Attempt(roster, question, number, secrets.token_bytes(32)), {})
 
     def ask(self, site, question):
         """One site's answer, or the code of its refusal."""

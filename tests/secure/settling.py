@@ -6,7 +6,7 @@ from cupola.secure.envelope import Statement, seal
 from cupola.secure.roster import simulated_roster
 from cupola.secure.streams import mask_key
 
-QUESTION, OTHER = b"q" * 32, b"o" * 32
+QUESTION, OTHER, TERMS = b"q" * 32, b"o" * 32, b"t" * 32
 SMALL = (("x", 32, 10), ("n", 64, 4))
 
 
@@ -25,7 +25,7 @@ class Study:
         self.compensator.close()
         self.compensator = Compensator(self.third, self.roster, self.memory)
 
-    def statement(self, site, outline=SMALL, step=0, attempt=0, question=QUESTION):
+    def statement(self, site, outline=SMALL, step=0, attempt=0, question=QUESTION, terms=TERMS):
         return Statement(
             "study",
             self.roster.digest,
@@ -34,6 +34,7 @@ class Study:
             question,
             layout_hash(outline),
             self.members[site].name,
+            terms,
         )
 
     def envelope(self, site, *, sealed_to=None, signed_by=None, **facts):
@@ -59,6 +60,7 @@ class Study:
             facts.get("step", 0),
             facts.get("attempt", 0),
             facts.get("question", QUESTION),
+            facts.get("terms", TERMS),
             tuple(sites),
             distinct,
             tuple(distinct.index(outline) for outline in own),

@@ -43,13 +43,15 @@ class Sites:
 
 @task("study numbers")
 def numbers(site, question):
-    """What options say of a site may differ: {site: 'decline' | 'nan' | 'large' | 'heavy'}."""
+    """What options say of a site may differ: {site: 'decline', 'nan', ...}."""
     arrays, weight = site.data
     what = question.options.get(str(site.index))
     if what == "decline" or site.index in site.workspace.away:
         raise Declined("not today")
     if what == "heavy":
         return Contribution(arrays, 11.0)
+    if what == "many":
+        return Contribution({**arrays, "n": np.full_like(arrays["n"], -(2**63))}, weight)
     if what in ("nan", "large"):
         x = arrays["x"].copy()
         x[...] = np.nan if what == "nan" else 1e6

@@ -23,13 +23,14 @@ from cupola.secure.compensator import (
     Request,
     compensator_host,
     settle,
+    settled,
     unmask,
 )
 from cupola.secure.encoding import decode, encode, entry, outline
 from cupola.secure.envelope import seal
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, simulated_roster
-from cupola.secure.settlement import CHECK, SUM, chunks, unmask_question
+from cupola.secure.settlement import CHECK, SUM, chunks, settled_question, unmask_question
 from cupola.secure.streams import P, add_mask, mask_residue
 
 KEY = bytes(range(32))  # of checksums
@@ -276,7 +277,9 @@ def test_those_who_did_not_agree_stay_in_a_crowd():
     assert refused(study, study.request([2, 3, 4, 5], step=1), "no array has at least 3")
 
 
-@pytest.mark.parametrize("change", [{"step": 1}, {"attempt": 1}, {"question": OTHER}])
+@pytest.mark.parametrize(
+    "change", [{"step": 1}, {"attempt": 1}, {"question": OTHER}, {"terms": OTHER}]
+)
 def test_a_replayed_envelope_is_refused(change):
     study = Study()
     old = {1: study.envelope(1)}
@@ -378,6 +381,19 @@ def test_masks_of_an_array_that_some_sites_lack():
     found = study.compensator.unmask(request.digest, "x", 0, 10)
     assert request.contributors("x") == [0, 2, 3]
     assert (found == masks(study, request, "x", 10, np.int32)).all()
+
+
+def test_it_tells_for_whom_a_step_was_settled(lasting):
+    """For a coordinator that lost its memory; it knew it before."""
+    study = lasting()
+    study.compensator.settle(study.request([4, 1, 0], step=3))
+    study.restart()
+    for step, flags in ((3, [1, 1, 0, 0, 1]), (2, [0] * 5)):
+        answer = settled(context(study.compensator), settled_question(step, 5))
+        assert answer.arrays["settled"].tolist() == flags
+    for step in (-1, None, "3", 3.0, True, [3]):
+        with pytest.raises(Declined, match="not well formed"):
+            settled(context(study.compensator), Question("settled", options={"step": step}))
 
 
 def test_nothing_is_told_of_what_was_not_settled():

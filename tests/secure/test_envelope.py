@@ -45,6 +45,7 @@ def test_no_two_envelopes_are_alike():
         {"question": b"Q" * 32},
         {"layout": b"L" * 32},
         {"site": "other"},
+        {"terms": b"T" * 32},
         {"step": 1, "attempt": 4},
         {"question": b"l" * 32, "layout": b"q" * 32},
     ],

@@ -1,6 +1,7 @@
 """Masked sums over the engines: equal to plain sums, for whoever survives; attacks end to end."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,13 +82,24 @@ def test_sites_with_different_arrays_have_a_minimum_per_array():
         assert found.weights[name] == expected.weights[name]
 
 
-@pytest.mark.parametrize("what", ["nan", "large", "heavy"])
-def test_what_is_beyond_its_bound_never_leaves_the_site(what):
+def test_nan_never_leaves_the_site():
     host = Sites(4)
     with masked(host) as hidden:
-        total = hidden.sum(host.question(options={"1": what}), range(4))
+        total = hidden.sum(host.question(options={"1": "nan"}), range(4))
     assert total.sites == [0, 2, 3]
-    assert "NaN" in total.failed[1] or "bound" in total.failed[1]
+    assert total.failed[1] == "NaN or infinity in 'x'"
+
+
+@pytest.mark.parametrize("what", ["large", "many", "heavy"])
+def test_what_is_beyond_its_bound_is_told_of_the_total_only(what):
+    """Every site answers alike, so that bounds cannot be used to search for a site's numbers."""
+    host, lines = Sites(4), []
+    with (
+        masked(host, ledger=Ledger(lines.append)) as hidden,
+        pytest.raises(FederationError, match=r"beyond their agreed bounds: \d+; at which site"),
+    ):
+        hidden.sum(host.question(options={"1": what}), range(4))
+    assert all(not line["failed"] for line in lines)
 
 
 def test_too_few_sites_are_not_even_asked():
@@ -196,6 +208,65 @@ def test_a_changed_answer_is_found_out(monkeypatch):
         monkeypatch.setattr(hidden.engine, "_ask", changed)
         with pytest.raises(FederationError, match="checksum is wrong"):
             hidden.sum(host.question(), range(4))
+
+
+def singled_out(monkeypatch, hidden, change):
+    """A coordinator that asks site 1 another question than the rest."""
+    ask = hidden.engine._ask
+
+    def differently(question, sites):
+        for site in sites:
+            yield from ask(change(question) if site == 1 else question, [site])
+
+    monkeypatch.setattr(hidden.engine, "_ask", differently)
+
+
+def other_options(question, part, **changes):
+    options = {**question.options, part: {**question.options[part], **changes}}
+    return replace(question, options=options)
+
+
+def test_one_site_cannot_be_given_a_scale_of_its_own(monkeypatch):
+    """Its numbers would stand out in the total, or be all that is left of it."""
+    host = Sites(4)
+
+    def finer(question):
+        expects = dict(question.options["inner"]["expects"])
+        expects["x"] = [*expects["x"][:2], 1e-6, 64]
+        return other_options(question, "inner", expects=expects)
+
+    with masked(host) as hidden:
+        singled_out(monkeypatch, hidden, finer)
+        with pytest.raises(FederationError, match="bad envelope from site site 1"):
+            hidden.sum(host.question(), range(4))
+
+
+def test_one_site_cannot_be_given_a_checksum_of_its_own(monkeypatch):
+    """It would give away a sum over its numbers alone."""
+    host = Sites(4)
+    with masked(host) as hidden:
+        singled_out(monkeypatch, hidden, lambda q: other_options(q, "hidden", check="11" * 32))
+        with pytest.raises(FederationError, match="bad envelope from site site 1"):
+            hidden.sum(host.question(), range(4))
+
+
+def test_one_site_cannot_be_asked_another_question(monkeypatch):
+    host = Sites(4)
+    with masked(host) as hidden:
+        singled_out(monkeypatch, hidden, lambda q: other_options(q, "inner", options={"a": 1}))
+        with pytest.raises(FederationError, match="bad envelope from site site 1"):
+            hidden.sum(host.question(), range(4))
+
+
+def test_bounds_cannot_be_used_to_search_for_numbers():
+    """The count of numbers beyond a bound is told once: other bounds are another encoding."""
+    host = Sites(4)
+    with masked(host) as hidden:
+        hidden.sum(host.question(), range(4))
+        question = host.question(step=1)
+        expects = {**question.expects, "x": replace(question.expects["x"], bound=41.0)}
+        again = hidden.sum(replace(question, expects=expects), range(4))
+    assert set(again.failed.values()) == {"the question was answered with other bounds"}
 
 
 def test_bytes_are_counted_with_the_compensator():

@@ -164,6 +164,13 @@ def test_keys_that_lead_to_no_secret_cost_their_site_its_place():
 # Answers
 
 
+def rescaled(attempt):
+    """The same question with another bound, and so another scale."""
+    expects = dict(attempt.inner.expects)
+    expects["x"] = replace(expects["x"], bound=1e6)
+    return replace(attempt, inner=replace(attempt.inner, expects=expects))
+
+
 def test_an_answer_is_given_once_and_only_to_the_question_that_was_signed():
     study = Study(5)
     run = up_to(study, 2)
@@ -171,7 +178,7 @@ def test_an_answer_is_given_once_and_only_to_the_question_that_was_signed():
     other = replace(honest, options={**honest.options, "inner": {**honest.options["inner"]}})
     other.options["inner"]["options"] = {"0": "x"}
     refuses(study.ask(0, other), "another question")
-    scaled = replace(run.attempt, asked=50)
+    scaled = rescaled(run.attempt)
     refuses(study.ask(0, scaled.masked(run.cohort, run.dealt, run.edges)), "another question")
     few = run.attempt.masked(run.cohort, run.dealt[:3], run.edges)
     refuses(study.ask(0, few), "too few sites dealt")
@@ -223,11 +230,12 @@ def test_one_site_cannot_be_given_a_checksum_of_its_own():
 
 
 def test_one_site_cannot_be_given_a_scale_of_its_own():
-    """With room for a million sites the others' numbers would shrink beside one site's."""
-    study = Study(5)
+    """With larger bounds the others' numbers would shrink beside one site's."""
+    study, fresh = Study(5), Study(5)
     run = before_shares(study)
-    other = replace(run.attempt, asked=10**6)
-    shrunk = {s: study.ask(s, other.keys())["keys"].tobytes() for s in (1, 2, 3, 4)}
+    other = rescaled(run.attempt)
+    refuses(study.ask(1, other.keys()), "other bounds")
+    shrunk = {s: fresh.ask(s, other.keys())["keys"].tobytes() for s in (1, 2, 3, 4)}
     refuses(study.ask(0, run.attempt.shares(cohort_with(run, shrunk))), "did not sign")
 
 

@@ -192,8 +192,6 @@ class Federation(ABC):
         more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
         nan = any(code.startswith("NaN") for code in failed.values())
         way_out = "; training may have diverged: try a lower local.lr" if nan else ""
-        if any("agreed bound" in code for code in failed.values()):
-            way_out = "; raise sum.change or sum.samples (training that diverges exceeds any bound)"
         raise FederationError(
             f"'{question.task}' in round {question.round}: {answered} of {asked} sites answered, "
             f"quorum is {self.quorum:.0%} ({reasons}{more}){way_out}"

@@ -58,7 +58,8 @@ def _sizes(program: Training, ask: Ask, sites: float) -> tuple[int, int, int]:
         return question_size(ask.question), _answer(ask.question), 0
     from cupola.secure import expected_bytes
 
-    return expected_bytes(ask.question, max(1, math.ceil(sites)), program.sum.protocol)
+    asked = max(1, math.ceil(sites))
+    return expected_bytes(ask.question, asked, program.sites, program.sum.protocol)
 
 
 def _answer(question: Question) -> int:

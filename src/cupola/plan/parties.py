@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cupola.learn import Training
-from cupola.learn.participation import expected_sites
 from cupola.secure.hidden import layout_of
 
 _COMPENSATOR = (
@@ -64,8 +62,8 @@ def masking(program: Training) -> dict[str, Any] | None:
     ask = program.ask(program.start())
     assert ask is not None
     asked = ask.question
-    sites = max(1, math.ceil(expected_sites(program.participation, program.sites)))
-    entry = next(e for e in layout_of(asked, sites) if e.name.startswith("model/"))
+    layout = layout_of(asked, program.sites)
+    entry = next(e for e in layout if e.name.startswith("model/"))
     return {
         "protocol": program.sum.protocol,
         "minimum": program.sum.minimum,

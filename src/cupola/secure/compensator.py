@@ -227,6 +227,7 @@ class Compensator:
                 question=request.question,
                 layout=layout,
                 site=party.name,
+                terms=request.terms,
             )
             try:
                 seeds.append(unseal(statement, envelope, party, self.identity))

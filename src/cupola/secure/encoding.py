@@ -9,6 +9,7 @@ itself rounds.
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Sequence
@@ -165,6 +166,11 @@ def outline(layout: Iterable[Entry]) -> Outline:
 def layout_hash(layout: Layout | Outline) -> bytes:
     """32 bytes that stand for the names, bits and sizes of a layout, in their order."""
     return digest("cupola layout 1", [_outline_of(part) for part in layout])
+
+
+def scales_hash(layout: Layout) -> bytes:
+    """32 bytes that stand for all of a layout, its fractions and bounds included."""
+    return digest("cupola scales 1", json.dumps(layout_to_json(layout)).encode())
 
 
 def _outline_of(part: Entry | tuple[str, int, int]) -> tuple[str, int, int]:

@@ -32,7 +32,8 @@ class EnvelopeError(FederationError):
 class Statement:
     """What one answer of one site is for: all that its signature and its seed are good for.
 
-    roster, question and layout are hashes of 32 bytes.
+    roster, question and layout are hashes of 32 bytes. terms: of what else all sites must have been
+    told alike (see `member.terms_hash`).
     """
 
     study: str
@@ -42,9 +43,10 @@ class Statement:
     question: bytes
     layout: bytes
     site: str
+    terms: bytes = b""
 
     def encode(self) -> bytes:
-        hashes = (self.roster, self.question, self.layout)
+        hashes = (self.roster, self.question, self.layout, self.terms)
         return pack("cupola statement 1", self.study, self.step, self.attempt, *hashes, self.site)
 
 

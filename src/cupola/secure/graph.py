@@ -53,7 +53,7 @@ class Graph:
         return self.picks == self.sites - 1
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def graph(sites: int, minimum: int) -> Graph:
     """The numbers for a cohort. minimum: of sites in a total; all but two of so many may collude.
 
@@ -67,7 +67,10 @@ def graph(sites: int, minimum: int) -> Graph:
         )
     colluders = minimum - 2
     quorum = (sites + colluders) // 2 + 1
-    first, last = 1, (sites - 1) // 2  # the smallest number that is enough lies between them
+    most = (sites - 1) // 2
+    first, last = 1, min(8, most)  # the smallest number that is enough: doubled, then halved
+    while last < most and _threshold(sites, colluders, last) is None:
+        first, last = last + 1, min(2 * last, most)
     if last < 1 or _threshold(sites, colluders, last) is None:
         return Graph(sites, sites - 1, quorum, quorum)
     while first < last:
@@ -109,7 +112,6 @@ def _threshold(sites: int, colluders: int, picks: int) -> int | None:
     return threshold
 
 
-@lru_cache(maxsize=100_000)
 def _at_least(others: int, marked: int, picks: int) -> np.ndarray:
     """log2 of P[at least j of the picks are marked], j from 0 to picks (hypergeometric)."""
     j = np.arange(picks + 1)

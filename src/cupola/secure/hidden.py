@@ -3,10 +3,14 @@
 A site is asked an outer question, which holds the inner one. It runs the inner task, and hands on
 integers instead of its answer: each array times its weight, in fixed point, and the weight itself.
 How they are hidden is the protocol's business (`masked`, `pairwise`).
+
+A number beyond its bound is cut off, and how many were is one more hidden number. Were a site to
+refuse instead, a coordinator could find out its numbers by asking again with other bounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +30,7 @@ from cupola.federation.message import content_digest, question_fields, question_
 from cupola.federation.site import find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
+BEYOND = "#beyond"  # how many numbers were cut off at their bounds
 WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
 
 
@@ -63,10 +68,14 @@ def question_hash(inner: Question) -> bytes:
 
 def layout_of(inner: Question, sites: int) -> Layout:
     """How the answers of up to `sites` sites are encoded, from the bounds that the question
-    states. The same at coordinator and sites."""
-    entries = [entry(WEIGHT, (), "float", inner.heaviest, sites)]
+    states: of all sites of the roster, so that it is the same for every cohort."""
+    numbers = 1 + sum(math.prod(spec.shape) for spec in inner.expects.values())
+    entries = [
+        entry(WEIGHT, (), "float", inner.heaviest, sites),
+        entry(BEYOND, (), "int", numbers, sites),
+    ]
     for name, spec in sorted(inner.expects.items()):
-        if name.startswith(WEIGHT):
+        if name.startswith("#"):
             raise FederationError(f"an array may not be named '{name}'")
         if spec.bound is None:
             raise FederationError(
@@ -87,28 +96,52 @@ def hidden_values(site: SiteContext, inner: Question, layout: Layout) -> dict[En
     broken = refusal(answer, inner)
     if broken is not None:
         raise FederationError(broken)
-    if answer.weight > inner.heaviest:
-        raise FederationError(f"weight exceeds its agreed bound {inner.heaviest:g} (sum.samples)")
+    weight = min(answer.weight, inner.heaviest)
+    beyond = int(weight < answer.weight)
     values = {}
+    for place in layout:
+        name, _, owner = place.name.partition("/")
+        if name == WEIGHT:
+            if not owner or owner in answer.arrays:
+                values[place] = encode(place, np.array(weight))
+        elif place.name in answer.arrays:
+            values[place], cut = _within_bound(place, answer.arrays[place.name], weight)
+            beyond += cut
+    values[layout[1]] = encode(layout[1], np.array(beyond))
+    return {place: values[place] for place in layout if place in values}
+
+
+def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.ndarray, int]:
+    """The integers of an array, and how many of its numbers were cut off at the bound."""
     try:
-        for place in layout:
-            name, _, owner = place.name.partition("/")
-            if name == WEIGHT:
-                if not owner or owner in answer.arrays:
-                    values[place] = encode(place, np.array(answer.weight))
-            elif place.name in answer.arrays:
-                values[place] = encode(place, answer.arrays[place.name], answer.weight)
-    except OutOfRange as error:
-        raise FederationError(error.code) from None
-    return values
+        return encode(place, array, weight), 0
+    except OutOfRange:
+        most = place.bound / weight
+    if place.kind == "int":
+        limit = int(most)
+        beyond = (array > limit) | (array < -limit)
+        return encode(place, np.clip(array, -limit, limit), weight), int(beyond.sum())
+    most *= 1 - 2.0**-50  # so that the product is not rounded beyond the bound
+    whole = np.asarray(array, np.float64)
+    return encode(place, np.clip(whole, -most, most), weight), int((np.abs(whole) > most).sum())
 
 
 def total_from(
-    sums: Mapping[Entry, np.ndarray], survivors: list[int], failed: Mapping[int, str]
+    inner: Question,
+    sums: Mapping[Entry, np.ndarray],
+    survivors: list[int],
+    failed: Mapping[int, str],
 ) -> Total:
     """The total that unmasked integers stand for."""
     arrays = {place.name: decode(place, integers) for place, integers in sums.items()}
     weight = float(arrays.pop(WEIGHT, np.array(0.0)))
+    beyond = int(arrays.pop(BEYOND, np.array(0)))
+    if beyond:
+        raise FederationError(
+            f"'{inner.task}' in round {inner.round}: numbers beyond their agreed bounds: {beyond:,}"
+            "; at which site, nobody can tell, and nothing was used. Raise sum.change or "
+            "sum.samples; training that diverges exceeds any bound: try a lower local.lr"
+        )
     names = [name for name in arrays if not name.startswith(WEIGHT)]
     weights = {name: float(arrays.get(f"{WEIGHT}/{name}", weight)) for name in names}
     return Total({name: arrays[name] for name in names}, weights, weight, survivors, dict(failed))

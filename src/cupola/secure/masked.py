@@ -30,7 +30,7 @@ from cupola.secure.hidden import (
     question_hash,
     total_from,
 )
-from cupola.secure.member import ANSWER, CHECK
+from cupola.secure.member import ANSWER, CHECK, terms_hash
 from cupola.secure.roster import Roster
 from cupola.secure.settlement import CHECK as CHECKS
 from cupola.secure.settlement import (
@@ -167,10 +167,9 @@ class Masked(Hidden):
     def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         key = secrets.token_bytes(32)  # of the checksums; the compensator never sees it
         attempt = time.time_ns() // 1000  # later attempts have higher numbers, after a crash, too
-        layout = layout_of(question, len(sites))
+        layout = layout_of(question, len(self.roster.sites))
         options = {
             "roster": self.roster.digest.hex(),
-            "sites": len(sites),
             "attempt": attempt,
             "check": key.hex(),
         }
@@ -180,7 +179,8 @@ class Masked(Hidden):
         if len(came.survivors) < self.roster.minimum:
             total.failed |= dict.fromkeys(came.survivors, TOO_FEW)
         else:
-            total = self._unmask(question, attempt, came, key)
+            request = self._request(question, attempt, terms_hash(layout, key), came)
+            total = self._unmask(question, request, came, key)
         self._enter(outer, question, total, came.sizes if total.sites else [])
         return total, came.broken
 
@@ -208,8 +208,8 @@ class Masked(Hidden):
                 came.add(site, answer, own)
         return came
 
-    def _unmask(self, question: Question, attempt: int, came: _Collected, key: bytes) -> Total:
-        call = _Call(self.compensator, question, self._request(question, attempt, came))
+    def _unmask(self, question: Question, request: Request, came: _Collected, key: bytes) -> Total:
+        call = _Call(self.compensator, question, request)
         granted = call.settle(came)
         residues = call.unmask(granted, came)
         for entry in granted:
@@ -222,9 +222,9 @@ class Masked(Hidden):
                 )
         self.ledger.add(call.entry())
         sums = {entry: came.sums[entry] for entry in granted}
-        return total_from(sums, came.survivors, came.failed)
+        return total_from(question, sums, came.survivors, came.failed)
 
-    def _request(self, question: Question, attempt: int, came: _Collected) -> Request:
+    def _request(self, question: Question, attempt: int, terms: bytes, came: _Collected) -> Request:
         layouts = list(dict.fromkeys(came.layouts))
         return Request(
             study=self.roster.study,
@@ -232,6 +232,7 @@ class Masked(Hidden):
             step=question.step,
             attempt=attempt,
             question=question_hash(question),
+            terms=terms,
             sites=tuple(came.survivors),
             outlines=tuple(encoding.outline(own) for own in layouts),
             layouts=tuple(layouts.index(own) for own in came.layouts),
@@ -299,19 +300,19 @@ class _Call:
         )
 
 
-def expected_bytes(question: Question, sites: int) -> tuple[int, int, int]:
-    """What a masked sum over `sites` sites sends: to each site, from each site, and to and from
-    the compensator in all. Nothing is asked; all of it follows from the layout."""
-    layout = layout_of(question, sites)
+def expected_bytes(question: Question, sites: int, roster: int) -> tuple[int, int, int]:
+    """What a masked sum over `sites` sites of a roster sends: to each site, from each site, and to
+    and from the compensator in all. Nothing is asked; all of it follows from the layout."""
+    layout = layout_of(question, roster)
     hashed = "0" * 64
-    options = {"roster": hashed, "sites": sites, "attempt": 10**15, "check": hashed}
+    options = {"roster": hashed, "attempt": 10**15, "check": hashed}
     outer = outer_question("masked", question, _expected(layout), options)
     answer = {ANSWER + e.name: np.broadcast_to(e.dtype.type(0), (e.size,)) for e in layout}
     byte = np.zeros((), np.uint8)
     answer |= {CHECK + e.name: np.broadcast_to(byte, (16,)) for e in layout}
     answer["envelope"] = np.broadcast_to(byte, (ENVELOPE,))
     everybody = tuple(range(sites))
-    facts = ("study", bytes(32), question.step, 10**15, bytes(32), everybody)
+    facts = ("study", bytes(32), question.step, 10**15, bytes(32), bytes(32), everybody)
     sealed = (bytes(ENVELOPE),) * sites
     request = Request(*facts, (encoding.outline(layout),), (0,) * sites, sealed)
     third = question_size(request.to_question())
@@ -342,7 +343,7 @@ def _broken(answer: Contribution, outer: Question, layout: Layout, own: Layout) 
     code = refusal(answer, outer)
     if code is not None:
         return code
-    if "envelope" not in answer.arrays or not own or own[0] != layout[0]:
+    if "envelope" not in answer.arrays or own[:2] != layout[:2]:
         return "missing parts of a masked answer"
     if answer.weight != 1.0:
         return "invalid weight"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Contribution, Declined, Question, SiteContext, task
-from cupola.secure.canonical import is_whole
+from cupola.secure.canonical import digest, is_whole
 from cupola.secure.checksum import checksum, to_bytes
-from cupola.secure.encoding import MAX_SITES, layout_hash
+from cupola.secure.encoding import Layout, layout_hash, scales_hash
 from cupola.secure.envelope import Statement, seal
 from cupola.secure.hidden import (
     hidden_values,
@@ -41,13 +41,16 @@ class Member:
         """Whether a task may be asked as it is, without a protocol around it."""
         return task == "masked" or task.startswith("pairwise ") or task in self.openly
 
-    def agree(self, roster: Any, step: int, question: bytes) -> None:
-        """Refuse a study whose roster is not the pinned one, and a second question in a step."""
+    def agree(self, roster: Any, step: int, question: bytes, scales: bytes) -> None:
+        """Refuse a study whose roster is not the pinned one, a second question in a step, and a
+        question in a second encoding: other bounds tell more of the same numbers."""
         if roster != self.roster.digest.hex():
             raise Declined("the roster is not the one this site agreed to")
-        asked = question.hex()
-        if self.memory.setdefault(str(step), asked) != asked:
+        if self.memory.setdefault(f"step {step}", question.hex()) != question.hex():
             raise Declined("another question was answered under this step")
+        encoded = self.memory.setdefault(f"question {question.hex()}", scales.hex())
+        if encoded != scales.hex():
+            raise Declined("the question was answered with other bounds")
 
 
 def member_of(site: SiteContext) -> Member:
@@ -61,7 +64,6 @@ class Terms:
     """What a masked question says beside the inner one. check: key of the checksums."""
 
     roster: str
-    sites: int
     attempt: int
     check: bytes
 
@@ -71,17 +73,20 @@ class Terms:
             options = question.options["hidden"]
             terms = cls(
                 str(options["roster"]),
-                options["sites"],
                 options["attempt"],
                 bytes.fromhex(options["check"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Declined("question is not well formed") from None
-        if not (is_whole(terms.sites, MAX_SITES) and terms.sites and is_whole(terms.attempt)):
-            raise Declined("question is not well formed")
-        if len(terms.check) != 32:
+        if not is_whole(terms.attempt) or len(terms.check) != 32:
             raise Declined("question is not well formed")
         return terms
+
+
+def terms_hash(layout: Layout, check: bytes) -> bytes:
+    """What all sites of a sum must have been told alike, beside the question: how to encode, and
+    the key of the checksums. One with a scale or a key of its own could be told from the rest."""
+    return digest("cupola terms 1", scales_hash(layout), check)
 
 
 @task("masked")
@@ -89,11 +94,12 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer, masked; its seed goes to the compensator, under seal."""
     member, inner, terms = member_of(site), inner_question(question), Terms.of(question)
     asked = question_hash(inner)
-    member.agree(terms.roster, inner.step, asked)
+    layout = layout_of(inner, len(member.roster.sites))
+    member.agree(terms.roster, inner.step, asked, scales_hash(layout))
     compensator = member.roster.compensator
     if compensator is None:
         raise Declined("the roster names no compensator")
-    values = hidden_values(site, inner, layout_of(inner, terms.sites))
+    values = hidden_values(site, inner, layout)
     study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}
     for entry, integers in values.items():
@@ -102,9 +108,15 @@ def masked(site: SiteContext, question: Question) -> Contribution:
         add_mask(integers, stream)
         arrays[ANSWER + entry.name] = integers
         arrays[CHECK + entry.name] = to_bytes(residue % P)
-    layout = layout_hash(tuple(values))
     statement = Statement(
-        study, member.roster.digest, step, attempt, asked, layout, member.identity.name
+        study,
+        member.roster.digest,
+        step,
+        attempt,
+        asked,
+        layout_hash(tuple(values)),
+        member.identity.name,
+        terms_hash(layout, terms.check),
     )
     envelope = seal(statement, seed, member.identity, compensator)
     arrays["envelope"] = np.frombuffer(envelope, np.uint8)

@@ -39,7 +39,7 @@ class Pairwise(Hidden):
 
     def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         number = time.time_ns() // 1000  # later attempts have higher numbers
-        attempt = Attempt(self.roster, question, len(sites), number, secrets.token_bytes(32))
+        attempt = Attempt(self.roster, question, number, secrets.token_bytes(32))
         refused = self.engine._admit(outer_question("pairwise masked", question, {}, {}), sites)
         run = Run(self.engine, attempt, dict(refused))
         outer, total = question, Total()
@@ -59,13 +59,19 @@ class Pairwise(Hidden):
         return total, run.broken
 
 
-def expected_bytes(question: Question, sites: int, minimum: int = 3) -> tuple[int, int, int]:
-    """What a sum over `sites` sites sends if nobody drops out: to each with the question, from each
-    with its answer, and for keys, shares and signatures in all."""
-    roster, _, _ = simulated_roster(0, "study", sites, compensator=False, minimum=minimum)
-    attempt = Attempt(roster, question, sites, 10**15, bytes(32))
+def expected_bytes(
+    question: Question, sites: int, roster: int, minimum: int = 3
+) -> tuple[int, int, int]:
+    """What a sum over `sites` sites of a roster sends if nobody drops out: to each with the
+    question, from each with its answer, and for keys, shares and signatures in all."""
+    sites = max(2, sites)
+    minimum = min(minimum, sites)
+    listed, _, _ = simulated_roster(
+        0, "study", max(sites, roster), compensator=False, minimum=minimum
+    )
+    attempt = Attempt(listed, question, 10**15, bytes(32))
     everybody = tuple(range(sites))
-    cohort = Cohort(roster, attempt.statement, everybody, (bytes(KEYS),) * sites)
+    cohort = Cohort(listed, attempt.statement, everybody, (bytes(KEYS),) * sites)
     graph, width = cohort.graph, sealed_size(attempt.count)
     edges = pack_edges(cohort, {})
     signatures = (bytes(SIGNATURE),) * sites
@@ -73,7 +79,7 @@ def expected_bytes(question: Question, sites: int, minimum: int = 3) -> tuple[in
     quorum = dict.fromkeys(range(graph.quorum), bytes(SIGNATURE))
     holders = range(graph.picks)
     aside = [
-        (attempt.keys(), {"keys": _blank(KEYS), "told": np.zeros(sites, bool)}, sites),
+        (attempt.keys(), {"keys": _blank(KEYS), "told": np.zeros(len(listed.sites), bool)}, sites),
         (
             attempt.shares(cohort),
             {"picks": np.zeros(graph.picks, np.int32), "sealed": _blank(graph.picks, width)},

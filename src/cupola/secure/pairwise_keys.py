@@ -7,7 +7,6 @@ study, roster, step, attempt, question, layout and set of keys) is good for anot
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -21,10 +20,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cupola.errors import FederationError
 from cupola.federation import Declined, Question
 from cupola.secure.canonical import Value, digest, pack
-from cupola.secure.encoding import Entry, Layout, layout_to_json
+from cupola.secure.encoding import Entry
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import Graph, graph
-from cupola.secure.hidden import WEIGHT
+from cupola.secure.hidden import BEYOND, WEIGHT
 from cupola.secure.identity import Identity, Party
 from cupola.secure.pairwise_masks import Masks, Table
 from cupola.secure.roster import Roster
@@ -156,11 +155,6 @@ def _point(key: bytes) -> X25519PublicKey:
 # What the parties of an attempt agree on
 
 
-def layout_digest(layout: Layout) -> bytes:
-    """32 bytes that stand for all of a layout, its scales included."""
-    return digest("cupola pairwise layout 1", json.dumps(layout_to_json(layout)).encode())
-
-
 def groups(inner: Question) -> int:
     """Seeds of a site's own mask: one, or where sites may leave arrays out one more per array, so
     that an array which too few sites sent stays masked."""
@@ -170,7 +164,7 @@ def groups(inner: Question) -> int:
 def group_of(entry: Entry, inner: Question) -> int:
     """The seed over an array, where each has its own."""
     name = entry.name.removeprefix(f"{WEIGHT}/")
-    return 0 if name == WEIGHT else 1 + sorted(inner.expects).index(name)
+    return 0 if name in (WEIGHT, BEYOND) else 1 + sorted(inner.expects).index(name)
 
 
 def mask_own(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cupola.federation import Charge, Contribution, Declined, Question, SiteContext, task
 from cupola.secure.checksum import checksum, to_bytes
+from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import draw
 from cupola.secure.hidden import hidden_values, inner_question, layout_of, question_hash
@@ -30,7 +31,6 @@ from cupola.secure.pairwise_keys import (
     drawn_by,
     groups,
     is_signed,
-    layout_digest,
     mask_own,
     neighbours,
     open_share,
@@ -93,7 +93,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
     attempt, count = whole_in(options, "attempt"), whole_in(options, "seeds", MOST_SEEDS)
     if not count:
         raise Declined(ILL)
-    member.agree(options.get("roster"), question.step, asked)
+    member.agree(options.get("roster"), question.step, asked, layout)
     roster, name = member.roster, member.identity.name
     statement = Statement(roster.study, roster.digest, question.step, attempt, asked, layout, name)
     session = _held(member)
@@ -158,8 +158,8 @@ def masked(site: SiteContext, question: Question) -> Contribution:
         raise Declined("not the time for an answer: no shares were dealt, or it was given")
     try:
         inner = inner_question(question)
-        layout = layout_of(inner, whole_in(options, "sites"))
-        asked = (question_hash(inner), layout_digest(layout), groups(inner))
+        layout = layout_of(inner, len(member.roster.sites))
+        asked = (question_hash(inner), scales_hash(layout), groups(inner))
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         raise Declined(ILL) from None
     if asked != (session.statement.question, session.statement.layout, session.count):

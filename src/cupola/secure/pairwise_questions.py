@@ -14,7 +14,7 @@ import numpy as np
 
 from cupola.federation import Arrays, Declined, Question, Spec
 from cupola.secure.canonical import is_whole
-from cupola.secure.encoding import Layout
+from cupola.secure.encoding import Layout, scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.hidden import layout_of, outer_question, question_hash
 from cupola.secure.member import ANSWER, CHECK
@@ -23,7 +23,6 @@ from cupola.secure.pairwise_keys import (
     SIGNATURE,
     Cohort,
     groups,
-    layout_digest,
     sealed_size,
 )
 from cupola.secure.roster import Roster
@@ -34,17 +33,16 @@ ILL = "question is not well formed"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A coordinator's attempt at one question. asked: how many sites. check: the checksums' key."""
+    """A coordinator's attempt at one question. check: the checksums' key."""
 
     roster: Roster
     inner: Question
-    asked: int
     number: int
     check: bytes
 
     @cached_property
     def layout(self) -> Layout:
-        return layout_of(self.inner, self.asked)
+        return layout_of(self.inner, len(self.roster.sites))
 
     @cached_property
     def count(self) -> int:
@@ -53,7 +51,7 @@ class Attempt:
     @cached_property
     def statement(self) -> Statement:
         """What sites sign, but for their names."""
-        hashes = (question_hash(self.inner), layout_digest(self.layout))
+        hashes = (question_hash(self.inner), scales_hash(self.layout))
         step = self.inner.step
         return Statement(self.roster.study, self.roster.digest, step, self.number, *hashes, "")
 
@@ -82,7 +80,6 @@ class Attempt:
         bits = np.packbits([site in set(dealt) for site in cohort.sites])
         facts = {
             "attempt": self.number,
-            "sites": self.asked,
             "check": self.check.hex(),
             "dealt": bits.tobytes().hex(),
             "edges": edges.hex(),

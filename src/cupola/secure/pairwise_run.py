@@ -175,7 +175,7 @@ class Run:
                     "so a site's numbers or shares were changed; nothing was used"
                 )
             sums[entry] = integers
-        return total_from(sums, list(self.answers), self.failed)
+        return total_from(inner, sums, list(self.answers), self.failed)
 
     def _restore(self) -> tuple[dict[int, dict[int, bytes]], dict[int, X25519PrivateKey]]:
         """The seeds of survivors' own masks, by group, and the keys of those who dropped out."""

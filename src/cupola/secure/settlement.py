@@ -24,8 +24,9 @@ Part = tuple[str, int, int]  # array, and from which number to which
 class Request:
     """A coordinator's request to settle a step.
 
-    roster, question: hashes of 32 bytes. sites: numbers in the roster. outlines: the distinct
-    layouts; layouts: which of them each site signed. envelopes: of each site.
+    roster, question, terms: hashes of 32 bytes, as every site signed them alike. sites: numbers
+    in the roster. outlines: the distinct layouts; layouts: which of them each site signed.
+    envelopes: of each site.
     """
 
     study: str
@@ -33,6 +34,7 @@ class Request:
     step: int
     attempt: int
     question: bytes
+    terms: bytes
     sites: tuple[int, ...]
     outlines: tuple[Outline, ...]
     layouts: tuple[int, ...]
@@ -48,7 +50,7 @@ class Request:
     def digest(self) -> bytes:
         """32 bytes that stand for the request, in whatever order its sites are listed."""
         parts = sorted(zip(self.sites, self.hashes, self.envelopes, strict=True))
-        facts = (self.study, self.roster, self.step, self.attempt, self.question)
+        facts = (self.study, self.roster, self.step, self.attempt, self.question, self.terms)
         return digest("cupola settle 1", *facts, parts)
 
     @cached_property
@@ -91,6 +93,7 @@ class Request:
                 "step": self.step,
                 "attempt": self.attempt,
                 "question": self.question.hex(),
+                "terms": self.terms.hex(),
                 "layouts": [[list(part) for part in outline] for outline in self.outlines],
             },
             {"granted": Spec((len(self.arrays),), "bool")},
@@ -121,6 +124,7 @@ class Request:
                 options["step"],
                 options["attempt"],
                 _hash(options["question"]),
+                _hash(options["terms"]),
                 sites,
                 outlines,
                 layouts,

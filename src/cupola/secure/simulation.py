@@ -108,13 +108,16 @@ def hidden_sums(
     return Masked(engine, third, parties.roster)
 
 
-def expected_bytes(question: Question, sites: int, protocol: str) -> tuple[int, int, int]:
-    """What a masked sum over `sites` sites sends: to each, from each, and beside that in all."""
+def expected_bytes(
+    question: Question, sites: int, roster: int, protocol: str
+) -> tuple[int, int, int]:
+    """What a masked sum over `sites` sites of a roster sends: to each, from each, and beside that
+    in all."""
     if protocol == "pairwise":
         from cupola.secure import pairwise
 
-        return pairwise.expected_bytes(question, sites)
-    return masked.expected_bytes(question, sites)
+        return pairwise.expected_bytes(question, sites, roster)
+    return masked.expected_bytes(question, sites, roster)
 
 
 def member(site: int, folder: Path | None, **facts: Any) -> Member:

@@ -47,7 +47,7 @@ class _Windows(nn.Module):
             raise PlanError(f"dropout = {dropout}: a share of the input, at least 0 and below 1")
         if per not in ("input", "window"):
             raise PlanError(f"per = {per!r}: dropout masks are per 'input' or per 'window'")
-        self.geometry = at._replace(dropout=dropout)
+        self.geometry = at
         self.dropout, self.per, self.always = dropout, per, always
 
     def _words(self) -> str:
@@ -71,7 +71,9 @@ class _Windows(nn.Module):
         return out if single else _side_by_side(out, rank)
 
 
-class _KernelNorm(_Windows):
+class KernelNorm(_Windows):
+    """Base of the layers below, to recognise them by."""
+
     rank: int
 
     def __init__(
@@ -102,25 +104,25 @@ class _KernelNorm(_Windows):
         return f"{at.kernel}, stride={at.stride}, padding={_shown(at)}, {self._words()}"
 
 
-class KernelNorm1d(_KernelNorm):
+class KernelNorm1d(KernelNorm):
     """Windows of sequences (n, C, T); see the module's documentation."""
 
     rank = 1
 
 
-class KernelNorm2d(_KernelNorm):
+class KernelNorm2d(KernelNorm):
     """Windows of images (n, C, H, W); see the module's documentation."""
 
     rank = 2
 
 
-class KernelNorm3d(_KernelNorm):
+class KernelNorm3d(KernelNorm):
     """Windows of volumes (n, C, D, H, W); see the module's documentation."""
 
     rank = 3
 
 
-class _KNConv(_Windows, nn.modules.conv._ConvNd):
+class KNConv(_Windows, nn.modules.conv._ConvNd):
     """A convolution of normalised windows; weights, bias and their defaults are a convolution's."""
 
     rank: int
@@ -164,8 +166,10 @@ class _KNConv(_Windows, nn.modules.conv._ConvNd):
                 False, at.zeros, at.groups,
             )  # fmt: skip
         drop = drawn(tuple(x.shape), self.dropout, x.device) if self.random else None
+        at = at._replace(dropout=self.dropout)
         out, mu, scale = _apply(KNConvFunction, x, self.weight, self.bias, drop, at)
-        if self.notes and torch.is_grad_enabled():
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        if self.notes and out.requires_grad and not wrapped(out):
             self.noted.append((mu.detach(), scale.detach()))
         return out
 
@@ -176,26 +180,22 @@ class _KNConv(_Windows, nn.modules.conv._ConvNd):
         return f"{words}, {'' if self.bias is not None else 'bias=False, '}{self._words()}"
 
 
-class KNConv1d(_KNConv):
+class KNConv1d(KNConv):
     """Sequences (n, C, T); see the module's documentation."""
 
     rank = 1
 
 
-class KNConv2d(_KNConv):
+class KNConv2d(KNConv):
     """Images (n, C, H, W); see the module's documentation."""
 
     rank = 2
 
 
-class KNConv3d(_KNConv):
+class KNConv3d(KNConv):
     """Volumes (n, C, D, H, W); see the module's documentation."""
 
     rank = 3
-
-
-#: All layers of this module, to recognise them by.
-KernelNorm, KNConv = _KernelNorm, _KNConv
 
 
 def _apply(function: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -297,7 +297,7 @@ def test_no_share_leaves_before_a_quorum_signed():
 def test_never_both_shares_of_one_site():
     study = Study(6)
     run = up_to(study, 3)
-    private = [study.parties.member(s).__dict__["pairwise"] for s in range(6)]
+    private = [vars(study.parties.member(s))["pairwise"] for s in range(6)]
     good, _ = agree(study, run, [0, 1, 2, 3, 4])  # site 5 is declared gone although it answered
     told = {s: unmask(study, run, s, dict(sorted(good.items()))) for s in range(5)}
     refuses(unmask(study, run, 5, dict(sorted(good.items()))), "not the time")

@@ -60,6 +60,7 @@ from cupola.secure.shamir import SHARE, split
 from cupola.secure.streams import new_seed
 
 MOST_SEEDS = 1 << 12
+_UNDER_WAY = "pairwise"  # where a member keeps its attempt, in memory
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Session:
     picks: list[int] = field(default_factory=list)
     seeds: list[bytes] = field(default_factory=list)
     own_share: bytes = b""
-    sealed: np.ndarray | None = None
+    sealed: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     dealt: tuple[int, ...] = ()
     stage: bytes = b""
     survivors: tuple[int, ...] = ()
@@ -96,13 +97,13 @@ def keys(site: SiteContext, question: Question) -> Contribution:
     member.agree(options.get("roster"), question.step, asked, layout)
     roster, name = member.roster, member.identity.name
     statement = Statement(roster.study, roster.digest, question.step, attempt, asked, layout, name)
-    session = _held(member)
+    session: Session | None = vars(member).get(_UNDER_WAY)
     if session is None or (session.statement, session.count) != (statement, count):
         mask, seal = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         public = [key.public_key().public_bytes_raw() for key in (mask, seal)]
         signed = sign_keys(statement, public[0], public[1], member.identity)
         session = Session(statement, count, mask, seal, signed)
-        member.__dict__["pairwise"] = session  # the last one: older attempts are over
+        vars(member)[_UNDER_WAY] = session  # the last one: older attempts are over
     before = np.zeros(len(roster.sites), bool)
     before[told(member, asked)] = True
     return Contribution({"keys": as_array(session.keys), "told": before})
@@ -117,7 +118,7 @@ def shares(site: SiteContext, question: Question) -> Contribution:
     cohort = Cohort(member.roster, session.statement, sites, rows)
     if session.cohort is not None and session.cohort.digest != cohort.digest:
         raise Declined("shares were dealt to another cohort")
-    if session.cohort is None or session.sealed is None:
+    if session.cohort is None:
         if len(sites) < member.roster.minimum:
             raise Declined(f"too few sites ({len(sites)} of at least {member.roster.minimum})")
         if member.index not in cohort.place or rows[cohort.place[member.index]] != session.keys:
@@ -126,7 +127,6 @@ def shares(site: SiteContext, question: Question) -> Contribution:
         cohort.check(others)
         agree_to_cohort(member, session.statement.question, sites)
         _deal(member, session, cohort, others)
-    assert session.sealed is not None
     return Contribution({"picks": np.array(session.picks, np.int32), "sealed": session.sealed})
 
 
@@ -281,16 +281,12 @@ def _seeds_of(share: bytes, granted: Sequence[bool]) -> np.ndarray:
     return np.where(np.array(granted)[:, None], rows, 0).reshape(-1)
 
 
-def _held(member: Member) -> Session | None:
-    return member.__dict__.get("pairwise")
-
-
 def _session(site: SiteContext, question: Question) -> tuple[Member, Session]:
     """The attempt that a question belongs to, which must be the one under way."""
     member = member_of(site)
-    session, attempt = _held(member), whole_in(options_of(question), "attempt")
-    about = None if session is None else (session.statement.step, session.statement.attempt)
-    if session is None or about != (question.step, attempt):
+    session: Session | None = vars(member).get(_UNDER_WAY)
+    asked = (question.step, whole_in(options_of(question), "attempt"))
+    if session is None or asked != (session.statement.step, session.statement.attempt):
         raise Declined("no such attempt is under way at this site")
     return member, session
 

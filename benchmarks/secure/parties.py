@@ -13,6 +13,7 @@ import torch
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.federation import Contribution, Failure, InProcess, Question, SiteContext, Spec, task
 from cupola.federation.federation import Total
+from cupola.federation.ledger import COMPENSATOR
 from cupola.federation.message import encode_contribution
 from cupola.federation.site import Task
 from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
@@ -73,6 +74,8 @@ class Times:
     packing: Clock = field(default_factory=Clock)
     compensator: Clock = field(default_factory=Clock)
     masks: Clock = field(default_factory=Clock)
+    bytes_up: int = 0  # from one site, as the ledger counts them
+    bytes_compensator: int = 0  # to and from
 
     def coordinator(self) -> dict[str, float]:
         return self.whole.less(self.sites, self.packing, self.compensator, self.masks)
@@ -92,6 +95,9 @@ def masked_sum(
     inner(times.inner)
     with Masked(engine, third, parties.roster) as federation, times.whole:
         total = federation.sum(question, range(sites))
+    ledger = federation.ledger
+    times.bytes_up = ledger.up[0]
+    times.bytes_compensator = ledger.up[COMPENSATOR] + ledger.down[COMPENSATOR]
     if len(total.sites) < sites:
         raise RuntimeError(f"not every site answered: {total.failed}")
     return total, times

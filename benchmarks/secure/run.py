@@ -30,7 +30,6 @@ import torch
 
 from cupola.federation.message import contribution_size
 from cupola.federation.site import find_task
-from cupola.secure.masked import expected_bytes
 
 LIMITS = {
     "Flower over Cupola, site": 10.0,
@@ -138,14 +137,12 @@ def training(options: argparse.Namespace) -> dict[str, Any]:
             "of all parties, one after another": round(median(everything), 4),
         }
     shapes = {n: np.broadcast_to(np.float32(0), s.shape) for n, s in question.expects.items()}
-    plain = contribution_size(shapes)
-    _, up, third = expected_bytes(question, sites)
-    _, many_up, many_third = expected_bytes(question, 10)
+    plain, up, third = contribution_size(shapes), times.bytes_up, times.bytes_compensator
     found |= {
         "parameters": parameters,
         "bytes": {"plain float32": plain, "masked": up, "compensator": third},
         "bytes over plain float32": round(up / plain, 5),
-        "with the compensator's, 10 sites": round((10 * many_up + many_third) / (10 * plain), 5),
+        "with the compensator's, 10 sites": round((10 * up + third) / (10 * plain), 5),
     }
     return found
 

@@ -74,6 +74,7 @@ def test_evaluation_at_sites_is_masked_and_exact(tmp_path: Path) -> None:
         ["participation.kind=poisson", "participation.fraction=0.5"],
         ["participation.kind=fraction", "participation.count=4", "participation.dropouts=0.3"],
         ["model=mlp", "sum.bits=32", "sum.samples=1000", "sum.change=4"],
+        ["sum.protocol=pairwise", "participation.dropouts=0.1"],
     ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, settings: list[str]) -> None:
@@ -98,19 +99,30 @@ def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
     kill_often(tmp_path, spawned, settings, 2, 2)
 
 
-def test_separate_processes_give_the_same_model(tmp_path: Path) -> None:
-    settings = ["rounds=2", "data.partition.sites=3"]
+@pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
+def test_separate_processes_give_the_same_model(tmp_path: Path, protocol: str) -> None:
+    settings = ["rounds=2", "data.partition.sites=3", f"sum.protocol={protocol}"]
     go(tmp_path / "one", *settings, plan=MASKED)
     go(tmp_path / "each", *settings, "engine.kind=separate", plan=MASKED)
     compare(tmp_path / "one", tmp_path / "each", 0.0)
-    assert (tmp_path / "each/compensator").is_dir()
+    assert (tmp_path / "each/compensator").is_dir() == (protocol == "compensator")
 
 
-def test_the_bytes_are_known_before(tmp_path: Path) -> None:
-    plan = load(MASKED, ["rounds=3", "data.partition.test=0.2", "evaluation.on=both"])
-    cost = predict(compose.training(plan))
-    result = go(tmp_path / "run", "rounds=3", "data.partition.test=0.2", "evaluation.on=both",
-                plan=MASKED).result  # fmt: skip
+@pytest.mark.parametrize("recipe", ["scaffold", "dp-sgd", "dp-fedavg-distributed"])
+def test_pairwise_masks_end_where_the_compensator_ends(tmp_path: Path, recipe: str) -> None:
+    settings = [f"recipe={recipe}", "rounds=3", "data.partition.test=0.2", "evaluation.on=both"]
+    settings += ["privacy.noise=0.5"] if RECIPES[recipe].privacy else []
+    go(tmp_path / "third", *settings, plan=MASKED)
+    go(tmp_path / "pairs", *settings, "sum.protocol=pairwise", plan=MASKED)
+    compare(tmp_path / "third", tmp_path / "pairs", 0.0)
+
+
+@pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
+def test_the_bytes_are_known_before(tmp_path: Path, protocol: str) -> None:
+    settings = ["rounds=3", "data.partition.test=0.2", "evaluation.on=both"]
+    settings += [f"sum.protocol={protocol}"]
+    cost = predict(compose.training(load(MASKED, settings)))
+    result = go(tmp_path / "run", *settings, plan=MASKED).result
     assert cost.total == pytest.approx(result["bytes_down"] + result["bytes_up"], rel=1e-3)
 
 

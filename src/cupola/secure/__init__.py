@@ -4,6 +4,7 @@ from cupola.secure.compensator import Compensator, compensator_host
 from cupola.secure.identity import Identity, Party
 from cupola.secure.masked import Masked
 from cupola.secure.member import Member
+from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, consent
 from cupola.secure.simulation import expected_bytes, hidden_sums, simulated_parties
 
@@ -12,6 +13,7 @@ __all__ = [
     "Identity",
     "Masked",
     "Member",
+    "Pairwise",
     "Party",
     "Roster",
     "compensator_host",

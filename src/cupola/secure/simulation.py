@@ -14,7 +14,7 @@ from typing import Any
 
 from cupola.errors import PlanError
 from cupola.federation import Federation, InProcess, Question, SeparateProcesses
-from cupola.secure import masked
+from cupola.secure import masked, pairwise
 from cupola.secure.compensator import compensator_host
 from cupola.secure.identity import Identity
 from cupola.secure.masked import Hidden, Masked
@@ -91,9 +91,7 @@ def hidden_sums(
     """An engine whose sums are masked. folder: the compensator's memory is kept in it.
     own_processes: whether the compensator gets a process of its own."""
     if parties.protocol == "pairwise":
-        from cupola.secure.pairwise import Pairwise
-
-        return Pairwise(engine, parties.roster)
+        return pairwise.Pairwise(engine, parties.roster)
     own = None if folder is None else folder / "compensator"
     third: Federation
     if own_processes:
@@ -114,8 +112,6 @@ def expected_bytes(
     """What a masked sum over `sites` sites of a roster sends: to each, from each, and beside that
     in all."""
     if protocol == "pairwise":
-        from cupola.secure import pairwise
-
         return pairwise.expected_bytes(question, sites, roster)
     return masked.expected_bytes(question, sites, roster)
 

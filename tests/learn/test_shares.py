@@ -23,6 +23,7 @@ from cupola.privacy.discrete import discrete_gaussian
 from cupola.privacy.distributed import event
 from cupola.privacy.noise import source
 from cupola.secure.hidden import layout_of
+from cupola.secure.memory import Memory
 
 NAMES = ["1.weight", "1.bias", "3.weight", "3.bias"]  # as the model has them
 SIZES = (20, 7, 33, 12, 9)
@@ -140,9 +141,25 @@ def test_a_resumed_step_draws_the_same_shares():
 def test_a_real_site_draws_its_share_from_the_system():
     program, data = training(local=Local(work="gradient", lr=0.1, weighting="uniform"))
     here, question = context(program, data, seed=None)
-    one, other = (flat(train(here, question).arrays) for _ in range(2))
+    here.party.memory = Memory()
+    one, other = (flat(train(here, replace(question, step=s)).arrays) for s in (1, 2))
     spread = (one - other).std() / math.sqrt(2)
     assert spread == pytest.approx(program.shares.deviation, rel=0.15)
+
+
+def test_a_real_site_draws_the_noise_of_a_step_once(tmp_path):
+    """Its answers to one step, asked often, would average to its update; and it paid once."""
+    program, data = training()
+    here, question = context(program, data, seed=None)
+    declined(here, question, "drawn again")  # nowhere to remember it
+    here.party.memory = Memory(tmp_path / "memory")
+    train(here, question)
+    declined(here, question, "drawn again")
+    here.party.memory.close()
+    here.party.memory = Memory(tmp_path / "memory")  # after a crash
+    declined(here, question, "drawn again")
+    train(here, replace(question, step=question.step + 1))
+    here.party.memory.close()
 
 
 def test_too_few_survivors_tell_nothing_and_more_bring_more_noise():
@@ -150,6 +167,7 @@ def test_too_few_survivors_tell_nothing_and_more_bring_more_noise():
     state, ledger = run(program, data, quorum=0.0)
     assert np.array_equal(flat(state.arrays), flat(program.start().arrays))
     assert len(ledger) == 2
+    assert "in shares: 3 of at least 4 are counted on" in ledger[0]["protection"]
     assert not any(line["sites"] for line in ledger)
     honest = program.shares.honest
     assert program.shares.deviation * math.sqrt(honest) == pytest.approx(0.3, rel=1e-4)

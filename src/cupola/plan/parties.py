@@ -17,9 +17,11 @@ def learned(program: Training) -> list[tuple[str, str]]:
     """(party, what it learns), in a sentence each, if everybody keeps to the protocol."""
     choice, privacy = program.sum, program.privacy
     noised = privacy.mechanism in ("dp-sgd", "output", "objective", "distributed")
-    what = "noised updates" if noised else "updates"
+    what = own = "noised updates" if noised else "updates"
     if privacy.by_coordinator:
-        what = "clipped updates, before its noise"
+        what = own = "clipped updates, before its noise"
+    if privacy.mechanism == "distributed":
+        own = "updates with their own shares of the noise alone"
     counts = " and metrics" if _asks_metrics(program) else ""
     if not choice.masked:
         parties = [("coordinator", f"every site's own {what}{counts}, and its number of samples")]
@@ -36,14 +38,14 @@ def learned(program: Training) -> list[tuple[str, str]]:
         parties.append(
             (
                 "coordinator with compensator",
-                f"every site's own {what}{counts}: they must not be one",
+                f"every site's own {own}{counts}: they must not be one",
             )
         )
     elif choice.masked:
         parties.append(
             (
                 "coordinator with sites",
-                f"a site's own {what}{counts} if it works with enough of that site's neighbours "
+                f"a site's own {own}{counts} if it works with enough of that site's neighbours "
                 "to rebuild its keys, or with all but one of a total's sites",
             )
         )

@@ -310,6 +310,9 @@ def test_what_a_site_is_charged_for():
     assert found.events == (event(0.6),)
     assert found.unit == "site"
     assert found.trusts == "2 other sites"
+    for colluders, words in ((2, "1 other site"), (3, "nobody")):
+        other, _ = training(PRIVACY.model_copy(update={"colluders": colluders}))
+        assert charge(*context(other, data)).trusts == words
     assert not here.store.export(10)  # nothing was computed
 
 

@@ -130,7 +130,7 @@ def _draw_once(site: SiteContext, question: Question) -> None:
 def charge_shares(site: SiteContext, question: Question, privacy: Privacy) -> Charge:
     """What an answer costs: nothing is claimed from the sampling of sites, which others see."""
     others = agreed_shares(site, question, privacy).honest - 1
-    trusts = "1 other site" if others == 1 else f"{others} other sites"
+    trusts = {0: "nobody", 1: "1 other site"}.get(others, f"{others} other sites")
     return Charge((event(privacy.noise or 0.0),), unit="site", trusts=trusts)
 
 

@@ -34,7 +34,8 @@ History = tuple[Event, ...]
 class Limit:
     """What a site allows in all: epsilon at delta, for examples, against everybody.
 
-    trust_coordinator: whether protection counts that rests on the coordinator's noise.
+    trust_coordinator: whether protection counts that rests on the coordinator's noise. What rests
+    on other sites' shares of the noise counts; the book says on how many.
     """
 
     epsilon: float

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from studies import Sites
 
 from cupola.errors import CupolaError, FederationError
-from cupola.federation import Declined, InProcess, Question, SeparateProcesses
+from cupola.federation import Declined, InProcess, Question, SeparateProcesses, Spec
 from cupola.federation.site import find_task
 from cupola.secure import hidden_sums, simulated_parties
 from cupola.secure.hidden import outer_question
@@ -109,6 +109,29 @@ def test_what_was_answered_is_remembered(tmp_path):
                     find_task("masked")(engine.context(0), question)
         finally:
             member.memory.close()
+
+
+def test_noise_is_not_drawn_anew_in_a_later_attempt():
+    """Else it could be averaged away over attempts, for one charge."""
+    with InProcess(HOST, parties=PARTIES.member) as engine:
+        site = engine.context(2)
+        site.seed = None  # as at a real site: the operating system's randomness
+        expects = {"x": Spec((3,), bound=1.0)}
+        inner = Question("study draws", expects=expects, step=77)
+        assert find_task("masked")(site, asked(inner)).arrays
+        with pytest.raises(Declined, match="not be the same"):
+            find_task("masked")(site, asked(inner, attempt=2))
+
+
+def test_a_memory_that_cannot_be_written_is_closed(tmp_path, monkeypatch):
+    memory = Memory(tmp_path / "held.jsonl")
+    assert memory.setdefault("a", 1) == 1
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk")))
+    with pytest.raises(OSError, match="disk"):
+        memory.setdefault("b", 2)
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="closed"):
+        memory.setdefault("c", 3)
 
 
 PLAIN = st.recursive(

@@ -236,9 +236,9 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
             contribution = task(context, question)
             answer = _ANSWER + encode_contribution(contribution)
         except Declined as refused:
-            answer = _FAILED + refused.code.encode()
+            answer = _FAILED + refused.code.encode(errors="replace")
         except CupolaError as error:
-            answer = _BROKEN + str(error).encode()
+            answer = _BROKEN + str(error).encode(errors="replace")
         except Exception as error:
             # Values and paths stay here; the kind of error is all that crosses the border.
             print(f"site {site}: {error!r}", file=sys.stderr)

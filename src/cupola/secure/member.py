@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from cupola.federation import Contribution, Declined, Question, SiteContext, task
 from cupola.secure.canonical import digest, is_whole
 from cupola.secure.checksum import checksum, to_bytes
-from cupola.secure.encoding import Layout, layout_hash, scales_hash
+from cupola.secure.encoding import Entry, Layout, layout_hash, scales_hash
 from cupola.secure.envelope import Statement, seal
 from cupola.secure.hidden import (
     hidden_values,
@@ -51,6 +53,17 @@ class Member:
         encoded = self.memory.setdefault(f"question {question.hex()}", scales.hex())
         if encoded != scales.hex():
             raise Declined("the question was answered with other bounds")
+
+    def stand_by(self, step: int, values: Mapping[Entry, np.ndarray]) -> None:
+        """Refuse to answer a step anew and differently: noise drawn twice could be averaged away.
+
+        A simulated site draws the same again. A real one stores what it answered, or stays away.
+        """
+        found = hashlib.sha256()
+        for integers in values.values():
+            found.update(integers.data)
+        if self.memory.setdefault(f"answer {step}", found.hexdigest()) != found.hexdigest():
+            raise Declined("the answer to this step would not be the same as before")
 
 
 def member_of(site: SiteContext) -> Member:
@@ -100,6 +113,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     if compensator is None:
         raise Declined("the roster names no compensator")
     values = hidden_values(site, inner, layout)
+    member.stand_by(inner.step, values)
     study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}
     for entry, integers in values.items():

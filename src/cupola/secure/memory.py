@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,11 +26,13 @@ class Memory:
     def __init__(self, path: Path | None = None) -> None:
         self._held: dict[str, Any] = {}
         self._file: IO[bytes] | None = None
+        self._lost = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
             try:
                 self._read(path)
+                _sync_folder(path.parent)  # else a power cut may take the file itself
             except BaseException:
                 self.close()
                 raise
@@ -43,17 +46,25 @@ class Memory:
 
     def update(self, entries: dict[str, Any]) -> dict[str, Any]:
         """Several entries at once, all or none of the new ones; what is held under their keys."""
+        if self._lost:
+            raise OSError("this memory is closed")
         new = {key: value for key, value in entries.items() if key not in self._held}
         if new and self._file is not None:
-            self._file.write(json.dumps(new, separators=(",", ":")).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                self._file.write(json.dumps(new, separators=(",", ":")).encode() + b"\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError:
+                self.close()  # what is on disk is unknown: only a restart can tell
+                raise
         self._held |= new
         return {key: self._held[key] for key in entries}
 
     def close(self) -> None:
+        self._lost = True
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # it tries to write what could not be written
+                self._file.close()
             self._file = None
 
     def _read(self, path: Path) -> None:
@@ -79,3 +90,12 @@ class Memory:
                 ) from error
         self._file.truncate(end)
         self._file.seek(end)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

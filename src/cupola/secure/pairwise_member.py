@@ -178,6 +178,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     own = dict(enumerate(session.seeds))
     session.mask, session.seeds = None, []  # from here on there is no second time
     values = hidden_values(site, inner, layout)
+    member.stand_by(inner.step, values)
     table = Table(layout)
     for entry, integers in values.items():
         table.arrays[entry][:] = integers

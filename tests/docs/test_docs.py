@@ -132,3 +132,11 @@ def test_commands_exist(note: str, text: str) -> None:  # noqa: ARG001
         known = {"--help", *(o for p in command.params for o in (*p.opts, *p.secondary_opts))}
         assert command.name != "cupola", line
         assert {w for w in words if w.startswith("--")} <= known, line
+
+
+def test_tests_that_pages_name_exist() -> None:
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    known = set(re.findall(r"def (test_\w+)\(", tests))
+    for page in (ROOT / "docs").glob("*.md"):
+        named = set(re.findall(r"`(test_\w+)`", page.read_text("utf-8"))) - {"test_per_site"}
+        assert named <= known, (page.name, named - known)

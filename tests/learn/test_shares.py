@@ -342,6 +342,8 @@ def test_the_promise_and_its_words():
     notes = " ".join(promise.warnings)
     assert "grid 2^-" in notes
     assert "1.3 times the noise" in notes
+    alone = epsilon([event(0.6 / math.sqrt(3)).times(7)], 1e-5)
+    assert f"share alone gives epsilon {alone:.3g}" in notes
     assert "knows its own share" not in notes
     alone, _ = training(PRIVACY.model_copy(update={"colluders": 0}))
     assert "knows its own share" in " ".join(guarantee(alone, np.array(SIZES)).warnings)

@@ -240,8 +240,8 @@ def test_the_tail_is_as_unlikely_as_stated():
     shares = Shares(1.0, 1.0, 10, 5, 0, 1000)
     beyond = shares.tail / (float(exact_sigma(shares.steps)) * shares.grid)
     chance = 2 * 1000 * 10 * math.exp(-(beyond**2) / 2)
-    assert chance <= 2.0**-160
-    assert (1 + math.exp(41)) * 2.0**-160 <= LOST
+    assert chance <= 2.0**-200
+    assert (1 + math.exp(69)) * 2.0**-200 <= LOST
 
 
 def test_shares_come_from_the_system_where_there_is_no_seed():

@@ -383,6 +383,14 @@ def _warnings(training: Training, units: int) -> list[str]:
         )
     if training.shares is not None:
         found += about_shares(training.shares, training.participation)
+        own = (privacy.noise or 0.0) / training.shares.honest**0.5
+        alone = shares_event(own).times(
+            most_participations(training.participation, training.sites, training.rounds)
+        )
+        found.append(
+            "should the masks fail (coordinator and compensator, say, work together), a site's own "
+            f"share alone gives epsilon {_epsilon(privacy, (alone,)):.3g}"
+        )
     if privacy.mechanism == "dp-sgd":
         found.append("the sizes of sites are taken as public: sampling rates are batch size over n")
     return found

@@ -24,8 +24,8 @@ numbers (all else in the total, known or chosen by others, is a shift and furthe
    for another. Hence rho = 1 / (2 noise^2) + d gap, or four times as much.
 
 A share beyond `tail` would not fit the masked sum and is cut off there: with a probability of at
-most 2^-160 anywhere in a total, which takes (1 + exp(epsilon)) 2^-160 of delta, less than `LOST`
-for every epsilon up to 41.
+most 2^-200 anywhere in a total, which takes (1 + exp(epsilon)) 2^-200 of delta, less than `LOST`
+for every epsilon up to 69.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LEAST_STEPS = 4.0  # of the grid, in the deviation of a share: the gap is below 
 _MOST_STEPS = 2.0**28  # finer than this gains nothing
 GAP = 1e-30  # allowed for d * gap
 LOST = 2.0**-100
-_LOG_CUT = 160 * math.log(2)
+_LOG_CUT = 200 * math.log(2)
 
 
 def gap(steps: float, shares: int) -> float:
@@ -124,7 +124,7 @@ class Shares:
 
     @cached_property
     def tail(self) -> float:
-        """Beyond it no share of any site in any place, but with probability 2^-160."""
+        """Beyond it no share of any site in any place, but with probability 2^-200."""
         places = 2 * max(self.dimension, 1) * self.sites
         return 1.00001 * self.deviation * math.sqrt(2 * (math.log(places) + _LOG_CUT))
 

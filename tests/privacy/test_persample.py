@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.privacy.persample import Clipped, PerSample, Rule, rule, unsupported
+from cupola.privacy.persample import Clipped, PerSample, Rule, convolution, rule, unsupported
 
 pytestmark = [  # torch's words on what is slow
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
@@ -94,8 +94,14 @@ LAYERS = {
         lambda: nn.Conv2d(4, 6, 3, padding="same", padding_mode="replicate"),
         IMAGES,
     ),
-    "conv2d, few positions": (lambda: nn.Conv2d(40, 48, 3, stride=2), (4, 40, 5, 3)),
-    "conv2d, large": (lambda: nn.Conv2d(90, 80, 3, padding=1), (3, 90, 6, 6)),
+    "conv2d, few positions": (lambda: nn.Conv2d(48, 64, 3, padding=1), (4, 48, 3, 4)),
+    "conv2d, few positions, stride, dilation": (
+        lambda: nn.Conv2d(64, 64, 3, (2, 1), (2, 1), (2, 1), bias=False),
+        (4, 64, 5, 3),
+    ),
+    "conv1d, few positions": (lambda: nn.Conv1d(64, 64, 3, 2, padding="valid"), (4, 64, 5)),
+    "conv3d, few positions": (lambda: nn.Conv3d(32, 48, 2, (1, 1, 2), 1), (4, 32, 2, 1, 2)),
+    "conv2d, large": (lambda: nn.Conv2d(40, 48, 3, padding=1), (3, 40, 9, 7)),
     "conv2d, large, stride, dilation": (
         lambda: nn.Conv2d(30, 64, (3, 2), (2, 1), (2, 1), (1, 2)),
         (5, 30, 8, 7),
@@ -528,6 +534,20 @@ def test_cancelling_terms_do_not_hide_a_norm():
     assert float(found.norms) == pytest.approx(math.sqrt(exact**2 + 40), rel=1e-5)
     size = float(torch.cat([s.flatten() for s in found.sums]).norm())
     assert size <= 1e-3 * (1 + 1e-4)
+
+
+def test_few_positions_go_by_gram_matrices(monkeypatch):
+    called = []
+    gram = convolution._gram
+    monkeypatch.setattr(convolution, "_gram", lambda *a: called.append(1) or gram(*a))
+    names = [name for name in LAYERS if "few positions" in name]
+    for name in names:
+        module, x, y = example(name)
+        PerSample(module, loss).clipped_sum(x, y, 1.0)
+    assert len(called) == 2 * len(names)  # in the trial and in the batch
+    module, x, y = example("conv2d, large")
+    PerSample(module, loss).clipped_sum(x, y, 1.0)
+    assert len(called) == 2 * len(names)
 
 
 class Viewing(nn.Module):

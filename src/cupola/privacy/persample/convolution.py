@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cupola.privacy.persample.layers import gram_squared, prefers_gram
+from cupola.privacy.persample.layers import GRAM
 from cupola.privacy.persample.rules import (
     Contribution,
     Factored,
@@ -66,35 +67,28 @@ class ConvolutionRule(Rule):
         if "weight" not in names:
             return Materialised(self.gradients(layer, kept, g))
         x, padding = _padded(layer, kept[0])
-        positions = g[0, :, 0].numel()
-        inputs, outputs = layer.weight[0].numel(), layer.weight.shape[0]
-        plane = layer.groups == 1 and g.dim() == 5
-        if plane and prefers_gram(2 * positions, inputs, outputs, g.device):
+        bias = {"bias": _bias(g)} if "bias" in names else {}
+        if _prefers_gram(layer, x, g):
             squared = _gram(layer, x, g, padding)
         elif _by_windows(layer):
             held = room.lend((len(g), *_product_shape(layer)), g)
             if held is not None:
-                found = {"weight": _products(layer, x, g, padding, held)}
-                return _Products(
-                    Materialised(found | ({"bias": _bias(g)} if "bias" in names else {})), layer
-                )
-            squared = torch.cat([_squares(part) for part in _blocks(layer, x, g, padding)])
+                found = {"weight": _products(layer, x, g, padding, held)} | bias
+                return _Products(Materialised(found), layer)
+            blocks = _blocks(layer, x, g, padding)
+            squared = torch.cat([_squares(torch.bmm(a.mT, b)) for a, b in blocks])
         elif room.take(len(g), layer.weight):
-            return Materialised(self.gradients(layer, kept, g))
+            return Materialised({"weight": _grouped(layer, x, g, padding)} | bias)
         else:
             each = (_weight_gradient(layer, a, b, padding) for a, b in zip(x, g))
             squared = torch.stack([part.square().sum() for part in each])
-        if "bias" in names:
-            squared = squared + _bias(g).square().sum(1)
+        for value in bias.values():
+            squared = squared + value.square().sum(1)
 
         def weighted(weights: Tensor) -> Gradients:
             scaled = g * weights.view(-1, *[1] * (g.dim() - 1))
-            found = {
-                "weight": _weight_gradient(layer, x.flatten(0, 1), scaled.flatten(0, 1), padding)
-            }
-            if "bias" in names:
-                found["bias"] = scaled.flatten(3).sum((0, 1, 3))
-            return found
+            found = {name: weights @ value for name, value in bias.items()}
+            return found | {"weight": _batch_gradient(layer, x, scaled, padding)}
 
         return Factored(squared, weighted)
 
@@ -129,24 +123,27 @@ def _product_shape(layer: Any) -> tuple[int, int]:
 
 def _products(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
     """Per-sample weight gradients, written to out (n, window, O)."""
-    list(_blocks(layer, x, g, padding, out))
+    start = 0
+    for a, b in _blocks(layer, x, g, padding):
+        torch.bmm(a.mT, b, out=out[start : start + len(a)])
+        start += len(a)
     return out
 
 
 def _blocks(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor | None = None
-) -> Iterator[Tensor]:
-    """The same a few samples at a time, (few, window, O), from x (n, k, C, ...), g (n, k, O, ...).
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows (few, places, window) and output gradients (few, places, O), few samples at a time.
 
-    A window counts its numbers by place first, then by channel.
+    x (n, k, C, ...), g (n, k, O, ...); places are those of all k rows. A window counts its numbers
+    by place first, then by channel. It is overwritten by the next block's.
     """
     size = (g[0, :, 0].numel(), layer.weight[0].numel())
     few = 1 << max(WINDOWS // math.prod(size), 1).bit_length() - 1  # processors share it evenly
     space = g.new_empty(min(few, len(g)), *size)  # one for all blocks: it is in the cache then
-    outs = [None] * len(g) if out is None else out.split(few)
-    for a, b, o in zip(x.split(few), g.split(few), outs):
+    for a, b in zip(x.split(few), g.split(few)):
         windows = _windows(layer, a, padding, space[: len(a)])
-        yield torch.bmm(windows.mT, b.movedim(2, -1).reshape(len(b), -1, b.shape[2]), out=o)
+        yield windows, b.movedim(2, -1).reshape(len(b), -1, b.shape[2])
 
 
 def _windows(layer: Any, x: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
@@ -196,6 +193,16 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
     return found[1].view(n, *weight.shape)
 
 
+def _batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """The weight gradient of all samples together."""
+    if not _by_windows(layer):
+        return _weight_gradient(layer, x.flatten(0, 1), g.flatten(0, 1), padding)
+    total = g.new_zeros(_product_shape(layer))
+    for a, b in _blocks(layer, x, g, padding):
+        total.addmm_(a.flatten(0, 1).mT, b.flatten(0, 1))
+    return _as_weights(layer, total[None])[0].contiguous()
+
+
 def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
     """The weight gradient of a batch, x (rows, C, ...) and g (rows, O, ...)."""
     found = torch.ops.aten.convolution_backward(
@@ -205,13 +212,40 @@ def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...])
     return found[1]
 
 
+def _prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
+    """Whether Gram matrices are the cheaper way: few positions, many channels."""
+    pixels, places = x[0, :, 0].numel(), g[0, :, 0].numel()
+    products = places * layer.weight.numel()
+    grams = pixels**2 * x.shape[2] + places**2 * g.shape[2]
+    return layer.groups == 1 and g.device.type != "mps" and 2 * GRAM * grams < products
+
+
 def _gram(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """Squared norms by Gram matrices of the windows; for few positions and many channels."""
-    n, k = g.shape[:2]
-    windows = F.unfold(x.flatten(0, 1), layer.kernel_size, layer.dilation, padding, layer.stride)
-    a = windows.view(n, k, *windows.shape[1:]).mT.flatten(1, 2)  # (n, k * positions, C * window)
-    b = g.flatten(3).mT.flatten(1, 2)
-    return gram_squared(a, b).to(g.dtype)
+    """Squared norms |sum_p a_p g_p'|^2 = sum_pq (a_p.a_q)(g_p.g_q) of windows a and gradients g.
+
+    a_p.a_q is the sum of products of pixels over the places of a window; a sum along one dimension
+    of the image after the other. In float64, as in `gram_squared`.
+    """
+    inside, outside = _inner(x), _inner(g)  # (n, k, ..., k, ...)
+    dims = len(padding)
+    both = [p for pad in reversed(padding) for p in (pad, pad)]
+    inside = F.pad(inside, [*both, 0, 0, *both])
+    for i, places in enumerate(g.shape[3:]):
+        step, apart = layer.stride[i], layer.dilation[i]
+        moved = [
+            slice(apart * j, apart * j + step * (places - 1) + 1, step)
+            for j in range(layer.kernel_size[i])
+        ]
+        ahead, between = (slice(None),) * (2 + i), (slice(None),) * dims
+        inside = reduce(torch.add, [inside[(*ahead, part, *between, part)] for part in moved])
+    return (inside * outside).flatten(1).sum(1).clamp_min_(0).to(g.dtype)
+
+
+def _inner(x: Tensor) -> Tensor:
+    """Products of all pairs of pixels of a sample, (n, k, ..., k, ...) from x (n, k, C, ...)."""
+    pixels = x.movedim(2, -1).flatten(1, -2).double()
+    size = (x.shape[1], *x.shape[3:])
+    return torch.bmm(pixels, pixels.mT).view(len(x), *size, *size)
 
 
 def _padded(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -141,21 +141,23 @@ class KNConvFunction(torch.autograd.Function):
             g = torch.zeros_like(out)
         g_x: Any = None
         g_weight = g_bias = None
-        scaled = g * scale.to(g.dtype)
+        if bias is not None and wants[2]:
+            g_bias = g.sum((0, *range(2, g.dim())))
+        if wants[0]:  # before the large tensors below are made
+            through = _through_statistics(g, weight, bias, out, mu, scale, (g_mu, g_scale))
         if wants[0] or wants[1]:
+            scaled = g * scale.to(g.dtype)
             g_x, g_weight, _ = torch.ops.aten.convolution_backward(
                 scaled, at.padded(x), weight, None, at.stride, at.padding, at.ones, False,
                 at.zeros, at.groups, [wants[0], wants[1], False],
             )  # fmt: skip
-        if wants[1]:
-            shares = scaled.flatten(2) @ mu.to(g.dtype).flatten(2).mT
-            g_weight = g_weight - shares.sum(0).view(-1, *[1] * (x.dim() - 1))
-        if bias is not None and wants[2]:
-            g_bias = g.sum((0, *range(2, g.dim())))
+            if wants[1]:
+                shares = scaled.flatten(2) @ mu.to(g.dtype).flatten(2).mT
+                g_weight = g_weight - shares.sum(0).view(-1, *[1] * (x.dim() - 1))
+            del scaled
         if wants[0]:
             for dim, (before, size) in enumerate(zip(at.around[-2::-2], x.shape[2:]), 2):
                 g_x = g_x.narrow(dim, before, size)
-            through = _through_statistics(g, weight, bias, out, mu, scale, (g_mu, g_scale))
             g_x = _added(g_x, x, drop, *_to_input(*through, mu, x, at), at)
         return g_x, g_weight, g_bias, None, None
 

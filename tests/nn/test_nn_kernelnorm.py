@@ -85,15 +85,14 @@ def test_convolutions_equal_the_reference(case):
         case["channels"], case["outputs"], case["kernel"], case["stride"], case["padding"],
         groups=case["groups"], bias=case["bias"],
     ).to(case["dtype"])  # fmt: skip
-    inputs = [laid_out(noise((2, case["channels"], *case["sizes"]), case), case)]
-    inputs += [noise(t.shape, case, 1) for t in layer.parameters()]
-    drop = noise(inputs[0].shape, case, 3).abs() < 0.7 * p if p else None
-    for t in inputs:
-        t.requires_grad_()
-    x, weight, *bias = inputs
-    out, _, scale = fused.KNConvFunction.apply(
-        x, weight, *(bias or [None]), drop, layer.geometry._replace(dropout=p)
-    )  # fmt: skip
+    layer.dropout = p
+    with torch.no_grad():
+        for t in layer.parameters():
+            t.copy_(noise(t.shape, case, 1))
+    x = laid_out(noise((2, case["channels"], *case["sizes"]), case), case).requires_grad_()
+    inputs = [x, *layer.parameters()]
+    drop = noise(x.shape, case, 3).abs() < 0.7 * p if p else None
+    out, _, scale = layer.masked(x, drop)
     largest = float(scale.detach().max())
     exact = [t.detach().double().requires_grad_() for t in inputs]
     x, weight, *bias = exact
@@ -154,6 +153,17 @@ def _per_input(conv: KNConv2d) -> KNConv2d:
     return other
 
 
+class Masked(nn.Module):
+    """A layer with a given mask: output and statistics."""
+
+    def __init__(self, layer: nn.Module, drop: Tensor) -> None:
+        super().__init__()
+        self.layer, self.drop = layer, drop
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer.masked(x, self.drop)
+
+
 @pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")
 def test_second_derivatives_are_right():
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
@@ -161,11 +171,14 @@ def test_second_derivatives_are_right():
     assert torch.autograd.gradcheck(layer, x)
     assert torch.autograd.gradgradcheck(layer, x)
     assert torch.autograd.gradgradcheck(KernelNorm2d(2, dropout=0.0), x)
-    drop = torch.rand_like(x) < 0.3
-    at = layer.geometry._replace(dropout=0.3)
-    assert torch.autograd.gradgradcheck(
-        lambda *a: fused.KNConvFunction.apply(*a, drop, at), (x, layer.weight, layer.bias)
-    )
+    drop, layer.dropout = torch.rand_like(x) < 0.3, 0.3
+
+    def masked(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        named = {"layer.weight": weight, "layer.bias": bias}
+        return functional_call(Masked(layer, drop), named, (x,))
+
+    assert torch.autograd.gradgradcheck(masked, (x, layer.weight, layer.bias))
+    layer.dropout = 0.0
     assert jacrev(grad(lambda v: layer(v).sin().sum()))(x.detach()).abs().sum() > 0
 
 
@@ -174,11 +187,11 @@ def test_single_precision_bears_large_means(ratio):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 16, 8, 8, generator=generator) + ratio
     layer = KNConv2d(16, 8, 3, dropout=0.0)
-    inputs = [x.requires_grad_(), layer.weight, layer.bias]
-    exact = [t.detach().double().requires_grad_() for t in inputs]
-    at = layer.geometry
-    out, mu, scale = fused.KNConvFunction.apply(*inputs, None, at)
-    wide, mean, spread = fused.KNConvFunction.apply(*exact, None, at)
+    inputs = [x.requires_grad_(), *layer.parameters()]
+    out, mu, scale = layer.masked(x, None)
+    wider = copy.deepcopy(layer).double()
+    exact = [x.detach().double().requires_grad_(), *wider.parameters()]
+    wide, mean, spread = wider.masked(exact[0], None)
     mu, scale, mean, spread = (t.detach() for t in (mu, scale, mean, spread))
     assert float((scale / spread - 1).abs().max()) < 3e-8 * ratio
     assert float((mu / mean - 1).abs().max()) < 3e-7

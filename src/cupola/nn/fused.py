@@ -20,17 +20,11 @@ Sizes = tuple[int, ...]
 
 
 class Geometry(NamedTuple):
-    """Where windows lie; all but `around` have one entry per dimension.
-
-    padding: on both sides, as a convolution takes it; around: on top of that, as `F.pad` takes it
-    (last dimension first), empty unless sides differ.
-    """
+    """Where windows lie: numbers per dimension; padding is the same on both sides."""
 
     kernel: Sizes
     stride: Sizes
     padding: Sizes
-    around: Sizes = ()
-    groups: int = 1
     eps: float = 1e-5
     dropout: float = 0.0  # of the mask, where there is one
 
@@ -44,12 +38,8 @@ class Geometry(NamedTuple):
 
     @property
     def sides(self) -> Sizes:
-        """All padding, as `F.pad` takes it."""
-        return self.around or tuple(p for p in reversed(self.padding) for _ in range(2))
-
-    def padded(self, x: Tensor) -> Tensor:
-        """x with the padding that a convolution cannot add itself."""
-        return F.pad(x, self.around) if self.around else x
+        """Padding as `F.pad` takes it."""
+        return tuple(p for p in reversed(self.padding) for _ in range(2))
 
 
 def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, Tensor]:
@@ -86,12 +76,11 @@ def _box(maps: Tensor, at: Geometry) -> Tensor:
 def _spread_back(maps: Tensor, sizes: Sizes, at: Geometry) -> Tensor:
     """For each input position the sum over the windows that hold it; (n, 1, *sizes)."""
     weight = maps.new_ones((1, 1, *at.kernel))
-    sides = [(before, after) for before, after in zip(at.sides[::2], at.sides[1::2])][::-1]
-    rest = [(s + sum(p) - k) % t for s, p, k, t in zip(sizes, sides, at.kernel, at.stride)]
+    rest = [(s + 2 * p - k) % t for s, p, k, t in zip(sizes, at.padding, at.kernel, at.stride)]
     found = torch.convolution(
         maps, weight, None, at.stride, at.zeros, at.ones, True, rest, 1
     )  # fmt: skip
-    for dim, ((before, _), size) in enumerate(zip(sides, sizes), 2):
+    for dim, (before, size) in enumerate(zip(at.padding, sizes), 2):
         found = found.narrow(dim, before, size)
     return found
 
@@ -101,32 +90,35 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-class KNConvFunction(torch.autograd.Function):
-    """(output, mu, scale); keeps only its arguments and what it returns."""
+class AdjustedFunction(torch.autograd.Function):
+    """(out, mu, scale) with out = (c - mu * total) * scale + bias, from a convolution c of x.
+
+    total: sums of the filters' weights, (O,). Keeps only its arguments but c, and what it returns.
+    The convolution stays outside, so that autograd skips those of its gradients nobody asks for.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor | None, drop: Tensor | None, at: Geometry
+        c: Tensor,
+        x: Tensor,
+        total: Tensor,
+        bias: Tensor | None,
+        drop: Tensor | None,
+        at: Geometry,
     ) -> tuple[Tensor, Tensor, Tensor]:
         mu, scale = _statistics(x, drop, at)
-        out = torch.convolution(
-            at.padded(x), weight, None, at.stride, at.padding, at.ones, False, at.zeros, at.groups
-        )
-        if out.dtype != mu.dtype:  # low precision: the difference must not be rounded before
-            out = out.to(mu.dtype)
-        total = _along(weight.flatten(1).sum(1, dtype=mu.dtype), out)
-        out = torch.addcmul(out, mu, total, value=-1)
+        out = torch.addcmul(c, mu, _along(total.to(mu.dtype), c), value=-1)
         if bias is None:
             out = out.mul_(scale)
         else:
             out = torch.addcmul(_along(bias.to(mu.dtype), out), out, scale)
-        return out.to(x.dtype), mu, scale
+        return out.to(c.dtype), mu, scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, at = inputs
+        _, *tensors, at = inputs
         ctx.at = at
         ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
@@ -135,36 +127,26 @@ class KNConvFunction(torch.autograd.Function):
     def backward(
         ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_scale: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        x, weight, bias, drop, out, mu, scale = ctx.saved_tensors
+        x, total, bias, drop, out, mu, scale = ctx.saved_tensors
         at, wants = ctx.at, ctx.needs_input_grad
-        if g is None:
-            g = torch.zeros_like(out)
-        g_x: Any = None
-        g_weight = g_bias = None
-        if bias is not None and wants[2]:
+        g = torch.zeros_like(out) if g is None else g
+        g_c: Any = None
+        g_x = g_total = g_bias = None
+        if wants[1]:  # before the large tensor below is made
+            through = _through_statistics(g, total, bias, out, mu, scale, (g_mu, g_scale))
+            g_x = _at_input(x, drop, *_to_input(*through, mu, x, at), at)
+        if wants[0] or wants[2]:
+            g_c = g * scale.to(g.dtype)
+        if wants[2]:
+            g_total = -(g_c.flatten(2) @ mu.to(g.dtype).flatten(2).mT).sum((0, 2))
+        if bias is not None and wants[3]:
             g_bias = g.sum((0, *range(2, g.dim())))
-        if wants[0]:  # before the large tensors below are made
-            through = _through_statistics(g, weight, bias, out, mu, scale, (g_mu, g_scale))
-        if wants[0] or wants[1]:
-            scaled = g * scale.to(g.dtype)
-            g_x, g_weight, _ = torch.ops.aten.convolution_backward(
-                scaled, at.padded(x), weight, None, at.stride, at.padding, at.ones, False,
-                at.zeros, at.groups, [wants[0], wants[1], False],
-            )  # fmt: skip
-            if wants[1]:
-                shares = scaled.flatten(2) @ mu.to(g.dtype).flatten(2).mT
-                g_weight = g_weight - shares.sum(0).view(-1, *[1] * (x.dim() - 1))
-            del scaled
-        if wants[0]:
-            for dim, (before, size) in enumerate(zip(at.around[-2::-2], x.shape[2:]), 2):
-                g_x = g_x.narrow(dim, before, size)
-            g_x = _added(g_x, x, drop, *_to_input(*through, mu, x, at), at)
-        return g_x, g_weight, g_bias, None, None
+        return g_c, g_x, g_total, g_bias, None, None
 
 
 def _through_statistics(
     g: Tensor,
-    weight: Tensor,
+    total: Tensor,
     bias: Tensor | None,
     out: Tensor,
     mu: Tensor,
@@ -175,7 +157,7 @@ def _through_statistics(
 
     own: gradients of the statistics as outputs, where somebody used them.
     """
-    rows = [weight.flatten(1).sum(1)] + ([] if bias is None else [bias])
+    rows = [total] + ([] if bias is None else [bias])
     sums = (torch.stack(rows) @ g.flatten(2)).unflatten(2, g.shape[2:]).to(mu.dtype)
     g_mu = -scale * sums[:, :1]
     product = (g * out).sum(1, keepdim=True, dtype=mu.dtype)
@@ -201,15 +183,11 @@ def _to_input(
     return a - level * b, b
 
 
-def _added(
-    g_x: Tensor, x: Tensor, drop: Tensor | None, a: Tensor, b: Tensor, at: Geometry
-) -> Tensor:
-    """g_x plus the gradient through the (dropped-out) elements a window's statistics saw."""
-    if drop is None:
-        return g_x.addcmul(x, b.to(x.dtype)).add_(a.to(x.dtype))
-    scale = 1 / (1 - at.dropout)
-    seen = torch.addcmul((a * scale).to(x.dtype), x, (b * scale**2).to(x.dtype))
-    return torch.where(drop, 0.0, seen).add_(g_x)
+def _at_input(x: Tensor, drop: Tensor | None, a: Tensor, b: Tensor, at: Geometry) -> Tensor:
+    """The gradient of x through the (dropped-out) elements d that the statistics saw."""
+    keep = 1.0 if drop is None else 1 / (1 - at.dropout)
+    g_x = torch.addcmul((a * keep).to(x.dtype), x, (b * keep**2).to(x.dtype))
+    return g_x if drop is None else torch.where(drop, 0.0, g_x)
 
 
 class NormalisedFunction(torch.autograd.Function):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.nn.fused import Geometry, KNConvFunction, NormalisedFunction, Sizes, drawn, windows
+from cupola.nn.fused import AdjustedFunction, Geometry, NormalisedFunction, Sizes, drawn, windows
 
 #: One number for all sides, one per dimension, or (before, after) per dimension.
 Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]
@@ -36,18 +36,28 @@ class _Windows(nn.Module):
     per: Per
     always: bool
     geometry: Geometry
+    around: Sizes  # padding where sides differ, as `F.pad` takes it
 
     @property
     def random(self) -> bool:
         """Whether a call draws a mask now."""
         return self.dropout > 0 and (self.training or self.always)
 
-    def _set(self, at: Geometry, dropout: float, per: Per, always: bool) -> None:
+    def _set(
+        self,
+        kernel: Sizes,
+        stride: Sizes,
+        sides: tuple[Sizes, Sizes],
+        eps: float,
+        dropout: float,
+        per: Per,
+        always: bool,
+    ) -> None:
         if not 0 <= dropout < 1:
             raise PlanError(f"dropout = {dropout}: a share of the input, at least 0 and below 1")
         if per not in ("input", "window"):
             raise PlanError(f"per = {per!r}: dropout masks are per 'input' or per 'window'")
-        self.geometry = at
+        self.geometry, self.around = Geometry(kernel, stride, sides[0], eps), sides[1]
         self.dropout, self.per, self.always = dropout, per, always
 
     def _words(self) -> str:
@@ -55,18 +65,25 @@ class _Windows(nn.Module):
         words += ", per='window'" if self.per == "window" else ""
         return words + (", always=True" if self.always else "")
 
+    def _shown(self) -> Any:
+        """Padding as it was given."""
+        sides = self.around
+        pairs = [(sides[i], sides[i + 1]) for i in range(len(sides) - 2, -1, -2)]
+        return pairs or self.geometry.padding
+
     def _normalised(self, x: Tensor) -> Tensor:
         """All windows, normalised and laid side by side: (n, C, *(kernel * positions))."""
         at, rank = self.geometry, len(self.geometry.kernel)
-        single = at.kernel == at.stride == at.ones and not any(at.sides)
-        u = x if single else windows(F.pad(x, at.sides), at)
+        sides = self.around or at.sides
+        single = at.kernel == at.stride == at.ones and not any(sides)
+        u = x if single else windows(F.pad(x, sides), at)
         dims = (1,) if single else (1, *range(2 + rank, 2 + 2 * rank))
         drop = None
         if self.random and (single or self.per == "window"):
             drop = drawn(tuple(u.shape), self.dropout, x.device)
         elif self.random:
             drop = drawn(tuple(x.shape), self.dropout, x.device)
-            drop = windows(F.pad(drop, at.sides), at)
+            drop = windows(F.pad(drop, sides), at)
         out = _apply(NormalisedFunction, u, drop, self.dropout, dims, at.eps)[0]
         return out if single else _side_by_side(out, rank)
 
@@ -92,8 +109,7 @@ class KernelNorm(_Windows):
             _each(value, self.rank, name)
             for value, name in ((kernel_size, "kernel_size"), (stride, "stride"))
         )
-        at = Geometry(kernel, steps, *_sides(padding, self.rank), eps=eps)
-        self._set(at, dropout, per, always)
+        self._set(kernel, steps, _sides(padding, self.rank), eps, dropout, per, always)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C, *sizes) to (n, C, *(kernel * positions)): normalised windows side by side."""
@@ -101,7 +117,7 @@ class KernelNorm(_Windows):
 
     def extra_repr(self) -> str:
         at = self.geometry
-        return f"{at.kernel}, stride={at.stride}, padding={_shown(at)}, {self._words()}"
+        return f"{at.kernel}, stride={at.stride}, padding={self._shown()}, {self._words()}"
 
 
 class KernelNorm1d(KernelNorm):
@@ -148,35 +164,48 @@ class KNConv(_Windows, nn.modules.conv._ConvNd):
             _each(value, self.rank, name)
             for value, name in ((kernel_size, "kernel_size"), (stride, "stride"))
         )
-        both, around = _sides(padding, self.rank)
+        sides = _sides(padding, self.rank)
         one, none = (1,) * self.rank, (0,) * self.rank
         nn.modules.conv._ConvNd.__init__(
-            self, in_channels, out_channels, kernel, steps, both, one,
+            self, in_channels, out_channels, kernel, steps, sides[0], one,
             False, none, groups, bias, "zeros",
         )  # fmt: skip
-        self._set(Geometry(kernel, steps, both, around, groups, eps), dropout, per, always)
+        self._set(kernel, steps, sides, eps, dropout, per, always)
         self.noted: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C, *sizes) to (n, outputs, *positions)."""
-        at = self.geometry
         if self.random and self.per == "window":
-            return torch.convolution(
-                self._normalised(x), self.weight, self.bias, at.kernel, at.zeros, at.ones,
-                False, at.zeros, at.groups,
-            )  # fmt: skip
+            at = self.geometry
+            return self._convolved(self._normalised(x), self.bias, at.kernel, at.zeros)
         drop = drawn(tuple(x.shape), self.dropout, x.device) if self.random else None
-        at = at._replace(dropout=self.dropout)
-        out, mu, scale = _apply(KNConvFunction, x, self.weight, self.bias, drop, at)
+        out, mu, scale = self.masked(x, drop)
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         if self.notes and out.requires_grad and not wrapped(out):
             self.noted.append((mu.detach(), scale.detach()))
         return out
 
+    def masked(self, x: Tensor, drop: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, mean and 1/std of windows for a given mask, True where the copy has a zero."""
+        if self.around:
+            x = F.pad(x, self.around)
+            drop = None if drop is None else F.pad(drop, self.around)
+        at = self.geometry._replace(dropout=self.dropout)
+        c = self._convolved(x, None, at.stride, at.padding)
+        return _apply(AdjustedFunction, c, x, self.weight.flatten(1).sum(1), self.bias, drop, at)
+
+    def _convolved(self, x: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
+        at = self.geometry
+        return torch.convolution(
+            x, self.weight, bias, stride, padding, at.ones, False, at.zeros, self.groups
+        )
+
     def extra_repr(self) -> str:
         at = self.geometry
         words = f"{self.in_channels}, {self.out_channels}, {at.kernel}, stride={at.stride}"
-        words += f", padding={_shown(at)}" + (f", groups={at.groups}" if at.groups > 1 else "")
+        words += f", padding={self._shown()}" + (
+            f", groups={self.groups}" if self.groups > 1 else ""
+        )
         return f"{words}, {'' if self.bias is not None else 'bias=False, '}{self._words()}"
 
 
@@ -228,9 +257,3 @@ def _sides(padding: Padding, rank: int) -> tuple[Sizes, Sizes]:
     if all(a == b for a, b in pairs):
         return tuple(a for a, _ in pairs), ()
     return (0,) * rank, tuple(side for pair in reversed(pairs) for side in pair)
-
-
-def _shown(at: Geometry) -> Any:
-    """Padding as it was given."""
-    sides = at.around
-    return [(sides[i], sides[i + 1]) for i in range(len(sides) - 2, -1, -2)] or at.padding

@@ -107,7 +107,7 @@ class AffineRule(Rule):
 def _saved(output: Tensor) -> tuple[Tensor, Tensor] | None:
     """Mean and 1/std of every window, as the forward pass kept them."""
     node: Any = output.grad_fn
-    if node is None or node.name() != "KNConvFunctionBackward":
+    if node is None or node.name() != "AdjustedFunctionBackward":
         return None
     *_, mu, scale = node.saved_tensors
     return mu, scale
@@ -116,8 +116,8 @@ def _saved(output: Tensor) -> tuple[Tensor, Tensor] | None:
 def _prepared(layer: KNConv, kept: Kept, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x with uneven padding added, g s, and sum(g s mu) (n, O); all else (n, k, ...)."""
     x, mu, scale = kept
-    if layer.geometry.around:
-        padded = F.pad(x.flatten(0, 1), layer.geometry.around)
+    if layer.around:
+        padded = F.pad(x.flatten(0, 1), layer.around)
         x = padded.view(*x.shape[:2], *padded.shape[1:])
     scaled = g * scale.to(g.dtype)
     shared = torch.matmul(scaled.flatten(3), mu.to(g.dtype).flatten(3).mT)  # (n, k, O, 1)
@@ -139,7 +139,7 @@ def _gradient(layer: KNConv, x: Tensor, g: Tensor) -> Tensor:
     at = layer.geometry
     return torch.ops.aten.convolution_backward(
         g, x, layer.weight.detach(), None, at.stride, at.padding, at.ones, False, at.zeros,
-        at.groups, [False, True, False],
+        layer.groups, [False, True, False],
     )[1]  # fmt: skip
 
 

@@ -1,11 +1,25 @@
 """Models, losses and what can be said about them before training."""
 
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
+from cupola.nn.kernelnorm import (
+    KernelNorm1d,
+    KernelNorm2d,
+    KernelNorm3d,
+    KNConv1d,
+    KNConv2d,
+    KNConv3d,
+)
 from cupola.nn.losses import Loss, NamedLoss, default_loss, find_loss
 from cupola.nn.models import build, describe, model, names, options
 from cupola.nn.suitability import suitability
 
 __all__ = [
+    "KNConv1d",
+    "KNConv2d",
+    "KNConv3d",
+    "KernelNorm1d",
+    "KernelNorm2d",
+    "KernelNorm3d",
     "Loss",
     "NamedLoss",
     "Properties",

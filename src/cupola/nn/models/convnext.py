@@ -35,7 +35,9 @@ def _norm(width: int) -> nn.Module:
     return layer
 
 
-@model("convnext_tiny", "ConvNeXt-Tiny; kernel normalisation in its three down-samplers, or none")
+@model(
+    "convnext_tiny", "ConvNeXt-Tiny, with kernel or layer normalisation in its three down-samplers"
+)
 def convnext_tiny(
     input_shape: Shape,
     classes: int | None,

@@ -10,6 +10,12 @@ from cupola.privacy.persample.clipping import Clipped, PerSample
 from cupola.privacy.persample.rules import Rule, rule
 from cupola.privacy.persample.suitability import unsupported
 
-from cupola.privacy.persample import attention, convolution, layers, recurrent  # isort: skip  # noqa: F401
+from cupola.privacy.persample import (  # isort: skip  # noqa: F401
+    attention,
+    convolution,
+    kernelnorm,
+    layers,
+    recurrent,
+)
 
 __all__ = ["Clipped", "PerSample", "Rule", "rule", "unsupported"]

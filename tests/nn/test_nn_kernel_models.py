@@ -130,6 +130,7 @@ def test_check_tells_norms_apart():
         (("knresnet18", (3, 64, 64), 10, {"stem": "high"}), ["at least 96x96"]),
         (("fcn_knresnet18", LARGE, None, {}), ["regression"]),
         (("knresnet13", (60,), 10, {}), ["images"]),
+        (("vgg6", (3, 8, 8), 10, {"norm": "instance"}), ["'instance'", "single pixels"]),
     ],
 )
 def test_refusals(call, words):

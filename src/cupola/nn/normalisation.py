@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
+from cupola.nn.kernelnorm import KernelNorm2d
 
 #: none; layer: one group over (C, H, W); group: GroupNorm by group size; instance: each channel;
 #: positional: the channels at each place; local-context: two groups, in a window around each place;
@@ -53,28 +54,25 @@ def norm(
     raise PlanError(f"model.norm = {kind!r} is not known; there are: {', '.join(get_args(Norm))}")
 
 
-class PositionalNorm(nn.Module):
-    """Over the channels at each place (Li et al., 2019), with a learnt scale and shift."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.layer = nn.LayerNorm(channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.movedim(1, -1)).movedim(-1, 1)
-
-
 class Affine(nn.Module):
-    """A learnt scale and shift for every channel of (n, C, ...)."""
+    """A learnt scale, and a shift unless told otherwise, for every channel of (n, C, ...)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, scale: float = 1.0, bias: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
+        self.weight = nn.Parameter(torch.full((channels,), scale))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.dim() - 2))
-        return torch.addcmul(self.bias.view(shape), x, self.weight.view(shape))
+        weight = self.weight.view(shape)
+        return x * weight if self.bias is None else torch.addcmul(self.bias.view(shape), x, weight)
+
+
+class PositionalNorm(nn.Sequential):
+    """Over the channels at each place (Li et al., 2019), with a learnt scale and shift."""
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(KernelNorm2d(1, dropout=0.0, eps=eps), Affine(channels))
 
 
 class LocalContextNorm(nn.Module):

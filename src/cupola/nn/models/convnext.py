@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from cupola.nn.kernelnorm import KNConv2d
 from cupola.nn.models.parts import Shape, Share, head, image
 from cupola.nn.models.registry import model
-from cupola.nn.normalisation import PositionalNorm
+from cupola.nn.normalisation import Affine, PositionalNorm
 
 
 class _Block(nn.Module):
@@ -21,18 +20,16 @@ class _Block(nn.Module):
         self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.scale = nn.Parameter(torch.full((width,), 1e-6))
+        self.scale = Affine(width, scale=1e-6, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.depthwise(x).movedim(1, -1))
         y = self.narrow(nn.functional.gelu(self.wide(y)))
-        return x + (self.scale * y).movedim(-1, 1)
+        return x + self.scale(y.movedim(-1, 1))
 
 
 def _norm(width: int) -> nn.Module:
-    layer = PositionalNorm(width)
-    layer.layer.eps = 1e-6
-    return layer
+    return PositionalNorm(width, eps=1e-6)
 
 
 @model(

@@ -51,7 +51,24 @@ def build(
         module = make(**arguments)
     if not isinstance(module, nn.Module):
         raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+    _instances_fit(name, module, shape)
     return module
+
+
+def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Refuse instance normalisation of single pixels, which have no variance of their own."""
+    if not any(isinstance(part, nn.InstanceNorm2d) for part in module.modules()):
+        return
+    empty = {key: value.to("meta") for key, value in module.state_dict().items()}
+    try:
+        torch.func.functional_call(module, empty, (torch.empty(2, *shape, device="meta"),))
+    except ValueError as error:
+        if "spatial" not in str(error):
+            raise
+        raise PlanError(
+            f"model.norm = 'instance': {name!r} makes single pixels of inputs {shape}, which have "
+            f"no variance: enlarge the images or take another normalisation"
+        ) from error
 
 
 def _complete(name: str, make: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -21,6 +21,11 @@ pytestmark = [  # torch's words on what is slow
 ]
 
 
+@pytest.fixture(autouse=True)
+def small_layers_count_as_large(monkeypatch):
+    monkeypatch.setattr(convolution, "NUMBERS", 700)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

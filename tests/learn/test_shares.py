@@ -147,21 +147,6 @@ def test_a_real_site_draws_its_share_from_the_system():
     assert spread == pytest.approx(program.shares.deviation, rel=0.15)
 
 
-def test_a_real_site_draws_the_noise_of_a_step_once(tmp_path):
-    """Its answers to one step, asked often, would average to its update; and it paid once."""
-    program, data = training()
-    here, question = context(program, data, seed=None)
-    declined(here, question, "drawn again")  # nowhere to remember it
-    here.party.memory = Memory(tmp_path / "memory")
-    train(here, question)
-    declined(here, question, "drawn again")
-    here.party.memory.close()
-    here.party.memory = Memory(tmp_path / "memory")  # after a crash
-    declined(here, question, "drawn again")
-    train(here, replace(question, step=question.step + 1))
-    here.party.memory.close()
-
-
 def test_too_few_survivors_tell_nothing_and_more_bring_more_noise():
     program, data = training(participation=Participation(dropouts=0.95), rounds=2)
     state, ledger = run(program, data, quorum=0.0)

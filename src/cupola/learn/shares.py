@@ -8,7 +8,6 @@ only inside a masked sum that keeps every bit of its answer.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -118,15 +117,6 @@ def agreed_shares(site: SiteContext, question: Question, privacy: Privacy) -> Sh
     return shares
 
 
-def _draw_once(site: SiteContext, question: Question) -> None:
-    """A step is charged once, so its noise is drawn once: asked again and again, a site whose noise
-    nobody can repeat would tell its average. (Simulated noise is the same every time.)"""
-    token = secrets.token_hex(16)
-    memory = getattr(site.party, "memory", None)
-    if memory is None or memory.setdefault(f"noise share {question.step}", token) != token:
-        raise Declined("this step was answered before, and its noise cannot be drawn again")
-
-
 def charge_shares(site: SiteContext, question: Question, privacy: Privacy) -> Charge:
     """What an answer costs: nothing is claimed from the sampling of sites, which others see."""
     others = agreed_shares(site, question, privacy).honest - 1
@@ -152,8 +142,6 @@ def noised_share(
         if place.fraction < shares.fraction or place.bound < shares.bound:
             # Rounded or cut off on its own, a share no longer adds up to the agreed noise.
             raise Declined(f"the masked sum of 'model/{name}' is too coarse for its noise")
-    if site.seed is None:
-        _draw_once(site, question)
     flat = np.concatenate([c.detach().double().cpu().numpy().reshape(-1) for c in change])
     random = source(site.seed, "noise share", question.round, site.index)
     noised = shares.noised(flat, random)

@@ -53,7 +53,8 @@ def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, T
         y, scale = torch.where(drop, 0.0, x), 1 / (1 - at.dropout)
     wide = torch.promote_types(x.dtype, torch.float32)
     means = y.mean(1, keepdim=True, dtype=wide)
-    spread = (y - means).pow_(2).mean(1, keepdim=True)
+    apart = y - means if drop is None or y.dtype != wide else y.sub_(means)
+    spread = apart.pow_(2).mean(1, keepdim=True)
     if scale != 1:
         means, spread = means * scale, spread * scale**2
     shift = means.mean(tuple(range(1, x.dim())), keepdim=True)
@@ -90,85 +91,27 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-class AdjustedFunction(torch.autograd.Function):
-    """(out, mu, scale) with out = (c - mu * total) * scale + bias, from a convolution c of x.
-
-    total: sums of the filters' weights, (O,). Keeps only its arguments but c, and what it returns.
-    The convolution stays outside, so that autograd skips those of its gradients nobody asks for.
-    """
+class StatisticsFunction(torch.autograd.Function):
+    """(mu, scale): mean and 1/sqrt(var + eps) of every window; keeps x, the mask, mu and scale."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        c: Tensor,
-        x: Tensor,
-        total: Tensor,
-        bias: Tensor | None,
-        drop: Tensor | None,
-        at: Geometry,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        mu, scale = _statistics(x, drop, at)
-        out = torch.addcmul(c, mu, _along(total.to(mu.dtype), c), value=-1)
-        if bias is None:
-            out = out.mul_(scale)
-        else:
-            out = torch.addcmul(_along(bias.to(mu.dtype), out), out, scale)
-        return out.to(c.dtype), mu, scale
+    def forward(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, Tensor]:
+        return _statistics(x, drop, at)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, *tensors, at = inputs
-        ctx.at = at
-        ctx.save_for_backward(*tensors, *output)
-        ctx.set_materialize_grads(False)
+        x, drop, ctx.at = inputs
+        ctx.save_for_backward(x, drop, *output)
 
     @staticmethod
-    def backward(
-        ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_scale: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        x, total, bias, drop, out, mu, scale = ctx.saved_tensors
-        at, wants = ctx.at, ctx.needs_input_grad
-        g = torch.zeros_like(out) if g is None else g
-        g_c: Any = None
-        g_x = g_total = g_bias = None
-        if wants[1]:  # before the large tensor below is made
-            through = _through_statistics(g, total, bias, out, mu, scale, (g_mu, g_scale))
-            g_x = _at_input(x, drop, *_to_input(*through, mu, x, at), at)
-        if wants[0] or wants[2]:
-            g_c = g * scale.to(g.dtype)
-        if wants[2]:
-            g_total = -(g_c.flatten(2) @ mu.to(g.dtype).flatten(2).mT).sum((0, 2))
-        if bias is not None and wants[3]:
-            g_bias = g.sum((0, *range(2, g.dim())))
-        return g_c, g_x, g_total, g_bias, None, None
-
-
-def _through_statistics(
-    g: Tensor,
-    total: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    mu: Tensor,
-    scale: Tensor,
-    own: tuple[Tensor | None, Tensor | None],
-) -> tuple[Tensor, Tensor]:
-    """Gradients of every window's mean and variance, (n, 1, *positions).
-
-    own: gradients of the statistics as outputs, where somebody used them.
-    """
-    rows = [total] + ([] if bias is None else [bias])
-    sums = (torch.stack(rows) @ g.flatten(2)).unflatten(2, g.shape[2:]).to(mu.dtype)
-    g_mu = -scale * sums[:, :1]
-    product = (g * out).sum(1, keepdim=True, dtype=mu.dtype)
-    if bias is not None:
-        product = product - sums[:, 1:]
-    g_var = -0.5 * scale.square() * product
-    if own[0] is not None:
-        g_mu = g_mu + own[0]
-    if own[1] is not None:
-        g_var = g_var - 0.5 * scale**3 * own[1]
-    return g_mu, g_var
+    def backward(ctx: Any, g_mu: Tensor, g_scale: Tensor) -> tuple[Tensor | None, ...]:
+        x, drop, mu, scale = ctx.saved_tensors
+        a, b = _to_input(g_mu, -0.5 * scale**3 * g_scale, mu, x, ctx.at)
+        keep = 1.0 if drop is None else 1 / (1 - ctx.at.dropout)
+        g_x = torch.addcmul((a * keep).to(x.dtype), x, (b * keep**2).to(x.dtype))
+        return g_x if drop is None else torch.where(drop, 0.0, g_x), None, None
 
 
 def _to_input(
@@ -183,11 +126,41 @@ def _to_input(
     return a - level * b, b
 
 
-def _at_input(x: Tensor, drop: Tensor | None, a: Tensor, b: Tensor, at: Geometry) -> Tensor:
-    """The gradient of x through the (dropped-out) elements d that the statistics saw."""
-    keep = 1.0 if drop is None else 1 / (1 - at.dropout)
-    g_x = torch.addcmul((a * keep).to(x.dtype), x, (b * keep**2).to(x.dtype))
-    return g_x if drop is None else torch.where(drop, 0.0, g_x)
+class AdjustedFunction(torch.autograd.Function):
+    """(c - mu * total) * scale + bias, from a convolution c; keeps its output instead of c.
+
+    total: sums of the filters' weights, (O,).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(c: Tensor, total: Tensor, bias: Tensor | None, mu: Tensor, scale: Tensor) -> Tensor:
+        out = torch.addcmul(c, mu, _along(total.to(mu.dtype), c), value=-1)
+        if bias is None:
+            return out.mul_(scale).to(c.dtype)
+        return torch.addcmul(_along(bias.to(mu.dtype), out), out, scale).to(c.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:], output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        total, bias, mu, scale, out = ctx.saved_tensors
+        wants, positions = ctx.needs_input_grad, (0, *range(2, g.dim()))
+        g_total = g_mu = g_scale = None
+        if wants[3] or wants[4]:
+            rows = [total] + ([] if bias is None else [bias])
+            sums = (torch.stack(rows) @ g.flatten(2)).unflatten(2, g.shape[2:]).to(mu.dtype)
+            g_mu = -scale * sums[:, :1]
+            g_scale = (g * out).sum(1, keepdim=True, dtype=mu.dtype)
+            g_scale = (g_scale if bias is None else g_scale - sums[:, 1:]) / scale
+        g_c = g * scale.to(g.dtype)
+        if wants[1]:
+            g_total = -(g_c.flatten(2) @ mu.to(g.dtype).flatten(2).mT).sum((0, 2))
+        g_bias = g.sum(positions) if bias is not None and wants[2] else None
+        return g_c, g_total, g_bias, g_mu, g_scale
 
 
 class NormalisedFunction(torch.autograd.Function):

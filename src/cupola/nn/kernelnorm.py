@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.nn.fused import AdjustedFunction, Geometry, NormalisedFunction, Sizes, drawn, windows
+from cupola.nn.fused import (
+    AdjustedFunction,
+    Geometry,
+    NormalisedFunction,
+    Sizes,
+    StatisticsFunction,
+    drawn,
+    windows,
+)
 
 #: One number for all sides, one per dimension, or (before, after) per dimension.
 Padding = int | tuple[int, ...] | tuple[tuple[int, int], ...]
@@ -191,8 +199,9 @@ class KNConv(_Windows, nn.modules.conv._ConvNd):
             x = F.pad(x, self.around)
             drop = None if drop is None else F.pad(drop, self.around)
         at = self.geometry._replace(dropout=self.dropout)
-        c = self._convolved(x, None, at.stride, at.padding)
-        return _apply(AdjustedFunction, c, x, self.weight.flatten(1).sum(1), self.bias, drop, at)
+        mu, scale = _apply(StatisticsFunction, x, drop, at)  # first: its copies are gone then
+        c, total = self._convolved(x, None, at.stride, at.padding), self.weight.flatten(1).sum(1)
+        return _apply(AdjustedFunction, c, total, self.bias, mu, scale), mu, scale
 
     def _convolved(self, x: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
         at = self.geometry
@@ -227,7 +236,7 @@ class KNConv3d(KNConv):
     rank = 3
 
 
-def _apply(function: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _apply(function: Any, *args: Any) -> Any:
     # An exported graph holds the forward pass in plain operations.
     return (function.forward if torch.compiler.is_exporting() else function.apply)(*args)
 

@@ -109,7 +109,7 @@ def _saved(output: Tensor) -> tuple[Tensor, Tensor] | None:
     node: Any = output.grad_fn
     if node is None or node.name() != "AdjustedFunctionBackward":
         return None
-    *_, mu, scale = node.saved_tensors
+    *_, mu, scale, _ = node.saved_tensors
     return mu, scale
 
 

@@ -3,7 +3,8 @@
     python benchmarks/kernelnorm/run.py [--workloads layer,resnet8] [--repeat 7] [--threads 2]
 
 Per workload: all sides in one process, in turn, A B C A B C ...; then each side's peak memory, in a
-process of its own. Prints one JSON document on stdout, progress on stderr.
+process of its own: of tensors (exact), and of the process (which scatters with what the allocator
+keeps). Prints one JSON document on stdout, progress on stderr.
 """
 
 from __future__ import annotations
@@ -57,13 +58,23 @@ def times(workload: str, repeat: int, seconds: float) -> dict[str, dict[str, Any
     return found
 
 
-def peak(workload: str, side: str) -> float:
-    """MiB that two passes take above what the process held before them."""
+def peak(workload: str, side: str) -> tuple[float, float]:
+    """MiB above what was held before: of tensors in a pass, and of the process in two passes."""
     step = sides.step(workload, side)
     before = _resident(reset=True)
     for _ in range(2):
         step()
-    return _resident() - before
+    resident = _resident() - before
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most / 2**20, resident
 
 
 def _resident(*, reset: bool = False) -> float:
@@ -78,13 +89,14 @@ def _resident(*, reset: bool = False) -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def memory(workload: str, side: str, threads: int) -> float:
+def memory(workload: str, side: str, threads: int) -> dict[str, float]:
     """`peak` in a process of its own."""
     result = subprocess.run(
         [sys.executable, __file__, "--threads", str(threads), "--peak", workload, side],
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
-    return float(result.stdout)
+    tensors, resident = map(float, result.stdout.split())
+    return {"memory_mb": tensors, "resident_mb": resident}
 
 
 def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -92,7 +104,7 @@ def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
     say(f"{workload}: batch {sides.BATCH}")
     found = times(workload, options.repeat, options.seconds)
     for side in sides.SIDES:
-        found[side]["memory_mb"] = memory(workload, side, options.threads)
+        found[side] |= memory(workload, side, options.threads)
     return {"sides": found, "ratios": ratios(found)}
 
 
@@ -106,7 +118,8 @@ def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
         for kind in ("wall", "cpu"):
             turns = zip(found[a][kind], found[b][kind])
             result[f"{a} over {b}, {kind}"] = median(x / y for x, y in turns)
-        result[f"{a} over {b}, memory"] = found[a]["memory_mb"] / found[b]["memory_mb"]
+        for kind, key in (("memory", "memory_mb"), ("resident", "resident_mb")):
+            result[f"{a} over {b}, {kind}"] = found[a][key] / found[b][key]
     return {key: round(value, 3) for key, value in result.items()}
 
 
@@ -120,7 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.peak:
-        print(peak(*options.peak))
+        print(*peak(*options.peak))
         return
     names = options.workloads.split(",")
     if unknown := sorted(set(names) - set(sides.WORKLOADS)):

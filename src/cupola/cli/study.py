@@ -27,10 +27,20 @@ class Strategy(StrEnum):
 
 
 @app.command()
-def report(folder: Folder) -> None:
+def report(
+    folder: Folder,
+    landscape: Annotated[
+        bool,
+        typer.Option("--landscape", help="Also measure the loss around the run's model."),
+    ] = False,
+) -> None:
     """Make report.html again, for a run or a folder of runs, and print its path."""
     from cupola import report as reports
 
+    if landscape:
+        from cupola.plan.landscape import write_landscape
+
+        write_landscape(folder)
     if (folder / "sweep.json").is_file():
         from cupola.reproduce.sweeps import draw as draw_sweep
 

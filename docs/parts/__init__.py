@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from parts import keys, names, published, verdicts
+from parts import kernelnorm, keys, names, published, verdicts
 
 PARTS: dict[str, Callable[[], str]] = {
+    **kernelnorm.PARTS,
     **keys.PARTS,
     **names.PARTS,
     **published.PARTS,

@@ -127,9 +127,12 @@ def test_opacus_gives_the_same_with_the_same_masks(same_masks):
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b)
         assert not any(getattr(layer, "noted", []) for layer in module.modules())
-    finally:
+    finally:  # other tests in this process let Opacus map these layers
+        from opacus.grad_sample import GradSampleModule
+
         for kind in CONV.values():
             kind.notes = False
+            GradSampleModule.GRAD_SAMPLERS.pop(kind, None)
 
 
 def test_vmap_gives_the_same_without_dropout():

@@ -22,7 +22,7 @@ from cupola.privacy.persample.tape import layout
 CLASSES = 4
 SAMPLES = 3
 LARGE = 5_000_000  # parameters above which one normalisation must do
-HUGE = 10_000_000  # the same layers once more
+HUGE = 10_000_000  # the same layers once more: with the models' own normalisation, as slow tests
 #: Values of options that a model cannot do without.
 NEEDED = {"vocabulary": 20}
 #: Small inputs, tried in turn.
@@ -31,13 +31,15 @@ SHAPES = [(3, 8, 8), (3, 16, 16), (3, 32, 32), (3, 64, 64), (6,)]
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-def variants() -> list[tuple[str, dict[str, Any]]]:
+def variants() -> list[Any]:
     """Every model with every normalisation it takes."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: list[Any] = []
     for name in cupola_nn.names():
         taken = options(name)
         needed = {k: NEEDED[k] for k, v in taken.items() if v is inspect.Parameter.empty}
         if "norm" in taken and size(name, needed) > HUGE:
+            own = taken["norm"] if taken["norm"] != "batch" else "group"
+            found.append(pytest.param((name, {**needed, "norm": own}), marks=pytest.mark.slow))
             continue
         if "norm" in taken and size(name, needed) > LARGE:
             found += [(name, {**needed, "norm": norm}) for norm in ("group", "batch")]
@@ -51,10 +53,15 @@ def variants() -> list[tuple[str, dict[str, Any]]]:
 
 
 def size(name: str, given: dict[str, Any]) -> int:
-    """Parameters of a model for large images, without its memory."""
-    with torch.device("meta"):
-        module = registry._MODELS.find(name)((3, 96, 96), CLASSES, **given)
-    return sum(p.numel() for p in module.parameters())
+    """Parameters of a model for the smallest input it takes, without its memory."""
+    for shape in SHAPES:
+        try:
+            with torch.device("meta"):
+                module = registry._MODELS.find(name)(shape, CLASSES, **given)
+        except PlanError:
+            continue
+        return sum(p.numel() for p in module.parameters())
+    raise AssertionError(f"{name} takes none of the inputs {SHAPES}: add one")
 
 
 def prepared(name: str, given: dict[str, Any]) -> tuple[nn.Module, Any, Tensor, Tensor]:

@@ -189,7 +189,7 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
         g, x, weight.new_empty(shape), None, layer.stride, padding, layer.dilation,
         False, [0] * len(padding), n * layer.groups, [False, True, False],
     )  # fmt: skip
-    return found[1].view(n, *weight.shape)
+    return found[1].reshape(n, *weight.shape)
 
 
 def _batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
@@ -255,4 +255,4 @@ def _padded(layer: Any, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     around = layer._reversed_padding_repeated_twice
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(x.flatten(0, 1), around, mode=mode)
-    return padded.view(*x.shape[:2], *padded.shape[1:]), none
+    return padded.reshape(*x.shape[:2], *padded.shape[1:]), none

@@ -118,7 +118,7 @@ def _prepared(layer: KNConv, kept: Kept, g: Tensor) -> tuple[Tensor, Tensor, Ten
     x, mu, scale = kept
     if layer.around:
         padded = F.pad(x.flatten(0, 1), layer.around)
-        x = padded.view(*x.shape[:2], *padded.shape[1:])
+        x = padded.reshape(*x.shape[:2], *padded.shape[1:])
     scaled = g * scale.to(g.dtype)
     shared = torch.matmul(scaled.flatten(3), mu.to(g.dtype).flatten(3).mT)  # (n, k, O, 1)
     return x, scaled, shared.sum((1, 3))

@@ -70,7 +70,7 @@ class LinearRule(Rule):
         outputs = g.shape[-1]
 
         def weighted(weights: Tensor) -> Gradients:
-            scaled, found = (g * weights.view(-1, 1, 1)).view(-1, outputs), {}
+            scaled, found = (g * weights.view(-1, 1, 1)).reshape(-1, outputs), {}
             if "weight" in names:
                 found["weight"] = scaled.mT @ x.reshape(-1, inputs)
             if "bias" in names:
@@ -122,7 +122,9 @@ class EmbeddingRule(Rule):
         n, width = len(g), g.shape[-1]
         sample = torch.arange(n, device=g.device)[:, None] * layer.num_embeddings
         pairs, place = torch.unique(tokens + sample, return_inverse=True)
-        rows = g.new_zeros(len(pairs), width).index_add_(0, place.view(-1), values.view(-1, width))
+        rows = g.new_zeros(len(pairs), width).index_add_(
+            0, place.view(-1), values.reshape(-1, width)
+        )
         owner = pairs // layer.num_embeddings
         squared = g.new_zeros(n).index_add_(0, owner, rows.square().sum(1))
 
@@ -152,7 +154,7 @@ def _saved(output: Tensor, node: str) -> tuple[Tensor, Tensor] | None:
 def _per_parameter(layer: Any, scale: Tensor, shift: Tensor) -> Gradients:
     """Gradients of an affine layer's weight and bias, those that are wanted."""
     both = {"weight": scale, "bias": shift}
-    return {name: both[name].view(-1, *p.shape) for name, p in wanted(layer).items()}
+    return {name: both[name].reshape(-1, *p.shape) for name, p in wanted(layer).items()}
 
 
 class _ChannelNorm(Rule):

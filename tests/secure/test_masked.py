@@ -106,6 +106,7 @@ def test_too_few_sites_are_not_even_asked():
     host = Sites(5)
     with masked(host) as hidden:
         total = hidden.sum(host.question(), [1, 2])
+        assert hidden.ledger.bytes_down == 0
         later = hidden.sum(host.question(step=1, options={"0": "decline"}), [0, 1, 2])
     assert total.sites == later.sites == []
     assert set(total.failed) == {1, 2}

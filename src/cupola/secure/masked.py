@@ -63,7 +63,7 @@ class Hidden(Federation):
         broken: list[int] = []
         if len(sites) < self.roster.minimum:
             total = Total(failed=dict.fromkeys(sites, TOO_FEW))
-            self._enter(question, question, total, [])
+            self._enter(None, question, total, [])
         else:
             total, broken = self._sum(question, sites)
         self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
@@ -74,8 +74,10 @@ class Hidden(Federation):
         """The total of at least the minimum of sites, booked in the ledger, and who sent broken
         answers."""
 
-    def _enter(self, outer: Question, inner: Question, total: Total, sizes: list[int]) -> None:
-        """Book a hidden sum under the name of what was asked."""
+    def _enter(
+        self, outer: Question | None, inner: Question, total: Total, sizes: list[int]
+    ) -> None:
+        """Book a hidden sum under the name of what was asked. outer: None if nobody was."""
         self.ledger.add(
             Entry(
                 step=inner.step,
@@ -84,7 +86,7 @@ class Hidden(Federation):
                 kind="sum",
                 sites=total.sites,
                 failed=total.failed,
-                bytes_down=question_size(outer),
+                bytes_down=0 if outer is None else question_size(outer),
                 bytes_up=common(sizes),
                 reveals=inner.reveals,
                 protection=protection(inner.protection, self.roster.minimum),

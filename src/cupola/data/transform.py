@@ -174,13 +174,7 @@ class Transforms:
 
     def apply(self, data: FederatedData) -> FederatedData:
         """The same federation, its training sets augmented, all of it prepared; still lazy."""
-        if len(data.input_shape) != 3:
-            raise DataError(
-                f"transforms are for images, but {data.name} has shape {data.input_shape}"
-            )
-        moves = [s for s in self._steps() if not isinstance(s, Normalise | Cutout)]
-        if data.kind == "segmentation" and moves:
-            raise DataError("transforms of segmentation data cannot move pixels: their labels stay")
+        check_images(data, self._steps())
 
         def site(i: int) -> SiteData:
             made = data.site(i)
@@ -207,6 +201,14 @@ class Transforms:
         )
 
 
+def check_images(data: FederatedData, steps: Sequence[Any]) -> None:
+    """Whether these steps can be taken on this data."""
+    if len(data.input_shape) != 3:
+        raise DataError(f"transforms are for images, but {data.name} has shape {data.input_shape}")
+    if data.kind == "segmentation" and any(not isinstance(s, Normalise | Cutout) for s in steps):
+        raise DataError("transforms of segmentation data cannot move pixels: their labels stay")
+
+
 def transforms(spec: Sequence[str | Mapping[str, Any]]) -> Transforms:
     """Parse a list of steps: a name, {name: its first setting}, or {name: {setting: value}}."""
     steps: list[Any] = []
@@ -216,6 +218,18 @@ def transforms(spec: Sequence[str | Mapping[str, Any]]) -> Transforms:
     fixed = tuple(s for s in steps if isinstance(s, Normalise | Resize))
     random = tuple(s for s in steps if not isinstance(s, Normalise | Resize))
     return Transforms(Prepare(fixed) if fixed else None, Augment(random) if random else None)
+
+
+def copy_steps(entry: str | Mapping[str, Any]) -> Augment | None:
+    """What is done to one copy of an example: 'original', or random steps that keep its shape."""
+    if entry == "original":
+        return None
+    made = transforms([entry])
+    if made.prepare is not None or made.augment is None:
+        raise DataError(f"a copy is 'original' or takes flip, crop or cutout, not {entry!r}")
+    if any(isinstance(step, Crop) and step.size is not None for step in made.augment.steps):
+        raise DataError(f"a copy keeps the size of the images: {entry!r} without size")
+    return made.augment
 
 
 def _step(name: str, settings: Any) -> Any:

@@ -6,7 +6,7 @@ A published method is a set of these (see `recipes`). Unknown or misspelt fields
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,6 +14,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+Copies = (
+    Annotated[int, Field(ge=1)] | Annotated[tuple[str | dict[str, Any], ...], Field(min_length=1)]
+)
 
 
 class Choice(BaseModel):
@@ -23,7 +26,7 @@ class Choice(BaseModel):
 
 
 class Schedule(Choice):
-    """Learning-rate factor by round (the first round is 1).
+    """Learning-rate factor by training round (the first is 1).
 
     constant; step: times `gamma` after every `every` rounds; cosine: from 1 to `floor` over all
     rounds. The first `warmup` rounds rise linearly to 1.
@@ -140,11 +143,41 @@ class Local(Choice):
         return self
 
 
+class Upcycle(Choice):
+    """Upcycled-FL: every second round by the coordinator alone, from the last two models.
+
+    w_even = w_odd + c (w_odd - w_before): no site is asked, and nothing is sent or spent. c is
+    `factor`, or mu / (mu + damping): damping is the paper's lambda, mu by default local.proximal.
+    growing: damping grows so that c falls as 1/sqrt(m) in the m-th such round.
+    adaptive: sites report their loss at the model they received; c, which starts as above, grows
+    while it falls and shrinks when it rises, one training round later. Not under privacy.
+    """
+
+    factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    damping: NonNegative | None = None
+    mu: Positive | None = None
+    growing: bool = False
+    adaptive: bool = False
+
+    @model_validator(mode="after")
+    def _one_factor(self) -> Upcycle:
+        if (self.factor is None) == (self.damping is None):
+            raise ValueError(
+                "upcycle needs either damping (lambda; c = mu / (mu + damping)) or factor (c)"
+            )
+        if self.mu is not None and self.damping is None:
+            raise ValueError("upcycle.mu belongs to damping; factor is c itself")
+        if self.growing and self.adaptive:
+            raise ValueError("upcycle: choose growing or adaptive; each moves the factor")
+        return self
+
+
 class Server(Choice):
     """The coordinator's step from the mean update (a pseudo-gradient).
 
     sgd: u = momentum * u + g + weight_decay * w; w -= lr * u. adam, yogi, adagrad: as in Reddi et
     al. (2021), `eps` is their tau. lr defaults to 1, or to the sites' when they send gradients.
+    upcycle: every second round without sites.
     """
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
@@ -154,6 +187,7 @@ class Server(Choice):
     betas: tuple[Momentum, Momentum] = (0.9, 0.99)
     eps: Positive = 1e-3
     schedule: Schedule | None = None
+    upcycle: Upcycle | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> Server:
@@ -244,8 +278,9 @@ class Privacy(Choice):
         solution's sensitivity). answer_epsilon: objective: of one answer, instead of a target.
     delta: default 1e-5. neighbours: data sets that must look alike, with one example (or site)
         more or less, or with one replaced. accountant: 'best' takes PLD where it applies.
-    augmentations: dp-sgd: copies of each example (the first as it is) whose gradients are averaged
-        before clipping.
+    augmentations: dp-sgd: copies of each example whose gradients are averaged before clipping: a
+        number (the first as it is, the others by the data's augmentation), or what is done to each,
+        such as ["original", {"flip": 1}, {"crop": 4}].
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
         (counts_noise: their noise, by default a twentieth of the sites a round, at least `noise`),
         at the speed clip_rate.
@@ -269,7 +304,7 @@ class Privacy(Choice):
     clip: Positive = 1.0
     neighbours: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["best", "pld", "rdp"] = "best"
-    augmentations: Annotated[int, Field(ge=1)] = 1
+    augmentations: Copies = 1
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_rate: Positive = 0.2
     counts_noise: Positive | None = None
@@ -308,6 +343,13 @@ class Privacy(Choice):
     @property
     def on(self) -> bool:
         return self.mechanism != "none"
+
+    @property
+    def copies(self) -> int:
+        """How often every example is there."""
+        return (
+            self.augmentations if isinstance(self.augmentations, int) else len(self.augmentations)
+        )
 
     @property
     def by_coordinator(self) -> bool:

@@ -18,7 +18,7 @@ from cupola.errors import FederationError
 from cupola.federation import Contribution, Declined, Partial, Question, SiteContext, task
 from cupola.federation.randomness import derive
 from cupola.learn.batches import Work, share_out
-from cupola.learn.choices import Local
+from cupola.learn.choices import Local, Privacy
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
 from cupola.learn.private import (
     PrivateGradient,
@@ -84,7 +84,7 @@ def _train(
     total: list[Tensor] = []
     convex = privacy.mechanism in ("output", "objective")
     coefficients = accumulation_coefficients(local, work.steps)
-    augment = _augmentation(site, question)
+    augment = _augmentation(site, question, privacy)
     for step, (index, alpha) in enumerate(zip(work.batches if not convex else (), coefficients), 1):
         if private is not None:
             grads = private(index, augment)
@@ -214,8 +214,10 @@ def _variates(question: Question, space: Workspace, travelled: float) -> dict[st
     return change
 
 
-def _augmentation(site: SiteContext, question: Question) -> torch.Generator | None:
-    if site.data.train.transform is None:
+def _augmentation(
+    site: SiteContext, question: Question, privacy: Privacy
+) -> torch.Generator | None:
+    if site.data.train.transform is None and privacy.augmentations == 1:
         return None
     seed = int(site.generator("augment", question.round).integers(2**62))
     return torch.Generator().manual_seed(seed)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.data import Dataset
+from cupola.data.transform import copy_steps
 from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.shares import charge_shares
@@ -168,8 +170,9 @@ class PrivateGradient:
         privacy: Privacy,
         space: Workspace,
     ) -> None:
-        self.data, self.space, self.privacy = site.data.train, space, privacy
-        n = len(self.data)
+        self.space, self.privacy = space, privacy
+        self.copies = copies_of(site.data.train, privacy)
+        n = len(site.data.train)
         self.expected = sampling_rate(n, local) * n
         self.random: Source = source(site.seed, "privacy noise", question.round, site.index)
         if "per-sample gradients" not in space.cache:
@@ -183,8 +186,8 @@ class PrivateGradient:
         if self.canary is not None and self.canary.row in index:
             index = index[index != self.canary.row]
             mark = self.canary.gradients.get(self.round)
-        copies = self.privacy.augmentations
-        x, y = self._copies(index, copies, augment)
+        copies = len(self.copies)
+        x, y = self._batch(torch.from_numpy(index), augment)
         clip, noise = self.privacy.clip, _noise(self.privacy)
         clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies)
         if not bool(torch.isfinite(clipped.norms).all()):
@@ -198,16 +201,21 @@ class PrivateGradient:
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
         return self.space.split(torch.from_numpy(noised).to(flat))
 
-    def _copies(
-        self, index: np.ndarray, copies: int, augment: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        place = torch.from_numpy(index)
-        if copies == 1:
-            return self.space.batch(self.data, place, augment)
-        first = self.space.batch(self.data, place)
-        others = [self.space.batch(self.data, place, augment) for _ in range(copies - 1)]
-        x = torch.stack([first[0], *(o[0] for o in others)], 1).flatten(0, 1)
-        return x, first[1].repeat_interleave(copies, 0)
+    def _batch(self, index: Tensor, augment: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """The copies of an example one after the other."""
+        made = [self.space.batch(copy, index, augment) for copy in self.copies]
+        if len(made) == 1:
+            return made[0]
+        x = torch.stack([x for x, _ in made], 1).flatten(0, 1)
+        return x, made[0][1].repeat_interleave(len(made), 0)
+
+
+def copies_of(data: Dataset, privacy: Privacy) -> list[Dataset]:
+    """The training data as each copy of its examples has it."""
+    how = privacy.augmentations
+    if isinstance(how, int):
+        return [data] if how == 1 else [data.plain(), *[data] * (how - 1)]
+    return [replace(data.plain(), transform=copy_steps(entry)) for entry in how]
 
 
 def noised_mean(

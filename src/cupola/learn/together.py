@@ -47,7 +47,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     if local.control_variates or not space.independent:
         return None
     alone = ("output", "objective", "distributed")
-    if privacy.mechanism in alone or privacy.augmentations > 1:
+    if privacy.mechanism in alone or privacy.augmentations != 1:
         return None
     if any(site.data.train.transform is not None for site in sites):
         return None

@@ -14,6 +14,7 @@ import torch
 from cupola import data as datasets
 from cupola import nn
 from cupola.data import Dataset, FederatedData, SiteData, Source
+from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
@@ -35,6 +36,9 @@ def federated_data(plan: Plan) -> FederatedData:
         source = datasets.partition(source, choice.partition, seed)
     if choice.augment:
         source = datasets.transforms(list(choice.augment)).apply(source)
+    if not isinstance(plan.privacy.augmentations, int):
+        for steps in map(copy_steps, plan.privacy.augmentations):
+            check_images(source, steps.steps if steps else ())
     return source
 
 

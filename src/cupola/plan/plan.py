@@ -143,6 +143,7 @@ class Plan(BaseModel):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        _checked(self, registries.check_copies)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         return self

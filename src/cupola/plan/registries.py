@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from cupola import data as datasets
+from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
 from cupola.federation import Task
 from cupola.learn.recipes import Recipe, find_recipe
@@ -85,3 +86,22 @@ def check_data(data: Any) -> None:
                     + (where if option in inner else hint(option, known, "data.*", "data."))
                 )
     datasets.transforms(list(data.augment))
+
+
+def check_copies(plan: Any) -> None:
+    """Copies of examples (privacy.augmentations) differ, and it is said once how."""
+    how, random = plan.privacy.augmentations, datasets.transforms(list(plan.data.augment)).augment
+    if isinstance(how, int):
+        if how > 1 and random is None and ":" not in plan.data.name:
+            raise PlanError(
+                f"privacy.augmentations = {how}: the copies would be the same; give data.augment "
+                "random steps, or list a step for every copy"
+            )
+        return
+    for entry in how:
+        copy_steps(entry)
+    if random is not None:
+        raise PlanError(
+            "privacy.augmentations lists what is done to each copy; data.augment cannot have "
+            "random steps, too"
+        )

@@ -34,7 +34,7 @@ class Subject:
     """A run ready to be repeated in parts. Nothing here opens the sites' books for writing.
 
     models: what sites receive in repeated rounds, in turn: the first and the final model.
-    rounds: how many are repeated.
+    rounds: how many training rounds are repeated.
     """
 
     run: Run
@@ -59,7 +59,7 @@ class Subject:
         saved = load_file(run.folder / "model.safetensors")
         final = {name: saved[name.split("/", 1)[1]] for name in start if _is_model(name)}
         first = {name: array for name, array in start.items() if _is_model(name)}
-        done = max(1, int(run.result["rounds"]))
+        done = max(1, program.training_round(int(run.result["rounds"])))
         return cls(run, host, program, (first, final), min(rounds, done), program.space)
 
     @property
@@ -68,15 +68,17 @@ class Subject:
 
     @property
     def done(self) -> int:
-        """Rounds that the run made."""
-        return int(self.run.result["rounds"])
+        """Training rounds that the run made."""
+        return self.program.training_round(int(self.run.result["rounds"]))
 
     def question(self, round: int) -> Question:
-        """What the coordinator asks in this round, at a fixed model; nobody fails by chance."""
+        """What the coordinator asks in this training round, at a fixed model; nobody fails by
+        chance."""
         models = self.models
         arrays = models[(round - 1) % len(models)]
+        upcycled = self.program.server.upcycle is not None
         values: dict[str, Any] = {
-            "round": round - 1,
+            "round": 2 * (round - 1) if upcycled else round - 1,
             "record": None,
             "pending": [],
             "stopped": None,

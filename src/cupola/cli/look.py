@@ -40,7 +40,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     data, model, sent = facts["data"], facts["model"], facts["bytes"]
     size = data["samples_per_site"]
     lines = [
-        ("plan", f"{facts['name']}: {facts['recipe']}, {words.count(facts['rounds'], 'round')}"),
+        ("plan", f"{facts['name']}: {facts['recipe']}, {_rounds(facts)}"),
         ("runs", f"{len(runs)} (below: the first)" if len(runs) > 1 else "1"),
         ("data", f"{data['name']}, {data['kind']}, {words.count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {size['least']:,} to "
@@ -73,6 +73,13 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+
+
+def _rounds(facts: dict[str, Any]) -> str:
+    from cupola.report import words
+
+    said, free = words.count(facts["rounds"], "round"), facts["rounds"] - facts["training_rounds"]
+    return said + (f", {free:,} of them by the coordinator alone" if free else "")
 
 
 def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
@@ -150,6 +157,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "name": plan.name,
         "recipe": plan.recipe,
         "rounds": plan.rounds,
+        "training_rounds": program.training_rounds,
         "data": {
             "name": plan.data.name,
             "kind": data.kind,

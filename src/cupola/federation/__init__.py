@@ -4,7 +4,7 @@ from cupola.federation.federation import Failure, Federation, Total
 from cupola.federation.inprocess import InProcess
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
-from cupola.federation.program import Ask, Program, Reply, State, drive
+from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
 from cupola.federation.separate import SeparateProcesses
 from cupola.federation.site import (
     Accounts,
@@ -18,6 +18,7 @@ from cupola.federation.site import (
 )
 
 __all__ = [
+    "ALONE",
     "Accounts",
     "Arrays",
     "Ask",

@@ -15,7 +15,7 @@ import numpy as np
 from cupola.federation.federation import Federation, Total
 from cupola.federation.message import Contribution, Question
 
-Reply = Total | dict[int, Contribution]
+Reply = Total | dict[int, Contribution] | None
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,14 @@ class State:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question and whom to ask."""
+    """A question and whom to ask. 'alone': a step of the program's own, which asks nobody."""
 
-    kind: Literal["sum", "gather"]
+    kind: Literal["sum", "gather", "alone"]
     question: Question
     sites: Sequence[int]
+
+
+ALONE = Ask("alone", Question(""), ())
 
 
 class Program(Protocol):
@@ -53,7 +56,7 @@ class Program(Protocol):
         """The next question, or None at the end. Pure: the same state gives the same question."""
 
     def answer(self, state: State, reply: Reply) -> State:
-        """The state after the answer."""
+        """The state after the answer; None answers a step that asked nobody."""
 
 
 def drive(
@@ -65,10 +68,10 @@ def drive(
     """Run a program to its end; `after` sees the state after every step."""
     state = program.start() if state is None else state
     while (ask := program.ask(state)) is not None:
-        reply: Reply
+        reply: Reply = None
         if ask.kind == "sum":
             reply = federation.sum(ask.question, ask.sites)
-        else:
+        elif ask.kind == "gather":
             reply = federation.gather(ask.question, ask.sites)
         state = program.answer(state, reply)
         if after is None:

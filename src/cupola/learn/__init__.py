@@ -10,6 +10,7 @@ from cupola.learn.choices import (
     Privacy,
     Schedule,
     Server,
+    Upcycle,
 )
 from cupola.learn.recipes import RECIPES, Recipe, find_recipe
 from cupola.learn.training import Training
@@ -28,6 +29,7 @@ __all__ = [
     "Server",
     "Training",
     "TrainingHost",
+    "Upcycle",
     "Workspace",
     "find_recipe",
     "pick_device",

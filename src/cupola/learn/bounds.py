@@ -28,7 +28,7 @@ def bounded_training(
     change, bits = choice.change, choice.bits or 64
     if privacy.by_coordinator:
         change, bits = min(change, clip * (1 + ROUNDING)), choice.bits or 32
-    largest = {"buffer": choice.change * STATISTICS, "steps": STEPS, "below": 0.5}
+    largest = {"buffer": choice.change * STATISTICS, "steps": STEPS, "below": 0.5, "loss": LOSS}
 
     def bound(name: str, spec: Spec) -> Spec:
         part = name.split("/")[0]

@@ -23,13 +23,14 @@ from cupola.learn.workspace import Workspace
 
 
 def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[str, Any], Arrays]]:
-    """The record and the model after each round of centralised training."""
+    """The record and the model after each round of centralised training; rounds that ask no site
+    (upcycling) have no counterpart."""
     space = Workspace(training.problem)
     store = StateStore()
     optimizer = _optimizer(training, space)
     slots: Arrays = {}
-    for round in range(1, training.rounds + 1):
-        rate = training.local.lr * training.local.schedule.factor(round, training.rounds)
+    for round in range(1, training.training_rounds + 1):
+        rate = training.local.lr * training.local.schedule.factor(round, training.training_rounds)
         samples = 0
         torch_state = torch.random.get_rng_state()
         torch.manual_seed(derive(training.seed, "layers", round))
@@ -47,7 +48,7 @@ def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[
         torch.random.set_rng_state(torch_state)
         record: dict[str, Any] = {"round": round, "sites": 1, "failed": {}, "samples": samples}
         arrays = space.arrays()
-        last = round == training.rounds
+        last = round == training.training_rounds
         if round % training.evaluation.every == 0 or last:
             for split, held in training.public.items():
                 if len(held) and not (split == "test" and training.evaluation.on == "sites"):

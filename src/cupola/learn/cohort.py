@@ -23,13 +23,17 @@ GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to t
 
 @dataclass
 class Team:
-    """Sites with their work in a round, most steps first."""
+    """Sites with their work in a round, most steps first.
+
+    loss: each site's at the received model, where it is asked for; else empty.
+    """
 
     sites: list[SiteContext]
     work: list[Work]
     local: Local
     question: Question
     privacy: Privacy
+    loss: list[float]
 
     def __len__(self) -> int:
         return len(self.work)
@@ -60,7 +64,8 @@ class Team:
 
     def part(self, start: int, stop: int) -> Team:
         """Some of the sites; they stay sorted."""
-        return replace(self, sites=self.sites[start:stop], work=self.work[start:stop])
+        own = slice(start, stop)
+        return replace(self, sites=self.sites[own], work=self.work[own], loss=self.loss[own])
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Cohort(Team):
             self,
             sites=self.sites[start:stop],
             work=self.work[start:stop],
+            loss=self.loss[start:stop],
             index=self.index[:longest, start:stop],
             share=self.share[:longest, start:stop],
             active=[min(a, stop) - start for a in self.active[:longest]],

@@ -156,8 +156,14 @@ def _require_clippable(training: Training, name: str) -> None:
             f"{name} takes server.optimizer = 'sgd' with momentum, without weight decay or a "
             "schedule: the model is a function of the noised sum of all updates"
         )
-    if privacy.matrix.startswith("tree") and privacy.restart == 0 and training.rounds > 2**20:
-        raise PlanError(f"{name}: set privacy.restart; {training.rounds} rounds make a deep tree")
+    if (
+        privacy.matrix.startswith("tree")
+        and privacy.restart == 0
+        and training.training_rounds > 2**20
+    ):
+        raise PlanError(
+            f"{name}: set privacy.restart; {training.training_rounds} rounds make a deep tree"
+        )
 
 
 def _require_protected(training: Training) -> None:
@@ -322,7 +328,7 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
         return None
     if privacy.of_sites:
         events = coordinator_events(
-            privacy, training.participation, training.sites, training.rounds
+            privacy, training.participation, training.sites, training.training_rounds
         )
         groups = [Group(training.sites, 0, 0, events, _epsilon(privacy, events))]
         unit, against = "site", "everybody who sees models, but not the coordinator"
@@ -333,7 +339,9 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
                 "noise and keep it to themselves"
             )
     else:
-        answers = _answers(training.participation, training.sites, training.rounds, training.seed)
+        answers = _answers(
+            training.participation, training.sites, training.training_rounds, training.seed
+        )
         pairs = _pairs(sizes, answers)
         problems = binary_problems(training.problem.classes)
         shown = list(pairs)
@@ -385,7 +393,7 @@ def _warnings(training: Training, units: int) -> list[str]:
         found += about_shares(training.shares, training.participation)
         own = (privacy.noise or 0.0) / training.shares.honest**0.5
         alone = shares_event(own).times(
-            most_participations(training.participation, training.sites, training.rounds)
+            most_participations(training.participation, training.sites, training.training_rounds)
         )
         found.append(
             "should the masks fail (coordinator and compensator, say, work together), a site's own "

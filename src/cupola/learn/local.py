@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from cupola.errors import FederationError
-from cupola.federation import Contribution, Declined, Partial, Question, SiteContext, task
+from cupola.federation import Arrays, Contribution, Declined, Partial, Question, SiteContext, task
 from cupola.federation.randomness import derive
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local, Privacy
+from cupola.learn.metrics import count
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
 from cupola.learn.private import (
     PrivateGradient,
@@ -46,9 +47,10 @@ def train(site: SiteContext, question: Question) -> Contribution:
     """Train the received model on this site's data and answer the update.
 
     Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
-    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl).
+    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss'.
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
-    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip).
+    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
+    'loss' (of the received model, where it is asked for).
     """
     local = Local.model_validate(question.options["local"])
     work = share_out([site], question, local)[0]
@@ -75,6 +77,7 @@ def _train(
 ) -> Contribution:
     lr = question.options["lr"]
     privacy = privacy_of(question)
+    arrays = reported_loss(site, question, space)  # first: training moves the model
     optimizer = LocalOptimizer(local, lr)
     start = space.split(space.start)
     private = None
@@ -103,7 +106,6 @@ def _train(
             if step == work.steps:
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
-    arrays = {}
     if convex:
         from cupola.learn.convex import solved
 
@@ -139,6 +141,16 @@ def _train(
         raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
     weight = float(work.used) if local.weighting == "samples" else 1.0
     return Contribution(arrays, weight)
+
+
+def reported_loss(site: SiteContext, question: Question, space: Workspace) -> Arrays:
+    """This site's mean loss at the model in `space`, in evaluation mode, if it is asked for."""
+    if not question.options.get("report_loss"):
+        return {}
+    if privacy_of(question).on:
+        raise Declined("a loss without noise is not told beside a private answer")
+    sums = count(space, [site.data.train], {})
+    return {"loss": sums["loss"] / sums["samples"]}
 
 
 def kept_after(

@@ -26,6 +26,7 @@ class Recipe:
 
 _GRADIENTS = {"send": "gradients"}
 _FEDOPT = "Reddi et al. 2021, Adaptive federated optimization"
+_UPCYCLED = "Upcycled-FL: improving accuracy and privacy with less computation"
 _UPFL = "Nasirigerdeh et al. 2023, Utility-preserving federated learning (AISec)"
 
 RECIPES = {
@@ -42,6 +43,20 @@ RECIPES = {
             "FedAvg with a proximal term; partial work is kept",
             "Li et al. 2020",
             local={"proximal": 0.1},
+        ),
+        Recipe(
+            "upcycled-fedprox",
+            "FedProx with every second round by the coordinator alone, for free",
+            _UPCYCLED,
+            local={"proximal": 0.1},
+            server={"upcycle": {"damping": 0.04}},
+        ),
+        Recipe(
+            "upcycled-fedavg",
+            "FedAvg with every second round by the coordinator alone, for free",
+            _UPCYCLED,
+            server={"upcycle": {"factor": 0.7}},
+            participation={"keep_stragglers": False},
         ),
         Recipe(
             "fedavgm",

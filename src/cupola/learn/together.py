@@ -23,7 +23,7 @@ from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.cohort import Cohort, Team, gather
-from cupola.learn.local import kept_after
+from cupola.learn.local import kept_after, reported_loss
 from cupola.learn.private import privacy_of
 from cupola.learn.samples import samples_of
 from cupola.learn.threads import side_by_side
@@ -66,13 +66,23 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     if not able:
         return [Partial({}, 0.0, [], failed, {})]
     able.sort(key=lambda i: -work[i].steps)
-    team = Team([sites[i] for i in able], [work[i] for i in able], local, question, privacy)
+    loss = _reported_losses([sites[i] for i in able], question, space)
+    team = Team([sites[i] for i in able], [work[i] for i in able], local, question, privacy, loss)
     if form == "compiled":
         partials = [_in_compiled_calls(space, team)]
     else:
         partials = _in_chunks(space, team, form)
     partials[0].failed = failed
     return partials
+
+
+def _reported_losses(
+    sites: Sequence[SiteContext], question: Question, space: Workspace
+) -> list[float]:
+    if not question.options.get("report_loss"):
+        return []
+    space.load(question.arrays)
+    return [float(reported_loss(site, question, space)["loss"]) for site in sites]
 
 
 def _in_compiled_calls(space: Workspace, team: Team) -> Partial:
@@ -194,6 +204,8 @@ def _partial(space: Workspace, team: Team, arrays: Arrays, halves: float = 0.0) 
         sample["steps"] = np.zeros(())
     if team.privacy.quantile is not None:
         arrays["below"], sample["below"] = np.array(halves), np.zeros(())
+    if team.loss:
+        arrays["loss"], sample["loss"] = np.array(float(team.weight @ team.loss)), np.zeros(())
     sites = [site.index for site in team.sites]
     return Partial(arrays, float(team.weight.sum()), sites, {}, sample)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Arrays, Ask, Question, Reply, Spec, State, Total
+from cupola.federation import ALONE, Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.learn.guarantee import protection, require_possible
@@ -25,6 +25,15 @@ from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
 from cupola.learn.shares import ask_for_shares, shares_of
+from cupola.learn.upcycle import (
+    extrapolated,
+    factor,
+    follow_loss,
+    is_free,
+    remembered,
+    require_upcyclable,
+    training_rounds,
+)
 from cupola.learn.workspace import Problem, Workspace
 
 LOWER_IS_BETTER = {"loss", "rmse"}
@@ -34,14 +43,17 @@ LOWER_IS_BETTER = {"loss", "rmse"}
 class Training:
     """A program: `rounds` rounds over `sites` sites.
 
+    With server.upcycle every second round asks nobody (see `upcycle`). Whatever is drawn, noised,
+    scheduled or charged goes by the number of a *training* round, which is what questions call
+    their round; records and evaluation go by all rounds.
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
-    'best/'.
+    'best/', 'before/' (the model before a training round that a free one follows).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
-    (where it follows a quantile).
+    (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive).
     privacy: with its noise found (see `guarantee.resolve`). sum: masked sums need bounds, which go
     into the questions.
     """
@@ -63,8 +75,14 @@ class Training:
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
         self.coordinator = Coordinator(
-            self.privacy, self.participation, self.server, self.sites, self.rounds, self.seed
+            self.privacy,
+            self.participation,
+            self.server,
+            self.sites,
+            self.training_rounds,
+            self.seed,
         )
+        require_upcyclable(self)
         require_possible(self)
         self.shares = shares_of(self)
         judge = self.evaluation
@@ -84,12 +102,23 @@ class Training:
         if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
             raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
         if self.participation.kind == "at-most-once":
-            need = self.rounds * (self.participation.count or 1)
+            rounds = self.training_rounds
+            need = rounds * (self.participation.count or 1)
             if need > self.sites:
                 raise PlanError(
-                    f"at-most-once: {self.rounds} rounds of {self.participation.count} sites need "
+                    f"at-most-once: {rounds} rounds of {self.participation.count} sites need "
                     f"{need} sites, there are {self.sites}"
                 )
+
+    def training_round(self, round: int) -> int:
+        """The number of this training round among the training rounds; of a free round, that of
+        the one before it. So also how many of the first `round` rounds ask sites."""
+        return training_rounds(self.server.upcycle, round)
+
+    @property
+    def training_rounds(self) -> int:
+        """Rounds in which sites are asked to train."""
+        return self.training_round(self.rounds)
 
     @property
     def space(self) -> Workspace:
@@ -112,17 +141,22 @@ class Training:
         done = state.values["round"]
         if done >= self.rounds or state.values["stopped"]:
             return None
-        return self._ask_training(state, done + 1)
+        if is_free(self.server.upcycle, done + 1):
+            return ALONE
+        return self._ask_training(state, self.training_round(done + 1))
 
     def answer(self, state: State, reply: Reply) -> State:
         if state.values["pending"]:
             return self._judged(state, reply)
+        if is_free(self.server.upcycle, state.values["round"] + 1):
+            return self._upcycled(state)
         assert isinstance(reply, Total)
         return self._trained(state, reply)
 
     # Training
 
     def _ask_training(self, state: State, round: int) -> Ask:
+        """round: number of the training round."""
         prefixes = ("model/", "buffer/", "variate/")
         arrays = {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
         expects = {name: Spec.of(array) for name, array in arrays.items()}
@@ -131,7 +165,7 @@ class Training:
         choice = self.participation
         options: dict[str, Any] = {
             "local": self.local.model_dump(exclude_defaults=True, mode="json"),
-            "lr": self.local.lr * self.local.schedule.factor(round, self.rounds),
+            "lr": self.local.lr * self.local.schedule.factor(round, self.training_rounds),
         }
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
@@ -147,6 +181,10 @@ class Training:
             if privacy.quantile is not None:
                 expects["below"] = Spec(())
         what = "accumulated gradients" if self.local.send == "gradients" else "model change"
+        if self.server.upcycle is not None and self.server.upcycle.adaptive:
+            options["report_loss"] = True
+            expects["loss"] = Spec(())
+            what = f"mean loss at the received model; {what}"
         samples = "; samples used" if self.local.weighting == "samples" else ""
         question = Question(
             self.task,
@@ -166,9 +204,10 @@ class Training:
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
     def _trained(self, state: State, total: Total) -> State:
-        round = state.values["round"] + 1
+        done, upcycle = state.values["round"] + 1, self.server.upcycle
+        round = self.training_round(done)
         record: dict[str, Any] = {
-            "round": round,
+            "round": done,
             "sites": len(total.sites),
             "failed": dict(Counter(total.failed.values())),
             "samples": total.weight if self.local.weighting == "samples" else None,
@@ -186,8 +225,27 @@ class Training:
                 arrays = self._move(state, self.coordinator.mean_of_shares(state, total), round)
         elif total.weight > 0:
             arrays = self._server_step(state, total, round)
-        self._require_finite(arrays, round)
-        state = state.next(arrays, record=record, **values)
+            if upcycle is not None and upcycle.adaptive:
+                record["received_loss"] = loss = float(total.mean("loss"))
+                values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
+        if upcycle is not None:
+            arrays |= remembered(state.arrays)
+        return self._complete(state.next(arrays, record=record, **values), done)
+
+    def _upcycled(self, state: State) -> State:
+        """A round by the coordinator alone."""
+        done, upcycle = state.values["round"] + 1, self.server.upcycle
+        assert upcycle is not None
+        number, adapted = self.training_round(done), state.values.get("factor")
+        c = factor(upcycle, self.local.proximal, number, adapted)
+        record = {"round": done, "sites": 0, "failed": {}, "samples": None, "upcycled": c}
+        state = state.next(extrapolated(state.arrays, c), record=record)
+        kept = {n: a for n, a in state.arrays.items() if not n.startswith("before/")}
+        return self._complete(State(state.step, kept, state.values), done)
+
+    def _complete(self, state: State, round: int) -> State:
+        """The model of this round stands: judge it if it is time."""
+        self._require_finite(state.arrays, round)
         due = round % self.evaluation.every == 0 or round == self.rounds
         return self._next_judgement(state, self._judgements() if due else [])
 
@@ -228,13 +286,14 @@ class Training:
         return arrays
 
     def server_lr(self, round: int) -> float:
-        """The server's rate; with gradients it is the sites' own, schedule included."""
+        """The server's rate in a training round; with gradients it is the sites' own, schedule
+        included."""
         rate, schedule = self.server.lr, self.server.schedule
         if self.local.send == "gradients":
             rate = self.local.lr if rate is None else rate
             schedule = schedule or self.local.schedule
         return (1.0 if rate is None else rate) * (
-            schedule.factor(round, self.rounds) if schedule else 1.0
+            schedule.factor(round, self.training_rounds) if schedule else 1.0
         )
 
     # Evaluation
@@ -292,7 +351,7 @@ class Training:
             options,
             expects,
             step=state.step,
-            round=state.values["round"] + 1,
+            round=self.training_round(state.values["round"] + 1),
             reveals=f"counts of the model on {split} data"
             + (", each site's own" if kind == "gather" else ", summed over sites"),
         )
@@ -303,7 +362,7 @@ class Training:
         record = dict(state.values["record"])
         if isinstance(reply, Total):
             record["sites_" + split] = _with_matrix(reply.arrays) if reply.arrays else {}
-        else:
+        elif reply is not None:
             record["per_site"] = {str(s): metrics(c.arrays) for s, c in reply.items()}
         return self._next_judgement(state.next(record=record, pending=pending), pending)
 

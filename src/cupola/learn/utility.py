@@ -76,6 +76,9 @@ def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
     yield _batches(training, sizes)
     yield _weighting(training, sizes)
     yield _optimizer(training)
+    free = training.server.upcycle is not None
+    reason = "server.upcycle: every second round extrapolates and trains nowhere" if free else ""
+    yield Condition("every round trains", not free, reason)
     yield from _model(training, data)
     mechanism = training.privacy.mechanism
     noisy = f"privacy.mechanism = '{mechanism}' adds noise" if training.privacy.on else ""

@@ -18,7 +18,7 @@ class Cost:
     """Expected bytes over all sites, and the compensator of masked sums, without drop-outs.
 
     sites: asked in a round (a mean under Poisson sampling). per_site: down and up, of the training
-    question. per_round: training and evaluation questions, evaluation spread over the rounds.
+    question. per_round: training and evaluation questions, both spread over all rounds.
     """
 
     sites: float
@@ -42,7 +42,7 @@ def predict(program: Training) -> Cost:
         evaluation += len(judged.sites) * (there + back) + more
     times = program.rounds // program.evaluation.every
     times += program.rounds % program.evaluation.every > 0
-    total = program.rounds * training + times * evaluation
+    total = program.training_rounds * training + times * evaluation
     return Cost(asked, down, up, total / program.rounds, total)
 
 

@@ -14,6 +14,7 @@ from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
 from cupola.learn.private import binary_problems
+from cupola.learn.upcycle import training_rounds
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.plan import Plan
 from cupola.privacy.accounting import epsilon, within
@@ -76,7 +77,7 @@ def resolved(plan: Plan, host: TrainingHost) -> Privacy:
         plan.local,
         plan.participation,
         sites=len(host),
-        rounds=plan.rounds,
+        rounds=training_rounds(plan.server.upcycle, plan.rounds),
         seed=plan.seed,
         sizes=host.sites.sizes(),
         problems=binary_problems(host.problem.classes),
@@ -90,7 +91,7 @@ def promised(program: Training, host: TrainingHost) -> Guarantee | None:
 
 def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None:
     """What the sites have spent after so many rounds, by their own books; None without privacy."""
-    privacy = program.privacy
+    privacy, rounds = program.privacy, program.training_round(rounds)
     if not privacy.on:
         return None
     groups, unprotected = _from_books(program, folder)

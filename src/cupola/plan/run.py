@@ -223,7 +223,8 @@ class _Session:
                 left = (rounds - record["round"]) / pace
                 self.watch(Progress(record["round"], rounds, record, pace, left, folder))
 
-        rounds, folder = self.state.values["round"], self.folder / "twin"
+        rounds = program.training_round(self.state.values["round"])
+        folder = self.folder / "twin"
         ours = program.model(self.state)
         return run_twin(self.plan, folder, program, host, rounds, ours, between)
 

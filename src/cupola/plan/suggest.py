@@ -11,6 +11,7 @@ _SYNONYMS = {
     "num_clients": "sites",
     "tau": "batches",
     "mu": "proximal",
+    "lambda": "damping",
     "client": "local",
     "dataset": "data",
     "n_rounds": "rounds",

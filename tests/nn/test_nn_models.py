@@ -15,6 +15,8 @@ from cupola.nn import build
 COUNTS = [
     ("linear", (60,), 10, {}, 610),
     ("mlp", (784,), 10, {}, 159_010),
+    ("mlp", (1, 28, 28), 10, {"hidden": [196]}, 155_830),  # Upcycled-FL's 784-196-10
+    ("small_cnn", (1, 28, 28), 10, {}, 2_130_140),
     ("cnn", (1, 28, 28), 62, {}, 1_690_174),
     ("cnn", (1, 28, 28), 62, {"norm": "none"}, 1_690_046),
     ("vgg6", (3, 32, 32), 10, {}, 3_915_914),
@@ -28,6 +30,8 @@ COUNTS = [
     ("resnet18", (3, 64, 64), 10, {}, 11_181_642),
     ("resnet18", (3, 32, 32), 10, {"norm": "batch"}, 11_173_962),
     ("char_lstm", (80,), 80, {}, 819_920),
+    # 2 x 128 over 300, without the embedding: 352,256 + 258
+    ("text_lstm", (25,), 2, {"vocabulary": 50}, 15_000 + 352_514),
 ]
 
 
@@ -43,6 +47,7 @@ NATURAL = [
     ("mlp", (30,), 2, {"hidden": [16, 8], "activation": "mish", "dropout": 0.2}, (2, 2)),
     ("mlp", (30,), None, {"hidden": []}, (2,)),
     ("cnn", (1, 8, 8), 10, {}, (2, 10)),
+    ("small_cnn", (3, 5, 4), 10, {"hidden": [8]}, (2, 10)),
     ("cnn", (3, 13, 9), 4, {"norm": "none", "dropout": 0.5, "hidden": 32}, (2, 4)),
     ("vgg6", (1, 8, 8), 10, {"norm": "layer"}, (2, 10)),
     ("vgg6", (3, 32, 32), None, {"norm": "batch", "activation": "gelu"}, (2,)),

@@ -94,6 +94,7 @@ class Source:
     local_test: np.ndarray | None = None  # training rows the set itself holds out at their owner
     validation: Dataset | None = None  # public, if the set comes with one
     vocabulary: int | None = None  # token ids are below this (text only)
+    words: tuple[str, ...] = ()  # what each token id stands for, where ids are words
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -165,11 +166,13 @@ class FederatedData:
         site_name: Callable[[int], str] = "site {}".format,
         site_types: np.ndarray | None = None,
         vocabulary: int | None = None,
+        words: Sequence[str] = (),
         name: str = "data",
     ) -> None:
         self._n, self._make_site, self._sizes, self._site_name = n, make_site, sizes, site_name
         self.kind, self.classes, self.input_shape = kind, classes, tuple(input_shape)
         self.class_names, self.vocabulary, self.name = tuple(class_names), vocabulary, name
+        self.words = tuple(words)
         self.public: dict[str, Dataset] = dict(public or {})
         self.site_types = site_types  # true distribution of each site where it is known (PFA)
 
@@ -256,6 +259,7 @@ def pool(data: FederatedData) -> FederatedData:
         class_names=data.class_names,
         public=data.public,
         vocabulary=data.vocabulary,
+        words=data.words,
         name=data.name,
         site_name=lambda _: "pooled",
     )

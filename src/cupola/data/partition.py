@@ -27,17 +27,23 @@ from cupola.data.shares import (
     Shares,
     apportion,
     check_enough,
+    class_number,
     deal,
     evenly,
+    hand_out,
+    lognormal_sizes,
     rank_at_owner,
+    restricted,
     shuffle,
     site_sizes,
+    unequal,
 )
 from cupola.errors import DataError
 from cupola.federation.randomness import generator
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Class = NonNegativeInt | str
 
 
 class Common(BaseModel):
@@ -48,6 +54,8 @@ class Common(BaseModel):
     public_validation: share of the public test set that becomes the public validation set.
     max_samples: a site keeps at most this many rows, to be split into its parts; test rows that
         the data set or the partition fixes are not counted.
+    only: classes (numbers or names) that are kept, also in public data; they become 0, 1, ... in
+        this order. Default: all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +64,7 @@ class Common(BaseModel):
     test: Share | None = None
     public_validation: Share = 0.0
     max_samples: PositiveInt | None = None
+    only: Annotated[tuple[Class, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Common:
@@ -112,36 +121,36 @@ class Dirichlet(Common):
 
 class Classes(Common):
     """k classes at every site: classes are handed out so that each is at as many sites as any
-    other (give or take one), and all sites are equal in size; what does not divide is left out."""
+    other (give or take one), and all sites are equal in size; what does not divide is left out.
+
+    sigma: site sizes are lognormal with this deviation instead; samples_per_site is their mean.
+    """
 
     kind: Literal["classes"] = "classes"
     k: PositiveInt
     sites: PositiveInt = 10
     samples_per_site: PositiveInt | None = None
+    sigma: Ratio | None = None
 
     def cut(self, source: Source, free: np.ndarray, rng: np.random.Generator) -> Cut:
         labels = _labels(source, self.kind)[free]
         available = np.bincount(labels, minlength=source.classes or 0)
-        classes = len(available)
-        if self.k > classes:
-            raise DataError(f"partition: k = {self.k}, but {source.name} has {classes} classes")
-        used = np.zeros(classes, np.int64)
-        holds = np.zeros((self.sites, classes), np.int64)
-        for site in range(self.sites):
-            chosen = np.lexsort((rng.random(classes), used))[: self.k]  # least used, ties at random
-            used[chosen] += 1
-            holds[site, chosen] = 1
-        if self.samples_per_site is None:
-            share = int((available[used > 0] // used[used > 0]).min())
-            if share:
-                counts = holds * share
-            else:  # fewer rows than places: the first takers get one each
-                counts = holds * (holds.cumsum(0) <= available)
+        _check_k(self.k, source)
+        holds = hand_out(self.sites, len(available), self.k, rng)
+        used = holds.sum(0)
+        if (used > available).any() and self.samples_per_site is None:
+            # fewer rows than places: the first takers get one each
+            counts = holds * (holds.cumsum(0) <= available)
+        elif self.sigma is not None:
+            counts = unequal(holds, available, self.sigma, self.samples_per_site, rng)
+        elif self.samples_per_site is None:
+            counts = holds * int((available[used > 0] // used[used > 0]).min())
         else:
             counts = holds * (self.samples_per_site // self.k)
             for site in range(self.sites):
                 extra = rng.permutation(np.flatnonzero(holds[site]))
                 counts[site, extra[: self.samples_per_site % self.k]] += 1
+        if self.samples_per_site is not None:
             check_enough(counts, available, "samples_per_site", self.samples_per_site)
         return Cut(deal(len(source.train), free, labels, counts, rng), self.sites)
 
@@ -169,9 +178,7 @@ class Quantity(Common):
             sizes = apportion(np.array(self.ratios), len(free))
         else:
             sites = self.sites or 10
-            floor = int(len(free) >= sites)
-            weights = rng.lognormal(0.0, self.sigma or 0.0, sites)
-            sizes = floor + apportion(weights, len(free) - floor * sites)
+            sizes = lognormal_sizes(sites, self.sigma or 0.0, len(free), rng)
         return Cut(shuffle(len(source.train), free, sizes, rng), sites)
 
 
@@ -179,13 +186,25 @@ class Natural(Common):
     """One site for each owner in the data (writer, user, domain).
 
     min_samples: owners with fewer training rows are left out. max_sites: so many of the owners,
-    drawn at random. parts: each owner is cut into so many sites of the same distribution.
+    drawn at random. merge: these owners are dealt at random to so many sites; sigma: how unevenly
+    (lognormal; default: evenly). k: a site keeps the rows of k classes, handed out so that each
+    class is at as many sites as any other. parts: each owner (or merged site) is cut into so many
+    sites of the same distribution.
     """
 
     kind: Literal["natural"] = "natural"
     max_sites: PositiveInt | None = None
     min_samples: NonNegativeInt = 1
+    merge: PositiveInt | None = None
+    sigma: Ratio | None = None
+    k: PositiveInt | None = None
     parts: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _sigma_of_merged(self) -> Natural:
+        if self.sigma is not None and self.merge is None:
+            raise ValueError("sigma says how unevenly owners are merged; give merge, too")
+        return self
 
     def cut(self, source: Source, free: np.ndarray, rng: np.random.Generator) -> Cut:  # noqa: ARG002
         if source.groups is None:
@@ -201,17 +220,41 @@ class Natural(Common):
             raise DataError(f"partition: min_samples = {self.min_samples} leaves no owner")
         if self.max_sites is not None and self.max_sites < len(kept):
             kept = np.sort(rng.choice(kept, self.max_sites, replace=False))
+        known = source.group_names or tuple(str(g) for g in range(len(counts)))
+        names = [known[g] for g in kept]
         site_of = np.full(len(counts), -1, np.int64)
         site_of[kept] = np.arange(len(kept))
+        types = kept
+        if self.merge is not None:
+            site_of[kept], names = self._merged(names, rng)
+            types = np.arange(self.merge)
         owner = site_of[groups]
+        if self.k is not None:
+            labels = _labels(source, self.kind)
+            _check_k(self.k, source)
+            holds = hand_out(len(names), source.classes or 0, self.k, rng)
+            owner = np.where((owner >= 0) & (holds[owner, labels] > 0), owner, -1)
         if self.parts > 1:
             rank = rank_at_owner(owner, training, rng)
             owner = np.where(owner < 0, -1, owner * self.parts + rank % self.parts)
-        known = source.group_names or tuple(str(g) for g in range(len(counts)))
-        part_names = [""] if self.parts == 1 else [f" {p + 1}" for p in range(self.parts)]
-        names = tuple(known[g] + part for g in kept for part in part_names)
-        types = np.repeat(kept, self.parts)
-        return Cut(owner, len(names), held, names, types if self.parts > 1 else None)
+            names = [f"{name} {p + 1}" for name in names for p in range(self.parts)]
+            types = np.repeat(types, self.parts)
+        return Cut(owner, len(names), held, tuple(names), types if self.parts > 1 else None)
+
+    def _merged(self, owners: list[str], rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
+        """Site of each owner, and the sites' names."""
+        sites = self.merge or 1
+        if sites > len(owners):
+            raise DataError(f"partition: merge = {sites}, but there are {len(owners)} owners")
+        if self.sigma is None:
+            sizes = site_sizes(sites, None, len(owners))
+        else:
+            sizes = lognormal_sizes(sites, self.sigma, len(owners), rng)
+        site = rng.permutation(np.repeat(np.arange(sites), sizes))
+        first = {int(s): name for s, name in reversed(list(zip(site, owners)))}
+        return site, [
+            first[s] + (f" and {n - 1} more" if n > 1 else "") for s, n in enumerate(sizes)
+        ]
 
 
 class Types(Common):
@@ -222,7 +265,7 @@ class Types(Common):
     """
 
     kind: Literal["types"] = "types"
-    types: Annotated[tuple[tuple[NonNegativeInt | str, ...], ...], Field(min_length=1)]
+    types: Annotated[tuple[tuple[Class, ...], ...], Field(min_length=1)]
     sites_per_type: PositiveInt = 5
     samples_per_site: PositiveInt = 100
     test_per_site: NonNegativeInt = 100
@@ -236,7 +279,7 @@ class Types(Common):
         train = np.zeros((sites, len(available)), np.int64)
         test = np.zeros_like(train)
         for t, members in enumerate(self.types):
-            chosen = np.array([_class(source, c) for c in members], np.int64)
+            chosen = np.array([class_number(source, c, "types") for c in members], np.int64)
             if not len(chosen) or len(set(chosen)) < len(chosen):
                 raise DataError(f"partition: types[{t}] must name different classes, at least one")
             for site in range(t * self.sites_per_type, (t + 1) * self.sites_per_type):
@@ -275,6 +318,8 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(Partition)
 def partition(source: Source, spec: Common | Mapping[str, Any] | str, seed: int) -> FederatedData:
     """Cut a data set into sites. `spec` is one of the partitions, its mapping, or just its kind."""
     spec = _parsed(spec)
+    if spec.only is not None:
+        source = restricted(source, spec.only)
     rows = len(source.train)
     # Rows a data set reserves at their owner mean nothing once owners are dissolved: they are
     # the public test set if there is no other, and not trained on.
@@ -302,6 +347,7 @@ def partition(source: Source, spec: Common | Mapping[str, Any] | str, seed: int)
         site_name=names.__getitem__ if names else "site {}".format,
         site_types=cut.types,
         vocabulary=source.vocabulary,
+        words=source.words,
         name=source.name,
     )
 
@@ -344,11 +390,6 @@ def _labels(source: Source, kind: str) -> np.ndarray:
     return source.train.y.numpy()
 
 
-def _class(source: Source, given: int | str) -> int:
-    if isinstance(given, str):
-        if given not in source.class_names:
-            raise DataError(f"partition: types: {source.name} has no class {given!r}")
-        return source.class_names.index(given)
-    if given >= (source.classes or 0):
-        raise DataError(f"partition: types: class {given}, but {source.name} has {source.classes}")
-    return given
+def _check_k(k: int, source: Source) -> None:
+    if k > (source.classes or 0):
+        raise DataError(f"partition: k = {k}, but {source.name} has {source.classes} classes")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
-from cupola.data.dataset import Dataset, SiteData
+from cupola.data.dataset import Dataset, SiteData, Source
 from cupola.errors import DataError
 from cupola.federation.randomness import generator
 
@@ -105,6 +107,44 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     return sizes
 
 
+def lognormal_sizes(sites: int, sigma: float, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Whole numbers that sum to `total`, lognormal with deviation `sigma`, at least one each if
+    there are enough."""
+    floor = int(total >= sites)
+    return floor + apportion(rng.lognormal(0.0, sigma, sites), total - floor * sites)
+
+
+def hand_out(sites: int, classes: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Which k classes each site holds, 0 or 1 (sites, classes): each class is at as many sites as
+    any other, give or take one."""
+    used = np.zeros(classes, np.int64)
+    holds = np.zeros((sites, classes), np.int64)
+    for site in range(sites):
+        chosen = np.lexsort((rng.random(classes), used))[:k]  # least used, ties at random
+        used[chosen] += 1
+        holds[site, chosen] = 1
+    return holds
+
+
+def unequal(
+    holds: np.ndarray,
+    available: np.ndarray,
+    sigma: float,
+    mean: int | None,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Rows (sites, classes) when site sizes are lognormal with deviation `sigma`, the same number
+    of each class a site holds, one at least: `mean` rows a site, or as many as there are."""
+    weights, used = rng.lognormal(0.0, sigma, len(holds)), holds.sum(0)
+    if mean is None:
+        loads = weights @ holds
+        scale = ((available - used)[used > 0] / loads[used > 0]).min()
+    else:
+        k = holds.sum(1)
+        scale = (mean * len(holds) - k.sum()) / (weights @ k)
+    return holds * (1 + np.floor(max(scale, 0.0) * weights).astype(np.int64))[:, None]
+
+
 def evenly(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     """`total` over `parts`, the remainder to parts drawn at random."""
     return rng.permutation(np.full(parts, total // parts) + (np.arange(parts) < total % parts))
@@ -154,3 +194,47 @@ def rank_at_owner(owner: np.ndarray, first: np.ndarray, rng: np.random.Generator
     rank = np.empty(len(key), np.int64)
     rank[order] = np.arange(len(key)) - starts
     return rank
+
+
+def class_number(source: Source, given: int | str, field: str) -> int:
+    """Number of a class given by number or name."""
+    if isinstance(given, str):
+        if given not in source.class_names:
+            raise DataError(f"partition: {field}: {source.name} has no class {given!r}")
+        return source.class_names.index(given)
+    if given >= (source.classes or 0):
+        raise DataError(
+            f"partition: {field}: class {given}, but {source.name} has {source.classes}"
+        )
+    return given
+
+
+def restricted(source: Source, only: Sequence[int | str]) -> Source:
+    """The rows of some classes, which become 0, 1, ... in the order given."""
+    if source.kind != "classification":
+        raise DataError(f"partition: only: {source.name} is {source.kind}, which has no classes")
+    chosen = [class_number(source, c, "only") for c in only]
+    if len(set(chosen)) < len(chosen):
+        raise DataError("partition: only: must name different classes")
+    number = torch.full((source.classes or 0,), -1)
+    number[chosen] = torch.arange(len(chosen))
+
+    def part(data: Dataset | None) -> Dataset | None:
+        if data is None:
+            return None
+        y = number[data.y]
+        return replace(data, x=data.x[y >= 0], y=y[y >= 0])
+
+    train = part(source.train)
+    assert train is not None
+    kept = (number[source.train.y] >= 0).numpy()
+    return replace(
+        source,
+        train=train,
+        test=part(source.test),
+        validation=part(source.validation),
+        classes=len(chosen),
+        class_names=tuple(source.class_names[c] for c in chosen) if source.class_names else (),
+        groups=None if source.groups is None else source.groups[kept],
+        local_test=None if source.local_test is None else source.local_test[kept],
+    )

@@ -61,6 +61,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
     options = plan.model.options
     if data.vocabulary is not None and "vocabulary" in nn.options(plan.model.name):
         options.setdefault("vocabulary", data.vocabulary)
+    if data.words and "words" in nn.options(plan.model.name):
+        options.setdefault("words", data.words)
     build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
     if plan.loss is None:
         loss = nn.default_loss(data.kind)

@@ -53,9 +53,9 @@ def sent140(
     """Tweets by user, negative or positive, as `length` int64 word ids (0 pads at the end, 1 is any
     other word). Reads LEAF's layout, or sent140_users.npz (text, y, user, local_test).
 
-    vocabulary: file with a word a line, of which the first `words` are used. Without it the `words`
-    most frequent words of all users' training tweets are taken, which only a simulation can do: at
-    real sites the vocabulary must be given or public.
+    vocabulary: file whose lines start with a word (a file of word vectors will do), of which the
+    first `words` are used. Without it the `words` most frequent words of all users' training tweets
+    are taken, which only a simulation can do: at real sites the vocabulary must be given or public.
     """
     npz = None if _leaf_folder(files) else files.look("sent140_users.npz")
     if npz is None:
@@ -75,10 +75,7 @@ def sent140(
         counts = Counter(w for t, held in zip(tokens, rows.held) if not held for w in t)
         known = sorted(counts, key=lambda w: (-counts[w], w))[:words]
     else:
-        try:
-            known = Path(vocabulary).expanduser().read_text("utf-8").split()[:words]
-        except OSError as error:
-            raise DataError(f"sent140: vocabulary: {error}") from None
+        known = _first_words(Path(vocabulary).expanduser(), words)
     ids = {word: i for i, word in enumerate(known, _FIRST_WORD)}
     table = np.full((len(tokens), length), _PADDING, np.int64)
     for row, found in zip(table, tokens):
@@ -97,7 +94,23 @@ def sent140(
         classes=2,
         class_names=("negative", "positive"),
         vocabulary=len(known) + _FIRST_WORD,
+        words=("<pad>", "<unk>", *known),
     )
+
+
+def _first_words(path: Path, many: int) -> list[str]:
+    """The first `many` different words that lines of the file start with."""
+    known: dict[str, None] = {}
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.strip():
+                    known[line.split(maxsplit=1)[0]] = None
+                if len(known) == many:
+                    break
+    except OSError as error:
+        raise DataError(f"sent140: vocabulary: {error}") from None
+    return list(known)
 
 
 @dataset("shakespeare")

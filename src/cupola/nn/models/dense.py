@@ -31,11 +31,18 @@ def mlp(
 
     dropout: share of each hidden layer's outputs, after the activation.
     """
-    layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
+    return nn.Sequential(nn.Flatten(), *dense(width, hidden, activation, dropout, classes))
+
+
+def dense(
+    width: int, hidden: list[int], activation: Activation, dropout: float, classes: int | None
+) -> list[nn.Module]:
+    """Hidden layers, each with its activation and dropout (if any), and the head."""
+    layers: list[nn.Module] = []
     for units in hidden:
         layers += [nn.Linear(width, units), layer(activation)]
         if dropout:
             layers.append(nn.Dropout(dropout))
         width = units
-    return nn.Sequential(*layers, *head(width, classes))
+    return [*layers, *head(width, classes)]

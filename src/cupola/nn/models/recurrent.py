@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor, nn
 
+from cupola.errors import PlanError
 from cupola.nn.models.parts import Shape, Size, needs_classes, tokens
 from cupola.nn.models.registry import model
+from cupola.nn.models.vectors import word_vectors
 
 
 class TextLSTM(nn.Module):
@@ -58,11 +62,47 @@ def text_lstm(
     classes: int | None,
     *,
     vocabulary: Size,
-    embedding: Size = 300,
+    words: tuple[str, ...] = (),
+    vectors: str | Path | None = None,
+    frozen: bool = False,
+    embedding: Size | None = None,
     hidden: Size = 128,
     layers: Size = 2,
 ) -> nn.Module:
-    """Tokens (n, T) below `vocabulary`; logits (n, classes), read after the last token."""
+    """Tokens (n, T) below `vocabulary`; logits (n, classes), read after the last token.
+
+    vocabulary, words: how many tokens there are, and what they stand for; a plan takes both from
+        the data set.
+    vectors: text file in GloVe's layout, the start of the embedding; words without a vector start
+        at random. Default: all do.
+    frozen: the embedding is not trained and does not travel: every site makes it from the file and
+        the seed.
+    embedding: width; default: the file's, else 300.
+    """
     tokens("text_lstm", input_shape)
     outputs = needs_classes("text_lstm", classes)
-    return TextLSTM(vocabulary, embedding, hidden, layers, outputs, every=False)
+    table = None
+    if vectors is not None:
+        table = _table(vectors, words, vocabulary, embedding)
+        embedding = table.shape[1]
+    net = TextLSTM(vocabulary, embedding or 300, hidden, layers, outputs, every=False)
+    if table is not None:
+        net.embedding.weight.data = table
+    net.embedding.weight.requires_grad_(not frozen)
+    return net
+
+
+def _table(
+    path: str | Path, words: tuple[str, ...], vocabulary: int, embedding: int | None
+) -> Tensor:
+    if not words:
+        raise PlanError(f"model.vectors = '{path}': the data set does not say its words")
+    if len(words) != vocabulary:
+        raise PlanError(f"model.words: {len(words)} words, but model.vocabulary = {vocabulary}")
+    table = word_vectors(path, words)
+    if embedding is not None and table.shape[1] != embedding:
+        raise PlanError(
+            f"model.embedding = {embedding}, but the vectors in '{path}' have {table.shape[1]} "
+            "numbers; leave it out to take theirs"
+        )
+    return table

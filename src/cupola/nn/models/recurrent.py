@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
@@ -11,11 +12,14 @@ from cupola.nn.models.parts import Shape, Size, needs_classes, tokens
 from cupola.nn.models.registry import model
 from cupola.nn.models.vectors import word_vectors
 
+PADDING = 0  # token of no word
+
 
 class TextLSTM(nn.Module):
-    """Embedding, LSTM layers, linear; `every` step is answered, or only the last one.
+    """Embedding, LSTM layers, linear; `every` step is answered, or only the last word.
 
-    Input: int64 tokens (n, T). Output: (n, T, outputs), or (n, outputs) for the last step.
+    Input: int64 tokens (n, T). Output: (n, T, outputs), or (n, outputs) for the last word: token 0
+    pads, and what it would add to the state after the last word is not read.
     """
 
     def __init__(
@@ -36,7 +40,12 @@ class TextLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(x))
-        return self.linear(states if self.every else states[:, -1])
+        if self.every:
+            return self.linear(states)
+        places = torch.arange(x.shape[1], device=x.device)
+        last = torch.where(x != PADDING, places, 0).amax(1)
+        picked = last[:, None, None].expand(-1, 1, states.shape[2])
+        return self.linear(states.gather(1, picked).squeeze(1))
 
 
 @model(
@@ -69,7 +78,7 @@ def text_lstm(
     hidden: Size = 128,
     layers: Size = 2,
 ) -> nn.Module:
-    """Tokens (n, T) below `vocabulary`; logits (n, classes), read after the last token.
+    """Tokens (n, T) below `vocabulary`; logits (n, classes), read after the last word (0 pads).
 
     vocabulary, words: how many tokens there are, and what they stand for; a plan takes both from
         the data set.

@@ -188,9 +188,21 @@ def test_insisting_on_an_impossible_form_is_refused():
 
 @pytest.mark.parametrize("mode", ["explicit", "compiled"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"epochs": 3}, {"send": "normalised"}, {"drop_last": True}]
+    "settings",
+    [
+        {},
+        {"epochs": 3},
+        {"send": "normalised"},
+        {"drop_last": True},
+        {"momentum": 0.5, "proximal": 0.3, "epochs": 2},
+        {"proximal": 0.3, "send": "normalised"},
+        {"weight_decay": 0.05, "momentum": 0.9},
+    ],
 )
-def test_logistic_regression(mode, settings):
+def test_logistic_regression(mode, settings, monkeypatch):
+    monkeypatch.setattr(
+        "cupola.learn.compiled.LONG", 9
+    )  # sites of many steps get calls of their own
     pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
     data = sites([9, 4, 17, 1, 12, 6, 0, 40])
     local = Local(batch_size=4, lr=0.1, **settings)

@@ -17,20 +17,21 @@ from cupola.learn import dense
 from cupola.learn.batches import Work
 from cupola.learn.choices import Local
 from cupola.learn.samples import Samples
-from cupola.learn.stacked import is_plain_sgd
 from cupola.learn.threads import side_by_side
 from cupola.learn.workspace import Workspace
 
 LANES = 32  # numbers that the compiled loop takes at once: four vectors of eight
 SITES = 10  # in one call, half a millisecond; it orders the sums, whatever the number of workers
+LONG = 500  # steps after which a call takes no further site
 
 
 def possible(space: Workspace, local: Local) -> bool:
-    """Plain SGD on multinomial logistic regression, on the CPU, and numba is installed."""
+    """SGD on multinomial logistic regression, on the CPU, and numba is installed."""
     layers = dense.layers_of(space)
     single = layers is not None and len(layers) == 1
-    plain = single and is_plain_sgd(local) and space.plain_cross_entropy
-    return plain and space.device.type == "cpu" and _has_numba()
+    simple = local.optimizer == "sgd" and local.send != "gradients" and not local.nesterov
+    logistic = single and simple and space.plain_cross_entropy
+    return logistic and space.device.type == "cpu" and _has_numba()
 
 
 @lru_cache(maxsize=1)
@@ -43,28 +44,41 @@ def compiled(
     samples: Samples,
     work: Sequence[Work],
     weight: np.ndarray,
+    local: Local,
     lr: float,
     workers: int,
 ) -> list[np.ndarray]:
     """sum over sites of weight * change of the model, which is a weight (classes, d) and a bias.
 
-    samples, work and weight (sites,): of each site.
+    samples, work and weight (sites,): of each site. local: its momentum, proximal term and decay.
     """
     start, d = _padded(*model), model[0].shape[1]
     x, y = samples.x.flatten(1).numpy(), samples.y.numpy()
     first, steps = np.array(samples.first), np.array([w.steps for w in work])
-    totals = np.zeros((-(-len(work) // SITES), *start.shape))
-    kernel, rate = _kernel(), start.dtype.type(lr)
+    groups = _groups(steps)
+    totals = np.zeros((len(groups), *start.shape))
+    extras = (local.momentum, local.proximal, local.weight_decay)
+    kernel, number = _kernel(), start.dtype.type
     calls = []
-    for group, total in enumerate(totals):
-        own = slice(group * SITES, (group + 1) * SITES)
+    for own, total in zip(groups, totals):
         order = np.concatenate([w.order for w in work[own]])
         sizes = np.concatenate([w.sizes for w in work[own]])
         batches = (first[own], order, sizes, steps[own], weight[own])
-        calls.append((x, y, *batches, start, rate, total))
+        calls.append((x, y, *batches, start, number(lr), *map(number, extras), total))
     side_by_side(lambda group: kernel(*calls[group]), range(len(calls)), workers)
     summed = totals.sum(0)
     return [summed[:, :d].copy(), summed[:, d].copy()]
+
+
+def _groups(steps: np.ndarray) -> list[slice]:
+    """Sites of one call each: few, and none after a site of many steps."""
+    found, first = [], 0
+    for last in range(1, len(steps) + 1):
+        full = last - first == SITES or steps[first:last].sum() >= LONG
+        if full or last == len(steps):
+            found.append(slice(first, last))
+            first = last
+    return found
 
 
 def _padded(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -93,6 +107,9 @@ def _rounds(
     weight: Any,
     start: Any,
     lr: Any,
+    momentum: Any,
+    proximal: Any,
+    decay: Any,
     total: Any,
 ) -> None:
     """Local SGD of some sites; adds weight * (start - end) to total.
@@ -107,13 +124,22 @@ def _rounds(
     rows = np.zeros((batch, width), start.dtype)
     rows[:, d] = 1
     back = np.empty((batch, classes), start.dtype)
-    w = np.empty_like(start)
+    w, moving = np.empty_like(start), np.empty_like(start)
+    plain = momentum == 0 and proximal == 0 and decay == 0
     place, turn = 0, 0
     for k in range(len(steps)):
         w[:] = start
+        moving[:] = 0
         for _ in range(steps[k]):
             size = sizes[turn]
-            scale = start.dtype.type(1 / size) * lr
+            scale = start.dtype.type(1 / size)
+            if plain:
+                scale *= lr  # gradients go into the model at once
+            else:
+                for c in range(classes):
+                    for j in range(width):
+                        pull = proximal * (w[c, j] - start[c, j]) + decay * w[c, j]
+                        moving[c, j] = momentum * moving[c, j] + pull
             for b in range(size):  # all rows first: their ways from memory overlap
                 sample = first[k] + order[place + b]
                 for j in range(d):
@@ -140,8 +166,16 @@ def _rounds(
             for b in range(size):
                 for c in range(classes):
                     g = back[b, c]
+                    if plain:
+                        for j in range(width):
+                            w[c, j] -= g * rows[b, j]
+                    else:
+                        for j in range(width):
+                            moving[c, j] += g * rows[b, j]
+            if not plain:
+                for c in range(classes):
                     for j in range(width):
-                        w[c, j] -= g * rows[b, j]
+                        w[c, j] -= lr * moving[c, j]
             place += size
             turn += 1
         for c in range(classes):

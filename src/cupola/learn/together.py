@@ -2,7 +2,7 @@
 
 common:    one gradient at the common model (FedFGD, FedSMB): all sites' samples share its weights.
 implicit:  dense networks and few samples a site: local models are never made (see `dense`).
-compiled:  plain SGD on logistic regression, where numba is installed (see `compiled`).
+compiled:  SGD on logistic regression, where numba is installed (see `compiled`).
 explicit:  dense networks: hand-written gradients over a stack of models.
 stacked:   any network that vmap can take: a stack of models, gradients traced once.
 Each gives what training one by one gives, to rounding. Sites are sorted by their number of steps,
@@ -94,6 +94,7 @@ def _in_compiled_calls(space: Workspace, team: Team) -> Partial:
         samples_of(space, [site.data.train for site in team.sites]),
         team.work,
         team.answer_weights(),
+        team.local,
         team.lr,
         team.sites[0].workers,
     )

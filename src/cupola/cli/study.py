@@ -164,6 +164,9 @@ def reproduce(
         Path | None, typer.Option(metavar="DIR", help="Folder with the published tables.")
     ] = None,
     out: Out = None,
+    hours: Annotated[
+        bool, typer.Option("--hours", help="Say how long it will take, and stop.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -171,6 +174,7 @@ def reproduce(
     from cupola.cli.display import watching
     from cupola.reproduce import find_table, jobs, seeds_of, tables
     from cupola.reproduce import reproduce as carry_out
+    from cupola.reproduce.hours import forecast
 
     Shell.json = as_json
     if listing or name is None:
@@ -183,10 +187,16 @@ def reproduce(
     rounds = sum(job.plan.rounds for job in work)
     silent = quiet or as_json
     _tell(silent, f"{table.name}: {len(work)} runs, {rounds:,} rounds in all, into {folder}")
+    planned = forecast(work, folder, lambda line: _tell(silent, line))
+    facts = {"folder": str(folder), "planned": planned.facts()}
+    if hours:
+        print_json(facts) if as_json else typer.echo(f"{table.name}: {planned}")
+        return
+    _tell(silent, str(planned))
     with watching(silent) as watch:
         found = carry_out(table, folder, chosen, watch)
     if as_json:
-        print_json({"folder": str(folder), **found})
+        print_json({**facts, **found})
         return
     _show_table(found, folder)
 

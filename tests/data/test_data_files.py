@@ -169,6 +169,34 @@ def test_femnist(tmp_path: Path) -> None:
     assert data.site(0).train.x[0, 0, 0, 0] == 128
 
 
+def test_femnist_as_in_upcycled_fl(tmp_path: Path) -> None:
+    """Ten lower-case letters, five at each of the devices, writers dissolved or merged."""
+    rng = np.random.default_rng(0)
+
+    def writer(rows: int) -> tuple[list[list[float]], list[int]]:
+        y = rng.integers(0, 62, rows).tolist()
+        return [[label / 255] * 784 for label in y], y
+
+    leaf(tmp_path, "train", {f"f{i}": writer(100) for i in range(60)})
+    leaf(tmp_path, "test", {f"f{i}": writer(20) for i in range(60)} | {"g": writer(200)})
+    source = load("femnist", folder=tmp_path)
+    letters = {"only": [*"abcdefghij"], "k": 5}
+    ways: list[dict[str, Any]] = [
+        {"kind": "classes", "sites": 10, "sigma": 0.7, "test": 0.1},
+        {"kind": "natural", "merge": 10},
+    ]
+    for way in ways:
+        data = partition(source, {**letters, **way}, seed=0)
+        assert (len(data), data.classes, data.class_names) == (10, 10, (*"abcdefghij",))
+        for i in range(10):
+            site = data.site(i)
+            assert len(set(site.train.y.tolist())) == 5
+            assert len(site.test)
+            # the pixels say the class as it was: 'a' is 36
+            assert (site.train.x[:, 0, 0, 0] - 36 == site.train.y).all()
+        assert (data.public["test"].x[:, 0, 0, 0] - 36 == data.public["test"].y).all()
+
+
 def test_sent140(tmp_path: Path) -> None:
     def tweet(text: str) -> list[str]:
         return ["1", "Mon", "NO_QUERY", "user", text, "training"]
@@ -178,7 +206,9 @@ def test_sent140(tmp_path: Path) -> None:
     assert source.train.x.tolist() == [[2, 2, 1, 3], [1, 0, 0, 0]]  # good, !; the others unknown
     assert source.train.y.tolist() == [1, 0]
     assert source.vocabulary == 4
-    (tmp_path / "words.txt").write_text("day\nbad\n")
+    assert source.words == ("<pad>", "<unk>", "good", "!")
+    assert partition(source, "natural", seed=0).words == source.words
+    (tmp_path / "words.txt").write_text("day 0.1 0.2\nbad 0.3 0.4\n\nday\n")
     given = load("sent140", folder=tmp_path, length=4, vocabulary=str(tmp_path / "words.txt"))
     assert given.train.x.tolist() == [[1, 1, 2, 1], [3, 0, 0, 0]]
 

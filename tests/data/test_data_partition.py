@@ -1,5 +1,6 @@
 """Partitions: no row twice, sizes as stated, the same for the same seed."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,14 @@ SPECS: list[dict[str, Any]] = [
     {"kind": "dirichlet", "alpha": 0.1, "sites": 7},
     {"kind": "dirichlet", "alpha": 100.0, "sites": 4, "samples_per_site": 11},
     {"kind": "classes", "k": 2, "sites": 6},
+    {"kind": "classes", "k": 2, "sites": 6, "sigma": 1.0},
+    {"kind": "classes", "k": 2, "sites": 4, "only": ["d", 0, 1]},
     {"kind": "quantity", "ratios": [45, 9, 1]},
     {"kind": "quantity", "sigma": 1.5, "sites": 9},
     {"kind": "natural", "min_samples": 2},
     {"kind": "natural", "parts": 3},
+    {"kind": "natural", "merge": 3, "k": 2},
+    {"kind": "natural", "merge": 2, "sigma": 1.0, "k": 3, "parts": 2},
     {"kind": "types", "types": [[0, 1], ["c"]], "sites_per_type": 2, "samples_per_site": 5,
      "test_per_site": 3},
     {"kind": "pooled"},
@@ -203,6 +208,83 @@ def test_natural_in_parts() -> None:
         assert set(source.groups[site["train"] + site["test"]]) == {i // 5}
 
 
+def test_only_some_classes() -> None:
+    """Kept classes are numbered as they are named, in training and public data alike."""
+    source = make_source(200, 5, groups=9)
+    held = Dataset(torch.arange(5.0)[:, None], torch.arange(5))
+    local = np.arange(200) % 3 == 0
+    source = replace(source, test=held, validation=held, local_test=local)
+    data = partition(source, {"kind": "natural", "only": ["d", 1, "a"]}, seed=0)
+    assert (data.classes, data.class_names) == (3, ("d", "b", "a"))
+    wanted = {0: 3, 1: 1, 2: 0}
+    rows = flat(data)
+    assert sorted(rows) == [i for i, c in enumerate(source.train.y.tolist()) if c in (0, 1, 3)]
+    for i in range(len(data)):
+        for part, out in ((data.site(i).train, False), (data.site(i).test, True)):
+            for row, label in zip(part.x[:, 0].long().tolist(), part.y.tolist()):
+                assert source.train.y[row] == wanted[label]
+                assert source.groups is not None
+                assert (int(source.groups[row]), bool(local[row])) == (i, out)
+    for public in data.public.values():
+        assert public.y.tolist() == [2, 1, 0]
+        assert public.x[:, 0].tolist() == [0, 1, 3]
+    same = partition(source, {"kind": "iid", "only": list(range(5))}, seed=0)
+    assert rows_of(same) == rows_of(partition(source, "iid", seed=0))
+
+
+def test_owners_merged_into_sites() -> None:
+    source = make_source(600, 6, groups=20)
+    assert source.groups is not None
+    data = partition(source, {"kind": "natural", "merge": 6}, seed=0)
+    assert sorted(flat(data)) == list(range(600))
+    owners = [set(source.groups[site["train"]]) for site in rows_of(data)]
+    assert sorted(len(o) for o in owners) == [3, 3, 3, 3, 4, 4]  # nobody at two sites: 20 in all
+    assert all(data.site_name(i).split()[0] == str(min(o)) for i, o in enumerate(owners))
+    assert data.site_name(0).endswith(f" and {len(owners[0]) - 1} more")
+    uneven = partition(source, {"kind": "natural", "merge": 6, "sigma": 2.0}, seed=0)
+    counts = [len(set(source.groups[site["train"]])) for site in rows_of(uneven)]
+    assert sum(counts) == 20
+    assert min(counts) >= 1
+    assert max(counts) > 5
+    alone = partition(source, {"kind": "natural", "merge": 20}, seed=0)
+    assert all(len(set(source.groups[site["train"]])) == 1 for site in rows_of(alone))
+
+
+def test_few_classes_at_merged_sites() -> None:
+    """The arrangement of FedProx and Upcycled-FL: 5 of 10 classes at each of 50 devices."""
+    source = make_source(20_000, 10, groups=400)
+    data = partition(source, {"kind": "natural", "merge": 50, "k": 5, "test": 0.1}, seed=0)
+    held = [set(labels(data, i)) for i in range(50)]
+    assert {len(h) for h in held} == {5}
+    assert {sum(c in h for h in held) for c in range(10)} == {25}
+    assert all(set(data.site(i).test.y.tolist()) <= held[i] for i in range(50))
+    # All a site loses are the rows of the other classes.
+    everything = partition(source, {"kind": "natural", "merge": 50, "test": 0.1}, seed=0)
+    for few, all_ in zip(rows_of(data), rows_of(everything)):
+        kept = set(all_["train"] + all_["test"])
+        assert set(few["train"] + few["test"]) <= kept
+    total = sum(len(r["train"]) + len(r["test"]) for r in rows_of(data))
+    assert total == pytest.approx(10_000, rel=0.05)
+
+
+def test_classes_at_unequal_sites() -> None:
+    source = make_source(30_000, 10)
+    spec = {"kind": "classes", "k": 5, "sites": 50, "sigma": 0.7}
+    data = partition(source, spec, seed=0)
+    counts = np.array([np.bincount(labels(data, i), minlength=10) for i in range(50)])
+    assert ((counts > 0).sum(1) == 5).all()
+    assert (counts.max(1) == counts.sum(1) // 5).all()  # as many of each class
+    logs = np.log(data.sizes())
+    assert logs.std() == pytest.approx(0.7, abs=4 * 0.7 / np.sqrt(2 * 50))
+    # As many as there are: the scarcest class is nearly used up.
+    left = np.bincount(source.train.y.numpy()) - counts.sum(0)
+    assert 0 <= left.min() <= 25
+    by_mean = partition(source, {**spec, "samples_per_site": 100}, seed=0)
+    assert by_mean.sizes().mean() == pytest.approx(100, abs=5)
+    one_each = partition(make_source(40, 10), spec, seed=0)
+    assert len(set(flat(one_each))) == len(flat(one_each))
+
+
 def test_types_as_in_pfa() -> None:
     source = make_source(2000, 10)
     pairs = [[2 * t, 2 * t + 1] for t in range(5)]
@@ -258,11 +340,27 @@ def test_pool_is_the_same_rows() -> None:
         ({"kind": "types", "types": [[0]], "test": 0.5}, "test_per_site"),
         ({"kind": "iid", "test": 0.6, "validation": 0.4}, "below 1"),
         ({"kind": "idd"}, "kind"),
+        ({"kind": "iid", "only": ["z"]}, "only: small has no class 'z'"),
+        ({"kind": "iid", "only": [9]}, "only: class 9"),
+        ({"kind": "iid", "only": [1, 1]}, "only: must name different classes"),
+        ({"kind": "iid", "only": []}, "only"),
+        ({"kind": "natural", "sigma": 1.0}, "give merge, too"),
+        ({"kind": "classes", "k": 2, "samples_per_site": 999, "sigma": 1}, "samples_per_site"),
     ],
 )
 def test_impossible_asks_name_the_field(spec: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         partition(make_source(), spec, seed=0)
+
+
+def test_impossible_merges() -> None:
+    source = make_source(groups=5)
+    with pytest.raises(DataError, match="merge = 9, but there are 5 owners"):
+        partition(source, {"kind": "natural", "merge": 9}, seed=0)
+    with pytest.raises(DataError, match="k = 9"):
+        partition(source, {"kind": "natural", "k": 9}, seed=0)
+    with pytest.raises(DataError, match="only: diabetes is regression"):
+        partition(load("diabetes"), {"kind": "iid", "only": [1]}, seed=0)
 
 
 def test_no_public_test_set_to_validate_on() -> None:

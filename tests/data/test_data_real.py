@@ -32,6 +32,31 @@ def test_mnist_by_writer(real: Real) -> None:
     assert len(site.test) == pytest.approx(0.2 * (len(site.test) + len(site.train)), abs=1)
 
 
+def test_mnist_by_writer_as_femnist_in_upcycled_fl(real: Real) -> None:
+    """50 devices of several writers each, 5 classes at each, sizes as in the paper's Table 2
+    (mean 328, deviation 273)."""
+    real("mnist_by_writer.npz")
+    source = load("mnist_by_writer")
+    spec = {"kind": "natural", "max_sites": 370, "merge": 50, "sigma": 0.8, "k": 5}
+    means, deviations = [], []
+    for seed in range(3):
+        data = partition(source, spec, seed)
+        assert (len(data), data.classes) == (50, 10)
+        sites = [data.site(i) for i in range(50)]
+        assert {len(set(s.train.y.tolist())) for s in sites} == {5}
+        assert all(set(s.test.y.tolist()) <= set(s.train.y.tolist()) for s in sites)
+        holders = sum(np.bincount(s.train.y, minlength=10) > 0 for s in sites)
+        assert holders.tolist() == [25] * 10
+        sizes = data.sizes()
+        assert min(sizes) >= 20
+        means.append(sizes.mean())
+        deviations.append(sizes.std())
+    assert np.mean(means) == pytest.approx(328, rel=0.05)
+    assert np.mean(deviations) == pytest.approx(273, rel=0.25)
+    alone = {data.site_name(i).split(" and ")[0] for i in range(50)}
+    assert len(alone) == 50
+
+
 def test_pacs(real: Real) -> None:
     pytest.importorskip("PIL")
     real("pacs_128px.npz")
@@ -48,6 +73,10 @@ def test_sent140(real: Real) -> None:
     data = partition(source, {"kind": "natural", "min_samples": 10}, seed=0)
     assert data.sizes().min() >= 10
     assert (source.train.x > 1).float().mean() > 0.4  # mostly known words
+    merged = partition(source, {"kind": "natural", "merge": 52}, seed=0)
+    assert len(merged) == 52
+    assert merged.sizes().sum() == (~source.local_test).sum()
+    assert merged.sizes().min() > 150
 
 
 def test_shakespeare(real: Real) -> None:

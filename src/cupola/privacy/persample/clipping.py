@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
+from cupola.privacy.persample.convolution import weights_channels_last
 from cupola.privacy.persample.rules import Room
 from cupola.privacy.persample.suitability import trial, unsupported
 from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
@@ -88,9 +90,13 @@ class PerSample:
             norms, losses = self._add(batch, x, y)
         else:
             pieces = zip(x.split(step * multiplicity), y.split(step * multiplicity))
-            each = [self._add(batch, a, b) for a, b in pieces]
+            with weights_channels_last(self.module) if layout.channels_last else nullcontext():
+                each = [self._add(batch, a, b) for a, b in pieces]
             norms, losses = (torch.cat(column) for column in zip(*each))
-        total = [sums[p] if p in sums else torch.zeros_like(p).detach() for p in layout.trained]
+        total = [
+            sums[p].contiguous() if p in sums else torch.zeros_like(p).detach()
+            for p in layout.trained
+        ]
         return Clipped(total, norms, losses)
 
     def _layout(self, x: Tensor, y: Tensor) -> Layout:

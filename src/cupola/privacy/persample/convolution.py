@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -45,6 +46,20 @@ def prefers_channels_last(module: nn.Module) -> bool:
     return 0.9 * weights < sum(layer.weight.numel() for layer in layers if _by_windows(layer))
 
 
+@contextmanager
+def weights_channels_last(module: nn.Module) -> Iterator[None]:
+    """Weights in the order that images with channels last want; else every call turns them."""
+    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    before = [weight.data for weight in weights]
+    try:
+        for weight, data in zip(weights, before):
+            weight.data = data.contiguous(memory_format=torch.channels_last)
+        yield
+    finally:
+        for weight, data in zip(weights, before):
+            weight.data = data
+
+
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvolutionRule(Rule):
     """Any stride, padding, dilation, groups and padding mode; weight and bias."""
@@ -75,8 +90,12 @@ class ConvolutionRule(Rule):
             if held is not None:
                 found = {"weight": _products(layer, x, g, padding, held)} | bias
                 return _Products(Materialised(found), layer)
-            blocks = _blocks(layer, x, g, padding)
-            squared = torch.cat([_squares(torch.bmm(a.mT, b)) for a, b in blocks])
+            few = max(1, WINDOWS // layer.weight.numel())
+            space = g.new_empty(min(few, len(g)), *_product_shape(layer))
+            blocks = zip(x.split(few), g.split(few))
+            squared = torch.cat(
+                [_squares(_products(layer, a, b, padding, space[: len(a)])) for a, b in blocks]
+            )
         elif room.take(len(g), layer.weight):
             return Materialised({"weight": _grouped(layer, x, g, padding)} | bias)
         else:
@@ -105,7 +124,7 @@ class _Products(NamedTuple):
 
     def weighted(self, weights: Tensor) -> Gradients:
         found = self.gradients.weighted(weights)
-        return found | {"weight": _as_weights(self.layer, found["weight"][None])[0].contiguous()}
+        return found | {"weight": _as_weights(self.layer, found["weight"][None])[0]}
 
 
 def _bias(g: Tensor) -> Tensor:
@@ -123,31 +142,54 @@ def _product_shape(layer: Any) -> tuple[int, int]:
 def _products(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
     """Per-sample weight gradients, written to out (n, window, O)."""
     start = 0
-    for a, b in _blocks(layer, x, g, padding):
-        torch.bmm(a.mT, b, out=out[start : start + len(a)])
-        start += len(a)
+    for parts, gradients in _blocks(layer, x, g, padding, whole=layer.stride[0] > 1):
+        own = out[start : start + len(gradients)].unflatten(1, (len(parts), -1))
+        for i, windows in enumerate(parts):
+            product = own[:, i]
+            torch.bmm(windows[:, 0].mT, gradients[:, 0], out=product)
+            for a, b in zip(windows.unbind(1)[1:], gradients.unbind(1)[1:]):  # further rows
+                product.baddbmm_(a.mT, b)
+        start += len(gradients)
     return out
 
 
 def _blocks(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows (few, places, window) and output gradients (few, places, O), few samples at a time.
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], *, whole: bool
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Windows, in parts (few, k, places, part), and output gradients (few, k, places, O), few
+    samples at a time; they are overwritten by the next block's.
 
-    x (n, k, C, ...), g (n, k, O, ...); places are those of all k rows. A window counts its numbers
-    by place first, then by channel. It is overwritten by the next block's.
+    x (n, k, C, ...), g (n, k, O, ...). A window counts its numbers by place first, then by channel.
+    Unless they are wanted whole, what lies in the first dimension of the image is not copied: one
+    strip of the image gives as many parts of windows as the kernel is high, each further down.
     """
-    size = (g[0, :, 0].numel(), layer.weight[0].numel())
-    few = 1 << max(WINDOWS // math.prod(size), 1).bit_length() - 1  # processors share it evenly
-    space = g.new_empty(min(few, len(g)), *size)  # one for all blocks: it is in the cache then
+    high = layer.kernel_size[0]
+    k, outputs, tall, *wide = g.shape[1:]
+    if whole:
+        parts, steps = [slice(None)], tall
+        size = layer.weight[0].numel()
+    else:
+        apart = layer.dilation[0]
+        parts = [slice(apart * i, apart * i + tall) for i in range(high)]
+        steps, size = x.shape[3] + 2 * padding[0], layer.weight[0, :, 0].numel()
+    shape = (k, steps, math.prod(wide), size)
+    few = 1 << max(WINDOWS // math.prod(shape), 1).bit_length() - 1  # processors share it evenly
+    space = g.new_empty(min(few, len(g)), *shape)  # one for all blocks: it is in the cache then
     for a, b in zip(x.split(few), g.split(few)):
-        windows = _windows(layer, a, padding, space[: len(a)])
-        yield windows, b.movedim(2, -1).reshape(len(b), -1, b.shape[2])
+        strips = space[: len(a)]
+        _copy_windows(layer, a, padding, strips, whole=whole)
+        yield (
+            [strips[:, :, part].flatten(2, 3) for part in parts],
+            b.movedim(2, -1).reshape(len(b), k, -1, outputs),
+        )
 
 
-def _windows(layer: Any, x: Tensor, padding: tuple[int, ...], out: Tensor) -> Tensor:
-    """All windows of x (n, k, C, ...), copied to out (n, k * positions, window)."""
-    channels, kernel = x.shape[2], layer.kernel_size
+def _copy_windows(
+    layer: Any, x: Tensor, padding: tuple[int, ...], out: Tensor, *, whole: bool
+) -> None:
+    """All windows of x (n, k, C, ...) to out (n, k, rows, places, window), or, not whole, strips:
+    windows that are one row high, for every row of the image."""
+    channels = x.shape[2]
     x = x.flatten(0, 1).movedim(1, -1)  # channels last: they are copied together
     if any(padding):
         sizes = [s + 2 * p for s, p in zip(x.shape[1:], padding)]
@@ -155,14 +197,14 @@ def _windows(layer: Any, x: Tensor, padding: tuple[int, ...], out: Tensor) -> Te
         around[(slice(None), *(slice(p, p + s) for s, p in zip(x.shape[1:], padding)))] = x
         x = around
     x = x.contiguous()
+    kernel = layer.kernel_size if whole else (1, *layer.kernel_size[1:])
     each, *steps, one = x.stride()
-    spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, kernel)]
+    spans = [d * (w - 1) + 1 for d, w in zip(layer.dilation, kernel)]
     places = [(s - w) // t + 1 for s, w, t in zip(x.shape[1:], spans, layer.stride)]
     moves = [a * t for a, t in zip(steps, layer.stride)]
     within = [a * d for a, d in zip(steps, layer.dilation)]
     view = x.as_strided((len(x), *places, *kernel, channels), (each, *moves, *within, one))
     out.view(view.shape).copy_(view)
-    return out
 
 
 def _as_weights(layer: Any, products: Tensor) -> Tensor:
@@ -197,9 +239,9 @@ def _batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) 
     if not _by_windows(layer):
         return _weight_gradient(layer, x.flatten(0, 1), g.flatten(0, 1), padding)
     total = g.new_zeros(_product_shape(layer))
-    for a, b in _blocks(layer, x, g, padding):
-        total.addmm_(a.flatten(0, 1).mT, b.flatten(0, 1))
-    return _as_weights(layer, total[None])[0].contiguous()
+    for (a,), b in _blocks(layer, x, g, padding, whole=True):
+        total.addmm_(a.flatten(0, 2).mT, b.flatten(0, 2))
+    return _as_weights(layer, total[None])[0]
 
 
 def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:

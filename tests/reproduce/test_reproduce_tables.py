@@ -128,6 +128,85 @@ def test_runs_measures_and_goes_on(plans, tmp_path):
     assert "Momentum | helps &lt;FedAvg&gt;" in html
 
 
+def test_further_measures_of_the_same_runs(plans, tmp_path):
+    table = """
+caption = "Upcycling"
+source = "Someone 2020"
+plan = "base.toml"
+settings = ["data.partition.test=0.2", "evaluation.per_site=true", "evaluation.train=true",
+            "evaluation.on=sites", "data.partition_seed={seed}"]
+seeds = [3, 4]
+also = ["train_accuracy", "worst_sites", "sites_spread", "bytes"]
+
+[[row]]
+name = "FedAvg"
+
+[[row]]
+name = "FedProx"
+settings = ["recipe=fedprox"]
+
+[[row]]
+name = "Upcycled"
+settings = ["recipe=upcycled-fedprox"]
+against = ["FedProx", "FedAvg"]
+also = { train_accuracy = { accuracy = 90 } }
+"""
+    (plans / "tiny" / "table.toml").write_text(table)
+    found = reproduce(read := find_table("tiny", plans), tmp_path / "out")
+    assert read.plan_of(read.cells()[0], 4).data.partition_seed == 4
+    names = [(d["what"], d["against"]) for d in found["differences"]]
+    assert names == [("FedProx", "FedAvg"), ("Upcycled", "FedProx"), ("Upcycled", "FedAvg")]
+    train, worst, spread, size = found["also"]
+    assert [c["published"] for c in train["cells"]] == [None, None, 90]
+    run = open_run(tmp_path / "out" / "upcycled-accuracy-seed-3")
+    own = sorted(m["accuracy"] for m in run.last["per_site"].values())
+    assert worst["cells"][2]["values"]["3"] == pytest.approx(100 * own[0])
+    assert spread["cells"][2]["values"]["3"] == pytest.approx(100 * np.std(own))
+    fit = run.last["sites_train"]["accuracy"]
+    assert train["cells"][2]["values"]["3"] == pytest.approx(100 * fit)
+    assert size["cells"][2]["mean"] < size["cells"][1]["mean"]
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "**Mean accuracy of the worst tenth of the sites**" in text
+    assert "| | accuracy |" in text.replace("|  |", "| |")
+    assert "Mean accuracy of the worst tenth" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("mechanism", ["output", "objective"])
+def test_epsilon_beside_what_003_would_print(plans, tmp_path, mechanism):
+    strength = "privacy.noise=5" if mechanism == "output" else "privacy.answer_epsilon=2"
+    table = f"""
+caption = "Private"
+source = "ours"
+plan = "base.toml"
+settings = ["privacy.mechanism={mechanism}", "privacy.neighbours=replace-one", "{strength}"]
+measure = "epsilon"
+also = ["epsilon_published"]
+
+[[row]]
+name = "FedProx"
+settings = ["recipe=fedprox", "rounds=4"]
+
+[[row]]
+name = "Upcycled"
+settings = ["recipe=upcycled-fedprox", "rounds=4"]
+"""
+    (plans / "tiny" / "table.toml").write_text(table)
+    found = reproduce(find_table("tiny", plans), tmp_path / "out")
+    prox, up = (c["mean"] for c in found["cells"])
+    assert up < prox
+    prox, up = (c["mean"] for c in found["also"][0]["cells"])
+    run = open_run(tmp_path / "out" / "upcycled-epsilon-seed-1")
+    sizes = run.partition["sizes"]
+    if mechanism == "output":
+        # 2 releases, clip 1, noise 5 * 2/(n mu) at mu 0.1: the size cancels.
+        one = 2 * np.sqrt((2 * (1 / (5 * 20)) ** 2 / 2) * (np.log(1e5) + 1))
+        assert min(sizes) > 10
+        assert up == pytest.approx(one)
+        assert prox == pytest.approx(one * np.sqrt(2))
+    else:
+        assert prox / up == pytest.approx(5 / 3)  # its sum runs from 0 to M
+
+
 def test_paired_differences():
     found = paired({1: 3.0, 2: 5.0, 3: 1.0}, {1: 1.0, 2: 2.0, 4: 9.0})
     assert (found["mean"], found["pairs"]) == (2.5, 2)

@@ -229,14 +229,15 @@ def _show_table(found: dict[str, Any], folder: Path) -> None:
     from rich.markup import escape
     from rich.table import Table as Sheet
 
-    from cupola.reproduce.outcome import difference_rows, grid_rows
+    from cupola.reproduce.outcome import difference_rows, grid_rows, parts_of
 
     console = Console(highlight=False)
-    differences = "paired differences (same seeds)"
-    for title, words, (head, rows) in (
-        (f"{found['caption']} ({found['source']})", 1, grid_rows(found)),
-        (differences, 2, difference_rows(found)),
-    ):
+    sheets = []
+    for measured, part in parts_of(found):
+        title = measured or f"{found['caption']} ({found['source']})"
+        sheets.append((title, 1, grid_rows(part)))
+        sheets.append(("paired differences (same seeds)", 2, difference_rows(part)))
+    for title, words, (head, rows) in sheets:
         if not rows:
             continue
         sheet = Sheet(title=escape(title), title_justify="left")

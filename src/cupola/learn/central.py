@@ -56,6 +56,9 @@ def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[
             if training.evaluation.on != "public":
                 tests = (data.site(i).test for i in range(len(data)))
                 record["sites_test"] = training.judge(arrays, *tests, matrix=last)
+            if training.evaluation.train:
+                trained = (data.site(i).train for i in range(len(data)))
+                record["sites_train"] = training.judge(arrays, *trained, matrix=last)
         yield record, arrays
 
 

@@ -28,20 +28,37 @@ class Choice(BaseModel):
 class Schedule(Choice):
     """Learning-rate factor by training round (the first is 1).
 
-    constant; step: times `gamma` after every `every` rounds; cosine: from 1 to `floor` over all
-    rounds. The first `warmup` rounds rise linearly to 1.
+    constant; step: times `gamma` after every `every` rounds, or after the rounds `at`; cosine: from
+    1 to `floor` over all rounds; polynomial: (1 - share of the rounds done) ^ `power`. The first
+    `warmup` rounds rise linearly to 1.
     """
 
-    kind: Literal["constant", "step", "cosine"] = "constant"
+    kind: Literal["constant", "step", "cosine", "polynomial"] = "constant"
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.99
     every: Annotated[int, Field(ge=1)] = 1
+    at: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    power: Positive = 0.9
     floor: Share = 0.0
     warmup: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _steps_have_places(self) -> Schedule:
+        if self.at and self.kind != "step":
+            raise ValueError(f"schedule.at belongs to kind = 'step', not '{self.kind}'")
+        return self
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the rate of a round depends on the number of rounds."""
+        return self.kind in ("cosine", "polynomial")
 
     def factor(self, round: int, rounds: int) -> float:
         warm = min(1.0, round / (self.warmup + 1))
         if self.kind == "step":
-            return warm * self.gamma ** ((round - 1) // self.every)
+            steps = sum(round > a for a in self.at) if self.at else (round - 1) // self.every
+            return warm * self.gamma**steps
+        if self.kind == "polynomial":
+            return warm * (1 - (round - 1) / max(rounds, 1)) ** self.power
         if self.kind == "cosine":
             turn = 0.5 * (1 + math.cos(math.pi * (round - 1) / max(rounds, 1)))
             return warm * (self.floor + (1 - self.floor) * turn)
@@ -202,6 +219,7 @@ class Evaluation(Choice):
     """When and on what the model is judged.
 
     on: 'public' data at the coordinator, or the held-out parts of the 'sites' (as sums), or both.
+    train: also on what sites train on, as sums (how well the model fits, not how good it is).
     per_site: also gather each site's own metrics (opt-in: they show a site's own numbers).
     best: keep the model that is best on validation data by this metric. patience: stop when
     the metric has not improved for this many evaluations (0: never). Both need validation data;
@@ -211,6 +229,7 @@ class Evaluation(Choice):
 
     every: Annotated[int, Field(ge=1)] = 1
     on: Literal["public", "sites", "both"] = "public"
+    train: bool = False
     per_site: bool = False
     metric: str = "accuracy"
     best: bool = False

@@ -171,8 +171,8 @@ def _require_protected(training: Training) -> None:
     if told:
         raise PlanError(
             f"privacy.budget: sites refuse answers that nothing protects ({'; '.join(told)}); "
-            "judge on public data (evaluation.on = 'public', per_site = false, no validation "
-            "parts at sites) and use local.weighting = 'uniform'"
+            "judge on public data (evaluation.on = 'public', train and per_site = false, no "
+            "validation parts at sites) and use local.weighting = 'uniform'"
         )
 
 
@@ -188,6 +188,8 @@ def unprotected(training: Training) -> tuple[str, ...]:
         told.append("metrics on what sites hold out for validation")
         if judge.best or judge.patience:
             told.append("which round was best by them")
+    if judge.train:
+        told.append("metrics on what sites train on")
     if judge.per_site:
         told.append("each site's own metrics")
     return tuple(told)

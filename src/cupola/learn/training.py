@@ -310,6 +310,8 @@ class Training:
         asks = [["sum", "test"]] if judge.on in ("sites", "both") else []
         if self._validation() == "sites":
             asks.append(["sum", "validation"])
+        if judge.train:
+            asks.append(["sum", "train"])
         if judge.per_site:
             asks.append(["gather", "test"])
         return [["public", ""], *asks]

@@ -116,6 +116,7 @@ def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None
         "neighbours": privacy.neighbours,
         "delta": privacy.delta,
         "noise": privacy.noise,
+        "answer_epsilon": privacy.answer_epsilon,
         "clip": privacy.clip,
         "epsilon": max((group["epsilon"] for group in listed), default=0.0),
         "groups": listed,

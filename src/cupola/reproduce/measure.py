@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,19 @@ from cupola.report.words import LOWER_IS_BETTER, finite
 
 COSTS = ("rounds", "bytes", "seconds")
 TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
+OF_SITES = {
+    "train_accuracy": "accuracy on what sites train on",
+    "worst_sites": "mean accuracy of the worst tenth of the sites",
+    "sites_spread": "standard deviation of the accuracy over sites",
+}
+WORDS = {
+    **OF_SITES,
+    "train_loss": "loss on what sites train on",
+    "epsilon": "epsilon, rigorous, of the site that spends most",
+    "epsilon_published": "epsilon by the formulas of 003 for the same noise, mean over sites",
+    "seconds": "seconds",
+    "bytes": "bytes sent",
+}
 _HELD_OUT = ("test", "sites_test")
 _VALIDATION = ("validation", "sites_validation")
 
@@ -45,7 +59,8 @@ def _last(judged: list) -> float:
 
 
 def measure(run: RunFolder, what: str, target: float | None = None) -> float | None:
-    """A metric at the end; rounds, bytes or seconds, in all or '..._to' a target; weights_mse."""
+    """A metric at the end; rounds, bytes or seconds, in all or '..._to' a target; weights_mse; or
+    one of WORDS."""
     if what in COSTS:
         value = {"rounds": run.rounds, "bytes": run.bytes_sent, "seconds": run.seconds}[what]
         return float(value) if finite(value) else None
@@ -58,7 +73,29 @@ def measure(run: RunFolder, what: str, target: float | None = None) -> float | N
         return float(value) if finite(value) else None
     if what == "weights_mse":
         return weights_mse(run.path)
+    if what in ("train_accuracy", "train_loss"):
+        return run.final(what.removeprefix("train_"), "sites_train")
+    if what in ("worst_sites", "sites_spread"):
+        return _over_sites(run, what)
+    if what == "epsilon":
+        value = (run.result.get("privacy") or {}).get("epsilon")
+        return float(value) if finite(value) else None
+    if what == "epsilon_published":
+        from cupola.reproduce.published import upcycled_epsilon
+
+        return upcycled_epsilon(run)
     return kept(run, what)
+
+
+def _over_sites(run: RunFolder, what: str) -> float | None:
+    """How unequal the last model is, from what sites told of themselves (evaluation.per_site)."""
+    told: list[dict[str, Any]] = [r["per_site"] for r in run.history if "per_site" in r]
+    last = told[-1].values() if told else ()
+    own = sorted(float(m["accuracy"]) for m in last if finite(m.get("accuracy")))
+    if not own:
+        return None
+    worst = own[: max(1, round(len(own) / 10))]
+    return float(np.mean(worst) if what == "worst_sites" else np.std(own))
 
 
 def weights_mse(folder: Path) -> float:

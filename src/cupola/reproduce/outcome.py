@@ -10,24 +10,43 @@ import numpy as np
 from scipy import stats
 
 from cupola.report.words import finite, mean_spread
+from cupola.reproduce.measure import WORDS
 from cupola.reproduce.tables import Table
 
 Values = dict[tuple[str, str], dict[int, float | None]]  # (row, column) -> seed -> value
 
 
-def results(table: Table, values: Values, seeds: Sequence[int]) -> dict[str, Any]:
-    """Everything that results.json holds."""
+def results(table: Table, values: dict[str, Values], seeds: Sequence[int]) -> dict[str, Any]:
+    """Everything that results.json holds. values: by measure."""
+    parts = [_part(table, what, values.get(what, {}), seeds) for what in table.measures]
+    return {
+        "table": table.name,
+        "caption": table.caption,
+        "source": table.source,
+        "note": table.note,
+        "target": table.target,
+        "seeds": list(seeds),
+        "columns": table.columns,
+        "rows": [row.name for row in table.row],
+        **parts[0],
+        "also": parts[1:],
+    }
+
+
+def _part(table: Table, what: str, values: Values, seeds: Sequence[int]) -> dict[str, Any]:
+    """One measure: cells and differences."""
     cells = []
     for cell in table.cells():
         measured = values.get((cell.row, cell.column), {})
         have = [v for v in measured.values() if v is not None]
         mean, spread = mean_spread(have)
+        published, its_spread = table.published(cell, what)
         cells.append(
             {
                 "row": cell.row,
                 "column": cell.column,
-                "published": cell.published,
-                "published_spread": cell.spread,
+                "published": published,
+                "published_spread": its_spread,
                 "mean": mean,
                 "spread": spread,
                 "runs": len(have),
@@ -35,29 +54,29 @@ def results(table: Table, values: Values, seeds: Sequence[int]) -> dict[str, Any
             }
         )
     return {
-        "table": table.name,
-        "caption": table.caption,
-        "source": table.source,
-        "note": table.note,
-        "measure": table.measure,
-        "target": table.target,
-        "seeds": list(seeds),
-        "columns": table.columns,
-        "rows": [row.name for row in table.row],
+        "measure": what,
         "cells": cells,
         "differences": _differences(table, values, cells),
     }
 
 
+def parts_of(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The headline measure, then the further ones: title, and what grid_rows takes."""
+    more = [(WORDS.get(p["measure"], p["measure"]), {**found, **p}) for p in found.get("also", ())]
+    return [("", found), *more]
+
+
 def _differences(table: Table, values: Values, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every row against the reference row, and columns likewise where the table asks for it."""
+    """Every row against the reference row, or against those it names; columns likewise where the
+    table asks for it."""
     published = {(c["row"], c["column"]): c["published"] for c in cells}
     reference = table.reference or table.row[0].name
     pairs = [
-        ((row.name, column), (reference, column), column)
+        ((row.name, column), (other, column), column)
         for column in table.columns
         for row in table.row
-        if row.name != reference
+        for other in ((reference,) if row.against is None else row.against)
+        if row.name != other
     ]
     if base := table.reference_column:
         pairs += [
@@ -106,20 +125,23 @@ def value(mean: Any, spread: Any = None, sign: bool = False) -> str:
 
 
 def grid_rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table: published and measured side by side in every column."""
+    """Head and rows of the table: published and measured side by side in every column that has
+    something published."""
     cells = {(c["row"], c["column"]): c for c in found["cells"]}
+    printed = {c["column"] for c in found["cells"] if c["published"] is not None}
     head = [""]
     for column in found["columns"]:
-        head += [f"{column}, published", f"{column}, measured"]
+        head += [f"{column}, published", f"{column}, measured"] if column in printed else [column]
     rows = []
     for row in found["rows"]:
         line = [row]
         for column in found["columns"]:
             cell = cells.get((row, column))
+            both = column in printed
             if cell is None:
-                line += ["", ""]
+                line += [""] * (1 + both)
                 continue
-            line.append(value(cell["published"], cell["published_spread"]))
+            line += [value(cell["published"], cell["published_spread"])] * both
             line.append(value(cell["mean"], cell["spread"]))
         rows.append(line)
     return head, rows
@@ -153,10 +175,12 @@ def markdown(found: dict[str, Any]) -> str:
     parts = [f"**{_cell(found['caption'])}**", said]
     if found["note"]:
         parts.append(found["note"])
-    parts.append(_markdown(*grid_rows(found)))
-    head, rows = difference_rows(found)
-    if rows:
-        parts += ["Paired differences (same seeds):", _markdown(head, rows)]
+    for title, part in parts_of(found):
+        parts += [f"**{_cell(title.capitalize())}**"] if title else []
+        parts.append(_markdown(*grid_rows(part)))
+        head, rows = difference_rows(part)
+        if rows:
+            parts += ["Paired differences (same seeds):", _markdown(head, rows)]
     return "\n\n".join(parts) + "\n"
 
 

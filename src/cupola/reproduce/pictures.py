@@ -68,22 +68,18 @@ def _against(axis: dict[str, Any], trials: list[dict[str, Any]], measured: str) 
 
 def table_section(results: dict[str, Any]) -> str:
     """Published beside measured, and the paired differences."""
-    from cupola.reproduce.outcome import difference_rows, grid_rows
+    from cupola.reproduce.outcome import difference_rows, grid_rows, parts_of
 
-    head, rows = grid_rows(results)
-    parts = [
-        page.table(
-            [(h, i > 0) for i, h in enumerate(head)], [[text(c) for c in row] for row in rows]
-        )
-    ]
-    head, rows = difference_rows(results)
-    if rows:
-        parts.append("<h3>Paired differences (same seeds)</h3>")
-        parts.append(
-            page.table(
-                [(h, i > 1) for i, h in enumerate(head)], [[text(c) for c in row] for row in rows]
-            )
-        )
+    parts: list[str] = []
+    for measured, part in parts_of(results):
+        parts += [f"<h3>{text(measured.capitalize())}</h3>"] if measured else []
+        tables = [("", 0, grid_rows(part))]
+        tables.append(("Paired differences (same seeds)", 1, difference_rows(part)))
+        for name, words, (head, rows) in tables:
+            if rows:
+                parts += [f"<h3>{name}</h3>"] if name else []
+                lines = [[text(c) for c in row] for row in rows]
+                parts.append(page.table([(h, i > words) for i, h in enumerate(head)], lines))
     lead = f"{results['source']}. Measured over {count(len(results['seeds']), 'seed')}."
     if results.get("note"):
         lead += f" {results['note']}"

@@ -75,17 +75,19 @@ def reproduce(
         for job in work
     ]
     write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
-    values: Values = {}
+    values: dict[str, Values] = {}
     for i, job in enumerate(work):
         tell(f"{job.label} (run {i + 1} of {len(work)})")
-        got: float | None = None
+        done = None
         try:
             run(job.plan, job.folder, resume=True, progress=progress)
-            got = measure(report.open_run(job.folder), table.measure, table.target)
+            done = report.open_run(job.folder)
         except FederationError as error:  # a run that diverges is a result, not an accident
             tell(f"{job.label}: {error}")
-        key = (job.cell.row, job.cell.column)
-        values.setdefault(key, {})[job.seed] = scaled(got, table.factor)
+        for what in table.measures:
+            got = None if done is None else measure(done, what, table.target)
+            cell = values.setdefault(what, {}).setdefault((job.cell.row, job.cell.column), {})
+            cell[job.seed] = scaled(got, table.factor(what))
     found = results(table, values, seeds)
     write_atomically(folder / "results.json", json.dumps(found, indent=2))
     write_atomically(folder / "table.md", markdown(found))

@@ -26,7 +26,7 @@ from cupola.errors import PlanError
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.report.words import SHARES
-from cupola.reproduce.measure import TO_TARGET
+from cupola.reproduce.measure import OF_SITES, TO_TARGET
 
 Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]
 
@@ -46,11 +46,14 @@ class Column(_Part):
 class Row(Column):
     """A row: settings on top of the column's; published values by column, [mean, spread] or mean.
 
-    skip: columns that have no cell in this row.
+    also: published values of further measures, by measure and column. skip: columns that have no
+    cell in this row. against: the rows it is compared with, instead of the table's reference.
     """
 
     published: dict[str, Number] = {}
+    also: dict[str, dict[str, Number]] = {}
     skip: tuple[str, ...] = ()
+    against: tuple[str, ...] | None = None
 
 
 class Special(_Part):
@@ -77,9 +80,10 @@ class Table(_Part):
     """A published table and the plans behind it.
 
     measure: a metric at the end of a run (accuracy, loss, ...); rounds, bytes, seconds; rounds_to,
-    bytes_to, seconds_to (with target); weights_mse (against the twin). scale: measured values are
-    multiplied by it (100 for shares, so that per cent stand beside per cent). reference: the row
-    the others are compared with (default: the first). reference_column: likewise, if wanted.
+    bytes_to, seconds_to (with target); weights_mse (against the twin); see `measure`. also: further
+    measures of the same runs. scale: measured values are multiplied by it (100 for shares, so that
+    per cent stand beside per cent). reference: the row the others are compared with (default: the
+    first). reference_column: likewise, if wanted. '{seed}' in a setting stands for the seed.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Table(_Part):
     settings: tuple[str, ...] = ()
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     measure: str = "accuracy"
+    also: tuple[str, ...] = ()
     target: float | None = None
     scale: float | None = None
     reference: str | None = None
@@ -108,13 +113,18 @@ class Table(_Part):
         _known("reference", self.reference, rows)
         _known("reference_column", self.reference_column, columns)
         for row in self.row:
-            for name in (*row.published, *row.skip):
+            for name in (*row.published, *row.skip, *(c for v in row.also.values() for c in v)):
                 _known(f"row '{row.name}'", name, columns)
+            for name in row.also:
+                _known(f"row '{row.name}': also", name, list(self.also))
+            for name in row.against or ():
+                _known(f"row '{row.name}': against", name, rows)
         for special in self.cell:
             _known("cell.row", special.row, rows)
             _known("cell.column", special.column, columns)
-        if self.measure in TO_TARGET and self.target is None:
-            raise ValueError(f"measure = '{self.measure}' needs target")
+        for measure in self.measures:
+            if measure in TO_TARGET and self.target is None:
+                raise ValueError(f"measure = '{measure}' needs target")
         return self
 
     @property
@@ -122,8 +132,22 @@ class Table(_Part):
         return [c.name for c in self.column] or [self.measure]
 
     @property
-    def factor(self) -> float:
-        return self.scale if self.scale is not None else 100.0 if self.measure in SHARES else 1.0
+    def measures(self) -> list[str]:
+        """All that is measured, the headline first."""
+        return [self.measure, *self.also]
+
+    def factor(self, measure: str) -> float:
+        """What measured values are multiplied by."""
+        if self.scale is not None and measure == self.measure:
+            return self.scale
+        return 100.0 if measure in SHARES or measure in OF_SITES else 1.0
+
+    def published(self, cell: Cell, measure: str) -> tuple[float | None, float | None]:
+        """Mean and spread that the paper prints, where it does."""
+        if measure == self.measure:
+            return cell.published, cell.spread
+        row = next(r for r in self.row if r.name == cell.row)
+        return _both(row.also.get(measure, {}).get(cell.column))
 
     def cells(self) -> list[Cell]:
         """All cells, row by row."""
@@ -137,16 +161,15 @@ class Table(_Part):
                 own = special.get((row.name, column.name))
                 plan = (own and own.plan) or row.plan or column.plan or self.plan
                 settings = (*self.settings, *column.settings, *row.settings)
-                value = row.published.get(column.name)
-                both = value if isinstance(value, list) else [] if value is None else [value]
+                mean, spread = _both(row.published.get(column.name))
                 found.append(
                     Cell(
                         row=row.name,
                         column=column.name,
                         plan=plan,
                         settings=(*settings, *(own.settings if own else ())),
-                        published=both[0] if both else None,
-                        spread=both[1] if len(both) > 1 else None,
+                        published=mean,
+                        spread=spread,
                     )
                 )
         return found
@@ -156,10 +179,17 @@ class Table(_Part):
         path = self.folder / cell.plan
         if not path.is_file():
             raise PlanError(f"{self.folder / 'table.toml'}: plan '{cell.plan}' is not there")
-        plan = load(path, [*cell.settings, f"seed={seed}"])
+        settings = [setting.replace("{seed}", str(seed)) for setting in cell.settings]
+        plan = load(path, [*settings, f"seed={seed}"])
         if plan.grid:
             raise PlanError(f"{path}: a plan behind a table has no [grid]; use rows and columns")
         return plan
+
+
+def _both(value: Number | None) -> tuple[float | None, float | None]:
+    """Mean and spread of a published value."""
+    given = value if isinstance(value, list) else [value]
+    return given[0], given[1] if len(given) > 1 else None
 
 
 def _known(where: str, name: str | None, names: list[str]) -> None:

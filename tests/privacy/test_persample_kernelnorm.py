@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cupola.privacy.persample.kernelnorm as kernel_rules
+from cupola.errors import PlanError
 from cupola.nn import build, find_loss, kernelnorm
 from cupola.nn.kernelnorm import KernelNorm2d, KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import LocalContextNorm, PositionalNorm
@@ -152,6 +153,22 @@ def test_masks_per_window_go_through_vmap():
     found = engine.clipped_sum(x, y, 1.0)
     assert "window" in engine.fallback
     assert bool((found.norms > 0).all())
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.detach().mean(0)  # no gradient betrays it
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("layer", [KNConv2d, KernelNorm2d])
+def test_mixing_of_samples_is_found_behind_dropout(layer, always):
+    """Masks are switched off where samples are compared with samples alone."""
+    wide = (2, 2, 1) if layer is KNConv2d else (1,)
+    random = layer(*wide, dropout=0.3, always=always)
+    module = nn.Sequential(random, nn.Conv2d(2, 2, 1), Centred()).double()
+    with pytest.raises(PlanError, match="depends on the other samples"):
+        PerSample(module, squares).clipped_sum(*batch(), 1.0)
 
 
 @pytest.mark.parametrize("layer", [PositionalNorm(4), LocalContextNorm(4, window=3)])

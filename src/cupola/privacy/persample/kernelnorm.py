@@ -19,10 +19,11 @@ from cupola.nn.kernelnorm import KNConv, KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import Affine
 from cupola.privacy.persample.convolution import (
     ConvolutionRule,
-    _by_windows,
-    _product_shape,
-    _Products,
-    _products,
+    Products,
+    by_windows,
+    over_places,
+    product_shape,
+    write_products,
 )
 from cupola.privacy.persample.rules import (
     Contribution,
@@ -61,21 +62,21 @@ class KNConvRule(Rule):
             x, scaled, shared = _prepared(layer, kept, g)
             found["weight"] = _weights(layer, x, scaled, shared)
         if "bias" in wanted(layer):
-            found["bias"] = _bias(g)
+            found["bias"] = over_places(g)
         return found
 
     def contribution(self, layer: Any, kept: Kept, g: Tensor, room: Room) -> Contribution:
         names = wanted(layer)
-        bias = {"bias": _bias(g)} if "bias" in names else {}
+        bias = {"bias": over_places(g)} if "bias" in names else {}
         if "weight" not in names:
             return Materialised(bias)
         x, scaled, shared = _prepared(layer, kept, g)
-        if not _by_windows(layer):
+        if not by_windows(layer):
             if room.take(len(g), layer.weight):
                 return Materialised({"weight": _weights(layer, x, scaled, shared)} | bias)
-        elif (held := room.lend((len(g), *_product_shape(layer)), g)) is not None:
-            products = _products(layer, x, scaled, tuple(layer.padding), held)
-            return _Products(
+        elif (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
+            products = write_products(layer, x, scaled, tuple(layer.padding), held)
+            return Products(
                 Materialised({"weight": products.sub_(shared.unsqueeze(1))} | bias), layer
             )
         few = max(1, BLOCK // layer.weight.numel())
@@ -100,7 +101,7 @@ class AffineRule(Rule):
     """weight x + bias per channel of (n, C, ...)."""
 
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
-        both = {"weight": lambda: _bias(kept[0] * g), "bias": lambda: _bias(g)}
+        both = {"weight": lambda: over_places(kept[0] * g), "bias": lambda: over_places(g)}
         return {name: both[name]() for name in wanted(layer)}
 
 
@@ -141,11 +142,6 @@ def _gradient(layer: KNConv, x: Tensor, g: Tensor) -> Tensor:
         g, x, layer.weight.detach(), None, at.stride, at.padding, at.ones, False, at.zeros,
         layer.groups, [False, True, False],
     )[1]  # fmt: skip
-
-
-def _bias(g: Tensor) -> Tensor:
-    """(n, k, C, ...) summed over all but samples and channels."""
-    return g.sum((1, *range(3, g.dim())))
 
 
 def register_with_opacus() -> None:

@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cupola.errors import PlanError
+from cupola.nn.kernelnorm import KernelNorm, KNConv
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room
 from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
@@ -141,10 +142,10 @@ def _refuse_mixing(
 
 
 def _calm(part: nn.Module) -> None:
-    """Switch off the draws of torch's random layers."""
+    """Switch off the draws of torch's random layers and of kernel normalisation."""
     if isinstance(part, _DropoutNd | nn.RReLU):
         part.eval()
-    elif isinstance(part, nn.MultiheadAttention | nn.RNNBase):
+    elif isinstance(part, nn.MultiheadAttention | nn.RNNBase | KernelNorm | KNConv):
         part.dropout = 0.0
 
 

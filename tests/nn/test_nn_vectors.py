@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cupola.errors import PlanError
-from cupola.nn import build
+from cupola.nn import build, find_loss
+from cupola.privacy.persample import PerSample
 
 WORDS = ("<pad>", "<unk>", "good", "day", "zyzzyva")
 TEXT = "the 9 9 9\nday 1 2 3\n. . . 4 5 6\ngood -1 0.5 1e-1\nday 7 7 7\n"
@@ -71,6 +72,29 @@ def test_padding_after_the_last_word_changes_nothing() -> None:
     assert torch.allclose(short, long, atol=1e-6)
     assert not torch.allclose(short, module(torch.tensor([[3, 4, 2, 0, 1, 0]])))
     assert torch.isfinite(module(torch.zeros(2, 6, dtype=torch.int64))).all()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_clipped_gradients_are_of_what_is_trained(frozen: bool) -> None:
+    """Book-keeping under privacy equals samples alone; padded tweets included."""
+    module = build("text_lstm", (6,), 4, 0, vocabulary=9, embedding=5, hidden=4, frozen=frozen)
+    module, loss = module.double(), find_loss("cross_entropy")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 9, (3, 6), generator=generator)
+    x[0, 3:] = 0
+    y = torch.randint(0, 4, (3,), generator=generator)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    assert len(trained) == (10 if frozen else 11)
+    alone = [
+        torch.autograd.grad(loss(module(x[i : i + 1]), y[i : i + 1]).sum(), trained)
+        for i in range(3)
+    ]
+    norms = [torch.cat([g.flatten() for g in each]).norm() for each in alone]
+    clip = float(torch.stack(norms).median())
+    found = PerSample(module, loss).clipped_sum(x, y, clip).sums
+    for part, each in zip(found, zip(*alone), strict=True):
+        expected = sum(g * min(1.0, clip / float(n)) for g, n in zip(each, norms))
+        torch.testing.assert_close(part, expected)
 
 
 @pytest.mark.parametrize(

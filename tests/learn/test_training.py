@@ -347,6 +347,13 @@ def test_schedules():
     warm = Schedule(warmup=3)
     assert [warm.factor(r, 10) for r in range(1, 6)] == [0.25, 0.5, 0.75, 1, 1]
     assert Schedule().factor(7, 10) == 1
+    late = Schedule(kind="step", gamma=0.5, at=(40, 60))
+    assert [late.factor(r, 70) for r in (1, 40, 41, 60, 61, 70)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    power = Schedule(kind="polynomial", power=0.9)
+    assert power.factor(1, 500) == 1
+    assert power.factor(251, 500) == pytest.approx(0.5**0.9)
+    with pytest.raises(ValueError, match="belongs to kind = 'step'"):
+        Schedule(kind="cosine", at=(3,))
 
 
 def test_the_rate_of_a_round_reaches_the_sites():

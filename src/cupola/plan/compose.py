@@ -13,13 +13,13 @@ import torch
 
 from cupola import data as datasets
 from cupola import nn
-from cupola.data import Dataset, FederatedData, SiteData, Source
+from cupola.data import NO_LABEL, Dataset, FederatedData, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
 from cupola.plan import registries
-from cupola.plan.plan import Plan
+from cupola.plan.plan import Loss, Plan
 
 if TYPE_CHECKING:
     from cupola.secure.simulation import Parties
@@ -67,7 +67,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
     if plan.loss is None:
         loss = nn.default_loss(data.kind)
     else:
-        loss = nn.find_loss(plan.loss.name, **plan.loss.options)
+        loss = nn.find_loss(plan.loss.name, **_with_no_label(data, plan.loss))
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     return Problem(
         build,
@@ -79,6 +79,14 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         tokens=data.vocabulary,
     )
+
+
+def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
+    """The options of a loss; pixels without a label do not count unless the plan says which."""
+    options = loss.options
+    if data.kind == "segmentation" and "ignore_index" in nn.losses.options(loss.name):
+        options.setdefault("ignore_index", NO_LABEL)
+    return options
 
 
 def host(**plan: Any) -> TrainingHost:

@@ -256,7 +256,7 @@ def _try(
 def lengthen(folder: Path, plan: Plan) -> bool:
     """Let a shorter run of the same plan go on to `plan.rounds`; False if it must begin anew.
 
-    It must where the learning rate depends on the number of rounds (a cosine).
+    It must where the learning rate depends on the number of rounds (a cosine, say).
     """
     if not (folder / "plan.toml").exists():
         return True
@@ -264,7 +264,7 @@ def lengthen(folder: Path, plan: Plan) -> bool:
     if there.rounds >= plan.rounds or there.change({"rounds": plan.rounds}) != plan:
         return True  # nothing to lengthen: the run itself says what is wrong, if anything
     schedules = (plan.local.schedule, plan.server.schedule)
-    if any(schedule is not None and schedule.kind == "cosine" for schedule in schedules):
+    if any(schedule is not None and schedule.by_length for schedule in schedules):
         return False
     (folder / "result.json").unlink(missing_ok=True)
     write_atomically(folder / "plan.toml", plan.to_toml())

@@ -100,7 +100,7 @@ def test_every_cell_has_a_plan(name, cells):
 
 
 def runs():
-    """One run of every row, by table; one of them quick."""
+    """One run of every row, by table."""
     rows = ("NoNorm", "LayerNorm", "GroupNorm", "KernelNorm")
     large = ("LayerNorm", "GroupNorm", "LocalContextNorm", "BatchNorm", "KernelNorm")
     found = [("kernelnorm-preactresnet", row, "silo, batch 16") for row in rows]
@@ -109,10 +109,10 @@ def runs():
         found += [(name, row, "batch 1024") for row in rows]
     found += [("kernelnorm-imagenette", "KNResNet-13, epsilon 7", "batch 1024")]
     found += [("kernelnorm-cityscapes", row, "ResNet-18") for row in large]
-    quick = ("kernelnorm-densenet", "KernelNorm", "batch 1024")
-    return [f if f == quick else pytest.param(*f, marks=pytest.mark.slow) for f in found]
+    return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "row", "column"), runs())
 def test_a_tiny_round(name, row, column, sets, tmp_path):
     table = find_table(name)

@@ -39,9 +39,9 @@ def cases(draw):
     return layer, (3, 4, *[draw(st.integers(3, 6)) for _ in range(rank)])
 
 
-@given(cases(), st.booleans(), st.sampled_from([1, 2]))
-@settings(max_examples=40, deadline=None)
-def test_rules_equal_samples_alone(case, little_room, copies):
+@given(cases(), st.booleans(), st.booleans(), st.sampled_from([1, 2]))
+@settings(max_examples=60, deadline=None)
+def test_rules_equal_samples_alone(case, little_room, by_gram, copies):
     layer, shape = case
     layer = layer.double()
     x = torch.rand(shape, dtype=torch.float64).repeat_interleave(copies, 0)
@@ -51,6 +51,8 @@ def test_rules_equal_samples_alone(case, little_room, copies):
         if little_room:
             patch.setattr("cupola.privacy.persample.clipping.ROOM", 1)
             patch.setattr(kernel_rules, "BLOCK", 500)
+        if by_gram:  # else only layers of many channels and few places go that way
+            patch.setattr("cupola.privacy.persample.convolution.GRAM", 0)
         engine = PerSample(layer, squares)
         found = engine.clipped_sum(x, y, 0.5, multiplicity=copies)
     assert engine.fallback is None

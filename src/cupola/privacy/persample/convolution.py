@@ -86,8 +86,8 @@ class ConvolutionRule(Rule):
             return Materialised(self.gradients(layer, kept, g))
         x, padding = _padded(layer, kept[0])
         bias = {"bias": over_places(g)} if "bias" in names else {}
-        if _prefers_gram(layer, x, g):
-            squared = _gram(layer, x, g, padding)
+        if prefers_gram(layer, x, g):
+            squared = gram(layer, x, g, padding)
         elif by_windows(layer):
             held = room.lend((len(g), *product_shape(layer)), g)
             if held is not None:
@@ -110,7 +110,7 @@ class ConvolutionRule(Rule):
         def weighted(weights: Tensor) -> Gradients:
             scaled = g * weights.view(-1, *[1] * (g.dim() - 1))
             found = {name: weights @ value for name, value in bias.items()}
-            return found | {"weight": _batch_gradient(layer, x, scaled, padding)}
+            return found | {"weight": batch_gradient(layer, x, scaled, padding)}
 
         return Factored(squared, weighted)
 
@@ -242,7 +242,7 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
     return found[1].reshape(n, *weight.shape)
 
 
-def _batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
+def batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
     """The weight gradient of all samples together."""
     if not by_windows(layer):
         return _weight_gradient(layer, x.flatten(0, 1), g.flatten(0, 1), padding)
@@ -261,7 +261,7 @@ def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...])
     return found[1]
 
 
-def _prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
+def prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
     """Whether Gram matrices are the cheaper way: few positions, many channels."""
     pixels, places = x[0, :, 0].numel(), g[0, :, 0].numel()
     products = places * layer.weight.numel()
@@ -269,16 +269,20 @@ def _prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
     return layer.groups == 1 and g.device.type != "mps" and 2 * GRAM * grams < products
 
 
-def _gram(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
+def gram(
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None = None
+) -> Tensor:
     """Squared norms |sum_p a_p g_p'|^2 = sum_pq (a_p.a_q)(g_p.g_q) of windows a and gradients g.
 
     a_p.a_q is the sum of products of pixels over the places of a window; a sum along one dimension
-    of the image after the other. In float64, as in `gram_squared`.
+    of the image after the other. In float64, as in `gram_squared`. centre (n, k, 1, ...): numbers
+    taken off all of a window first.
     """
     inside, outside = _inner(x), _inner(g)  # (n, k, ..., k, ...)
     dims = len(padding)
     both = [p for pad in reversed(padding) for p in (pad, pad)]
     inside = F.pad(inside, [*both, 0, 0, *both])
+    totals = None if centre is None else F.pad(x.double().sum(2), both)
     for i, places in enumerate(g.shape[3:]):
         step, apart = layer.stride[i], layer.dilation[i]
         moved = [
@@ -287,6 +291,13 @@ def _gram(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
         ]
         ahead, between = (slice(None),) * (2 + i), (slice(None),) * dims
         inside = reduce(torch.add, [inside[(*ahead, part, *between, part)] for part in moved])
+        if totals is not None:
+            totals = reduce(torch.add, [totals[(*ahead, part)] for part in moved])
+    if centre is not None and totals is not None:
+        # (a - c).(b - d) = a.b - c sum(b) - d sum(a) + size c d
+        own = centre.double().flatten(1)
+        crossed = own[:, :, None] * (totals.flatten(1) - layer.weight[0].numel() / 2 * own)[:, None]
+        inside = inside - (crossed + crossed.mT).view(inside.shape)
     return (inside * outside).flatten(1).sum(1).clamp_min_(0).to(g.dtype)
 
 

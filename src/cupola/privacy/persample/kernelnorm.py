@@ -20,8 +20,11 @@ from cupola.nn.normalisation import Affine
 from cupola.privacy.persample.convolution import (
     ConvolutionRule,
     Products,
+    batch_gradient,
     by_windows,
+    gram,
     over_places,
+    prefers_gram,
     product_shape,
     write_products,
 )
@@ -71,26 +74,31 @@ class KNConvRule(Rule):
         if "weight" not in names:
             return Materialised(bias)
         x, scaled, shared = _prepared(layer, kept, g)
-        if not by_windows(layer):
+        padding = tuple(layer.padding)
+        squared = None
+        if prefers_gram(layer, x, scaled):
+            squared = gram(layer, x, scaled, padding, kept[1])
+        elif not by_windows(layer):
             if room.take(len(g), layer.weight):
                 return Materialised({"weight": _weights(layer, x, scaled, shared)} | bias)
         elif (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
-            products = write_products(layer, x, scaled, tuple(layer.padding), held)
+            products = write_products(layer, x, scaled, padding, held)
             return Products(
                 Materialised({"weight": products.sub_(shared.unsqueeze(1))} | bias), layer
             )
-        few = max(1, BLOCK // layer.weight.numel())
-        pieces = zip(x.split(few), scaled.split(few), shared.split(few))
-        squared = torch.cat(
-            [_weights(layer, *piece).flatten(1).square().sum(1) for piece in pieces]
-        )
+        if squared is None:
+            few = max(1, BLOCK // layer.weight.numel())
+            pieces = zip(x.split(few), scaled.split(few), shared.split(few))
+            squared = torch.cat(
+                [_weights(layer, *piece).flatten(1).square().sum(1) for piece in pieces]
+            )
         for value in bias.values():
             squared = squared + value.square().sum(1)
 
         def weighted(weights: Tensor) -> Gradients:
             found = {name: weights @ value for name, value in bias.items()}
             own = scaled * weights.view(-1, *[1] * (g.dim() - 1))
-            total = _gradient(layer, x.flatten(0, 1), own.flatten(0, 1))
+            total = batch_gradient(layer, x, own, padding)
             return found | {"weight": total - _filters(layer, weights @ shared)}
 
         return Factored(squared, weighted)
@@ -134,14 +142,6 @@ def _weights(layer: KNConv, x: Tensor, scaled: Tensor, shared: Tensor) -> Tensor
 def _filters(layer: KNConv, values: Tensor) -> Tensor:
     """(..., O) next to weights (..., O, C, *kernel)."""
     return values.view(*values.shape, *[1] * (layer.weight.dim() - 1))
-
-
-def _gradient(layer: KNConv, x: Tensor, g: Tensor) -> Tensor:
-    at = layer.geometry
-    return torch.ops.aten.convolution_backward(
-        g, x, layer.weight.detach(), None, at.stride, at.padding, at.ones, False, at.zeros,
-        layer.groups, [False, True, False],
-    )[1]  # fmt: skip
 
 
 def register_with_opacus() -> None:

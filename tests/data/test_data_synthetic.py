@@ -100,7 +100,7 @@ def test_published_sets_and_ours_follow_one_law(real: Real, key: str) -> None:
     for inputs in (x, mine):
         found = scores(inputs, key)
         assert max(map(abs, found.values())) < FAR, found
-    # Of Student's t with 24 degrees, about 1 in 1,000. (0.5, 0.5) and (1, 1) are at 2.6 and 2.4, and
+    # Student's t with 24 degrees, about 1 in 1,000. (0.5, 0.5) and (1, 1) are at 2.6 and 2.4, and
     # as far from the authors' own script (docs/data.md): this is weak evidence for those two.
     assert abs(entropy_score(y, key)) < 3.7
 

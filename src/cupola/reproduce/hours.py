@@ -131,6 +131,7 @@ def trial(plan: Plan) -> Pace | None:
 def _trial(plan: Plan) -> Pace:
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
+    share = program.training_rounds / plan.rounds  # of rounds that ask sites to train
     program = replace(program, rounds=plan.rounds + 1, evaluation=Evaluation(every=plan.rounds + 1))
     state = program.start()
     ask = program.ask(state)
@@ -151,13 +152,14 @@ def _trial(plan: Plan) -> Pace:
         lambda reach: program.answer(state, reach.sum(ask.question, asked)), opened
     )
     part = seen(program.local, np.minimum(sizes[largest], most))
-    round = took * seen(program.local, sizes) / max(1, part)
+    round = share * took * seen(program.local, sizes) / max(1, part)
     rows = next((d for d in host.sites.public.values() if len(d)), None)
     if rows is None:
         return Pace(round)
     few = rows.subset(slice(0, SAMPLES))
     _, took = _timed(lambda _: program.judge(after.arrays, few))
     every = sum(map(len, host.sites.public.values())) + _held_out(host.sites)
+    every += int(host.sites.sizes().sum()) if plan.evaluation.train else 0
     return Pace(round, took * every / len(few))
 
 

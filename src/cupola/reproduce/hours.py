@@ -36,10 +36,19 @@ FILE = "hours.json"
 #: Settings that do not change the time of a round.
 _ALIKE = {
     "": ("name", "seed", "seeds", "rounds", "checkpoint_seconds"),
-    "data": ("partition_seed",),
-    "local": ("lr", "momentum", "weight_decay", "schedule"),
+    "data": ("partition_seed", "seed"),
+    "local": ("lr", "momentum", "weight_decay", "schedule", "proximal"),
     "server": ("lr", "schedule"),
-    "privacy": ("epsilon", "noise", "delta", "clip", "accountant", "published", "budget"),
+    "privacy": (
+        "epsilon",
+        "noise",
+        "answer_epsilon",
+        "delta",
+        "clip",
+        "accountant",
+        "published",
+        "budget",
+    ),
 }
 
 
@@ -115,6 +124,8 @@ def kind_of(plan: Plan) -> str:
         place = facts.get(section, {}) if section else facts
         for key in keys:
             place.pop(key, None)
+    if facts.get("server", {}).get("upcycle"):
+        facts["server"]["upcycle"] = True  # half of the rounds are free, whatever the factor
     machine = [torch.get_num_threads(), torch.cuda.is_available()]
     text = json.dumps([facts, machine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

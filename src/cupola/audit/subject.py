@@ -21,6 +21,7 @@ from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import coordinator_events
 from cupola.learn.local import train
 from cupola.learn.participation import draw
+from cupola.learn.training import frozen_part
 from cupola.plan import compose
 from cupola.plan.folder import Run, read_lines
 from cupola.privacy.accounting import epsilon
@@ -57,8 +58,14 @@ class Subject:
         program = compose.training(plan, host)
         start = program.start().arrays
         saved = load_file(run.folder / "model.safetensors")
-        final = {name: saved[name.split("/", 1)[1]] for name in start if _is_model(name)}
-        first = {name: array for name, array in start.items() if _is_model(name)}
+        if program.levels is not None:
+            raise CupolaError(
+                f"{run.folder}: its sites train different parts of the model (trainable.level), "
+                "which an audit does not repeat; audit a run where all train the same"
+            )
+        frozen = frozen_part(start)
+        final = {name: saved[name.split("/", 1)[1]] for name in start if _is_model(name)} | frozen
+        first = {name: array for name, array in start.items() if _is_model(name)} | frozen
         done = max(1, program.training_round(int(run.result["rounds"])))
         return cls(run, host, program, (first, final), min(rounds, done), program.space)
 

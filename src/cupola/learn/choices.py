@@ -261,6 +261,64 @@ class Sum(Choice):
         return self.kind == "masked"
 
 
+class Subset(Choice):
+    """Which parameters are trained, by patterns of their names or of modules that hold them.
+
+    freeze: these are not trained ('features.*', 'layer4'); or only: nothing but these is.
+    norms: whether normalisation layers may be frozen; else they are trained whatever patterns say.
+    """
+
+    freeze: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    norms: bool = False
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Subset:
+        if self.freeze and self.only:
+            raise ValueError("give either freeze or only: what is in neither would be unclear")
+        return self
+
+    @property
+    def on(self) -> bool:
+        return bool(self.freeze or self.only)
+
+
+class Level(Subset):
+    """Sites that train less than the others: they receive the rest and send nothing for it.
+
+    share: of the sites, drawn from the seed; or sites: their numbers.
+    """
+
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    sites: tuple[Annotated[int, Field(ge=0)], ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Level:
+        if (self.share is None) == (not self.sites):
+            raise ValueError("a level needs either share (of the sites) or sites (their numbers)")
+        if not self.on:
+            raise ValueError("a level needs freeze or only: what its sites do not train")
+        return self
+
+
+class Trainable(Subset):
+    """What is trained: all of the model, or a part; the rest is frozen, and public (FedPT).
+
+    Frozen tensors are regenerated at the sites from a seed and their name, and never travel.
+    seed: of the frozen part; default: drawn from the plan's. level: sites that train less, each by
+    the first level that names it.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    level: tuple[Level, ...] = ()
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Trainable:
+        if sum(level.share or 0.0 for level in self.level) > 1 + 1e-9:
+            raise ValueError("the shares of all levels together are above 1")
+        return self
+
+
 class Budget(Choice):
     """What every site allows in all, kept in a file that outlives the run.
 

@@ -17,6 +17,7 @@ import numpy as np
 from cupola.errors import FederationError
 from cupola.federation import Arrays, State, Total
 from cupola.learn.choices import Participation, Privacy, Server
+from cupola.learn.frozen import Levels
 from cupola.learn.participation import expected_sites, most_participations, separation
 from cupola.learn.private import ROUNDING
 from cupola.privacy.matrix import find as find_matrix
@@ -28,6 +29,9 @@ class Coordinator:
     """The coordinator's part of 'central' and 'dp-ftrl'.
 
     seed: None draws from the system; for 'central' only, since dp-ftrl's noise comes again.
+    levels: where sites train different parts. A site's clip is over all that it trains, and so is
+    the noise; each tensor's sum is then divided by the expected number of its own sites, which is
+    public as well.
     """
 
     privacy: Privacy
@@ -36,6 +40,16 @@ class Coordinator:
     sites: int
     rounds: int
     seed: int | None
+    levels: Levels | None = None
+
+    def _by_trainers(
+        self, flat: np.ndarray, names: Sequence[str], model: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """From means over all sites to means over the sites that train each tensor."""
+        if self.levels is None:
+            return flat
+        more = [self.levels.sites / self.levels.trainers(n) for n in names]
+        return flat * np.repeat(more, [model[f"model/{n}"].size for n in names])
 
     @property
     def expected(self) -> float:
@@ -54,7 +68,8 @@ class Coordinator:
         clip, random = self.clip(state), source(self.seed, "coordinator noise", round)
         flat = _flat(total, names, state.arrays)
         noised = add_noise(flat, clip * (1 + ROUNDING), self._update_noise(), random)
-        update = _split(noised / self.expected, names, state.arrays)
+        mean = self._by_trainers(noised / self.expected, names, state.arrays)
+        update = _split(mean, names, state.arrays)
         return update, {} if self.privacy.quantile is None else self._next_clip(clip, total, random)
 
     def mean_of_shares(self, state: State, total: Total) -> Arrays:
@@ -117,7 +132,7 @@ class Coordinator:
             start, kept, velocity = model, np.zeros_like(model), np.zeros_like(model)
         update = _flat(total, names, state.arrays) / self.expected
         kept = kept + update
-        noised = self._prefix(kept, step, pattern)
+        noised = self._by_trainers(self._prefix(kept, step, pattern), names, state.arrays)
         velocity = self.server.momentum * velocity + noised
         moved = _split(start - lr * velocity, names, state.arrays)
         return {

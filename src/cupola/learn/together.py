@@ -41,6 +41,11 @@ Form = Callable[[Workspace, Cohort], list[Tensor]]
 
 def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
     """Sums over these sites, or None where one by one is the way."""
+    alike = _by_part(sites)
+    if len(alike) > 1:
+        found = [train_many(group, question) for group in alike]
+        done = [partials for partials in found if partials is not None]
+        return [p for partials in done for p in partials] if len(done) == len(found) else None
     local = Local.model_validate(question.options["local"])
     space, mode = workspace_of(sites[0]), sites[0].mode
     privacy = privacy_of(question)
@@ -74,6 +79,16 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         partials = _in_chunks(space, team, form)
     partials[0].failed = failed
     return partials
+
+
+def _by_part(sites: Sequence[SiteContext]) -> list[list[SiteContext]]:
+    """Sites by the part of the model that they train."""
+    if not workspace_of(sites[0]).problem.trainable.level:
+        return [list(sites)]
+    alike: dict[int, list[SiteContext]] = {}
+    for site in sites:
+        alike.setdefault(id(workspace_of(site)), []).append(site)
+    return list(alike.values())
 
 
 def _reported_losses(

@@ -19,6 +19,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import ALONE, Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
+from cupola.learn.frozen import levels, require_trainable
 from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.noised import Coordinator, parameter_names
@@ -50,7 +51,8 @@ class Training:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
-    'best/', 'before/' (the model before a training round that a free one follows).
+    'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
+    seed and the checksum of what is not trained, see `frozen`).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive).
@@ -74,6 +76,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
+        self.levels = levels(self)
         self.coordinator = Coordinator(
             self.privacy,
             self.participation,
@@ -81,7 +84,9 @@ class Training:
             self.sites,
             self.training_rounds,
             self.seed,
+            self.levels,
         )
+        require_trainable(self)
         require_upcyclable(self)
         require_possible(self)
         self.shares = shares_of(self)
@@ -160,6 +165,7 @@ class Training:
         prefixes = ("model/", "buffer/", "variate/")
         arrays = {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
         expects = {name: Spec.of(array) for name, array in arrays.items()}
+        arrays |= frozen_part(state.arrays)
         if self.local.send == "normalised":
             expects["steps"] = Spec(())
         choice = self.participation
@@ -193,6 +199,7 @@ class Training:
             expects,
             step=state.step,
             round=round,
+            partial=self.levels is not None,
             reveals=f"{what} after local training, summed over sites{samples}",
             protection=protection(self.privacy, self.coordinator.clip(state)),
         )
@@ -271,7 +278,8 @@ class Training:
             )
 
     def _server_step(self, state: State, total: Total, round: int) -> Arrays:
-        names = parameter_names(state.arrays)
+        # Where sites train different parts, a tensor may have no mean in a round: it stays.
+        names = [n for n in parameter_names(state.arrays) if total.weights.get(f"model/{n}")]
         update = {n: total.mean(f"model/{n}") for n in names}
         if self.local.send == "normalised":
             scale = float(total.mean("steps"))
@@ -280,8 +288,8 @@ class Training:
         for name, array in state.arrays.items():
             if name.startswith("buffer/"):
                 arrays[name] = total.mean(name).astype(array.dtype)
-            elif name.startswith("variate/"):
-                step = total.mean(name) * (len(total.sites) / self.sites)
+            elif name.startswith("variate/") and name in total.arrays:
+                step = total.mean(name) * (total.weights[name] / self.sites)
                 arrays[name] = (array + step).astype(array.dtype)
         return arrays
 
@@ -349,7 +357,8 @@ class Training:
             expects = bounded_counts(expects, self.sum, self.problem.kind)
         question = Question(
             "evaluate",
-            {n: a for n, a in state.arrays.items() if n.startswith(prefixes)},
+            {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
+            | frozen_part(state.arrays),
             options,
             expects,
             step=state.step,
@@ -405,12 +414,20 @@ class Training:
         return State(state.step, arrays, values)
 
     def model(self, state: State) -> Arrays:
-        """The resulting weights: the best on validation data if kept, else the last."""
+        """The resulting weights: the best on validation data if kept, else the last; and those that
+        were never trained."""
+        frozen = self.space.frozen.arrays(self.problem.frozen_seed)
         best = {n.removeprefix("best/"): a for n, a in state.arrays.items() if n[:5] == "best/"}
         source = best or state.arrays
-        return {
+        trained = {
             n.split("/", 1)[1]: a for n, a in source.items() if n.startswith(("model/", "buffer/"))
         }
+        return {**frozen, **trained}
+
+
+def frozen_part(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """What stands for the frozen part of a model."""
+    return {n: a for n, a in arrays.items() if n.startswith("frozen/")}
 
 
 def _with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:

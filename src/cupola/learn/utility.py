@@ -76,6 +76,8 @@ def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
     yield _batches(training, sizes)
     yield _weighting(training, sizes)
     yield _optimizer(training)
+    reason = "trainable.level: some sites train less" if training.levels is not None else ""
+    yield Condition("all sites train the same part", not reason, reason)
     free = training.server.upcycle is not None
     reason = "server.upcycle: every second round extrapolates and trains nowhere" if free else ""
     yield Condition("every round trains", not free, reason)
@@ -183,6 +185,9 @@ def _first_held(data: FederatedData) -> Dataset | None:
 def _probe(training: Training, data: FederatedData) -> float:
     """A short federated run against its centralised twin, both in float64."""
     problem = replace(training.problem, dtype=torch.float64, device="cpu")
+    if training.levels is not None:  # they name sites that the probe has not
+        whole = problem.trainable.model_copy(update={"level": ()})
+        problem = replace(problem, trainable=whole)
     small = _small(data)
     # Several batches stay several, one stays one.
     held = _first_held(data)

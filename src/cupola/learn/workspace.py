@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.errors import PlanError
+from cupola.errors import FederationError, PlanError
 from cupola.federation import Accounts, Arrays, SiteContext
+from cupola.learn.choices import Trainable
+from cupola.learn.frozen import FrozenPart, frozen_names, level_of
 from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 
@@ -56,6 +58,8 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
+    `frozen.partly`, which also wraps `build`.
     """
 
     build: Callable[[], nn.Module]
@@ -67,6 +71,8 @@ class Problem:
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
     tokens: int | None = None
+    trainable: Trainable = field(default_factory=Trainable)
+    frozen_seed: int = 0
 
     def module(self) -> nn.Module:
         return self.build().to(pick_device(self.device, self.dtype), self.dtype)
@@ -80,13 +86,23 @@ class Problem:
 class Workspace:
     """One model, reused for site after site: parameters are views into one flat vector.
 
-    Arrays that cross the border are named 'model/<parameter>' and 'buffer/<buffer>'.
+    Arrays that cross the border are named 'model/<parameter>' and 'buffer/<buffer>'; where a part
+    is frozen, also 'frozen/seed' and 'frozen/checksum'. level: of sites that train less.
+    received: parameters that others train.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, level: int | None = None) -> None:
         self.problem = problem
         self.device = pick_device(problem.device, problem.dtype)
         self.module = problem.module().train()
+        self.frozen = FrozenPart(self.module)
+        self.received: dict[str, Tensor] = {}
+        if level is not None:
+            own = problem.trainable.level[level]
+            for name in frozen_names(own, self.module, f"trainable.level[{level}]"):
+                self.received[name] = self.module.get_parameter(name).requires_grad_(False)
+        self._levels: dict[int, Workspace] = {}
+        self._sites: dict[int, int | None] = {}
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         if not parameters:
@@ -106,6 +122,19 @@ class Workspace:
         self.lock = Lock()
         self.cache: dict[str, Any] = {}
 
+    def of_site(self, site: int) -> Workspace:
+        """The workspace for a site, which may train less than others."""
+        if not self.problem.trainable.level:
+            return self
+        if site not in self._sites:
+            self._sites[site] = level_of(self.problem.trainable, self.problem.frozen_seed, site)
+        level = self._sites[site]
+        if level is None:
+            return self
+        if level not in self._levels:
+            self._levels[level] = Workspace(self.problem, level)
+        return self._levels[level]
+
     @property
     def properties(self) -> Properties:
         return self.problem.properties
@@ -118,7 +147,7 @@ class Workspace:
     @property
     def light(self) -> bool:
         """So little work per operation that threads would only wait for each other."""
-        return self.is_dense_only and self.flat.numel() < LIGHT
+        return self.is_dense_only and sum(p.numel() for p in self.module.parameters()) < LIGHT
 
     @property
     def independent(self) -> bool:
@@ -154,9 +183,16 @@ class Workspace:
         return not any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Set parameters and buffers from the coordinator's arrays; remember them as `start`."""
+        """Set parameters and buffers from the coordinator's arrays; remember them as `start`.
+
+        The frozen part is made here, from its seed; nobody else's values are taken for it.
+        """
+        theirs = {n[6:] for n in arrays if n.startswith("model/")}
+        if more := theirs.difference(self.names, self.received):
+            raise FederationError(f"'model/{min(more)}' is no trainable parameter of this model")
+        self.frozen.receive(arrays)
         with torch.no_grad():
-            for name, parameter in zip(self.names, self.params):
+            for name, parameter in (*self.pairs(), *self.received.items()):
                 parameter.copy_(torch.from_numpy(arrays[f"model/{name}"]))
             for name, buffer in self.buffers.items():
                 buffer.copy_(torch.from_numpy(arrays[f"buffer/{name}"]))
@@ -169,6 +205,7 @@ class Workspace:
         return {
             **{f"model/{n}": p.detach().cpu().numpy().copy() for n, p in self.pairs()},
             **{f"buffer/{n}": b.cpu().numpy().copy() for n, b in self.buffers.items()},
+            **self.frozen.broadcast(self.problem.frozen_seed),
         }
 
     def pairs(self) -> list[tuple[str, Tensor]]:
@@ -252,4 +289,4 @@ class TrainingHost:
 def workspace_of(site: SiteContext) -> Workspace:
     workspace = site.workspace
     assert isinstance(workspace, Workspace)
-    return workspace
+    return workspace.of_site(site.index)

@@ -18,6 +18,7 @@ from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
+from cupola.learn.frozen import partly
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan
 
@@ -69,7 +70,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
     else:
         loss = nn.find_loss(plan.loss.name, **_with_no_label(data, plan.loss))
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
-    return Problem(
+    whole = Problem(
         build,
         loss,
         data.kind,
@@ -79,6 +80,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         tokens=data.vocabulary,
     )
+    return partly(whole, plan.trainable, plan.seed)
 
 
 def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:

@@ -18,7 +18,16 @@ from pydantic_core import PydanticCustomError
 from cupola.data import IID, Partition
 from cupola.errors import CupolaError
 from cupola.federation.inprocess import Mode
-from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server, Sum
+from cupola.learn.choices import (
+    Choice,
+    Evaluation,
+    Local,
+    Participation,
+    Privacy,
+    Server,
+    Sum,
+    Trainable,
+)
 from cupola.plan import registries
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -102,6 +111,7 @@ class Plan(BaseModel):
     data: Data
     model: Model
     loss: Loss | None = None
+    trainable: Trainable = Trainable()
     local: Local = Local()
     server: Server = Server()
     participation: Participation = Participation()

@@ -51,7 +51,9 @@ def run_twin(
             between(record)
     finally:
         history.close()
-    plain = {name.split("/", 1)[1]: array for name, array in arrays.items()}
+    trained = {n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))}
+    plain = program.space.frozen.arrays(program.problem.frozen_seed)
+    plain |= {name.split("/", 1)[1]: array for name, array in trained.items()}
     write_atomically(folder / "model.safetensors", to_safetensors(plain))
     summary = result(Run(folder, alone), "finished", None, record, host, program.space.module)
     summary |= {"recipe": "centralised", "sites": 1}

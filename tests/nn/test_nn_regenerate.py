@@ -50,9 +50,8 @@ def test_first_numbers_by_hand():
 
 def test_plain_python_gives_the_same_bits():
     """The slow, obvious way: whole numbers and single float operations, no numpy."""
-    hashed = hashlib.blake2b(
-        regenerate.VERSION + b"\x001\x00" + b"6.weight", digest_size=8
-    ).digest()
+    text = regenerate.VERSION + b"\x001\x00" + b"6.weight"
+    hashed = hashlib.blake2b(text, digest_size=8).digest()
     k0, k1 = (int.from_bytes(hashed[i : i + 4], "little") for i in (0, 4))
     low = 0xFFFFFFFF
 

@@ -47,9 +47,12 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
                   f"{size['most']:,}, median {size['median']:,}, {data['empty']:,} empty"),
         ("judged on", _judged(data)),
         ("model", f"{model['name']}, {words.count(model['parameters'], 'parameter')}"),
+        *_trainable(model),
         ("a round", f"{sent['sites']:g} sites, {words.size(sent['per_site_down'])} down and "
                     f"{words.size(sent['per_site_up'])} up at each"),
         ("bytes", f"{words.size(sent['per_round'])} a round, {words.size(sent['total'])} in all"),
+        ("links", f"a site's messages take {words.duration(facts['link']['seconds'])} a training "
+                  f"round at {facts['link']['down']:g} MB/s down and {facts['link']['up']:g} up"),
     ]  # fmt: skip
     console = Console(highlight=False)
     for name, text in lines:
@@ -73,6 +76,27 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+
+
+def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
+    """How much of the model is trained, and travels."""
+    from cupola.report import words
+
+    if model["trainable"] == model["parameters"] and not model["levels"]:
+        return []
+    share = 100 * model["trainable"] / model["parameters"]
+    lines = [
+        (
+            "trainable",
+            f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
+            "are frozen and come from a seed",
+        )
+    ]
+    lines += [
+        ("", f"{words.count(level['sites'], 'site')} train {level['trainable']:,} of them")
+        for level in model["levels"]
+    ]
+    return lines
 
 
 def _rounds(facts: dict[str, Any]) -> str:
@@ -144,6 +168,7 @@ def _judged(data: dict[str, Any]) -> str:
 def _facts(plan: Plan) -> dict[str, Any]:
     import numpy as np
 
+    from cupola.learn.frozen import share
     from cupola.plan import compose
     from cupola.plan.cost import predict
     from cupola.plan.parties import learned, masking
@@ -153,6 +178,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     cost = predict(program)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
+    counted = share(program.space.module)
     return {
         "name": plan.name,
         "recipe": plan.recipe,
@@ -176,7 +202,9 @@ def _facts(plan: Plan) -> dict[str, Any]:
         },
         "model": {
             "name": plan.model.name,
-            "parameters": sum(p.numel() for p in program.space.module.parameters()),
+            "parameters": counted.parameters,
+            "trainable": counted.trained,
+            "levels": _levels(program),
         },
         "bytes": {
             "sites": cost.sites,
@@ -185,11 +213,29 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "per_round": cost.per_round,
             "total": cost.total,
         },
+        "link": {
+            "down": plan.link.down,
+            "up": plan.link.up,
+            "seconds": plan.link.seconds(cost.per_site_down, cost.per_site_up),
+        },
         "privacy": _privacy(program, host),
         "sum": masking(program),
         "parties": [{"party": party, "learns": what} for party, what in learned(program)],
         "utility": _utility(program, data),
     }
+
+
+def _levels(program: Training) -> list[dict[str, int]]:
+    """Sites that train less, and how many parameters."""
+    found = program.levels
+    if found is None:
+        return []
+    sizes = {n: p.numel() for n, p in program.space.pairs()}
+    whole = sum(sizes.values())
+    return [
+        {"sites": many, "trainable": whole - sum(sizes[n] for n in frozen)}
+        for frozen, many in zip(found.frozen, found.counts)
+    ]
 
 
 def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:

@@ -41,7 +41,11 @@ def report(
         from cupola.plan.landscape import write_landscape
 
         write_landscape(folder)
-    if (folder / "sweep.json").is_file():
+    if (folder / "search.json").is_file():
+        from cupola.reproduce.freeze import draw as draw_search
+
+        path = draw_search(folder)
+    elif (folder / "sweep.json").is_file():
         from cupola.reproduce.sweeps import draw as draw_sweep
 
         path = draw_sweep(folder)
@@ -118,7 +122,7 @@ def sweep(
     made = define(plan, over or (), strategy.value, trials, budget, settings or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json
-    _tell(silent, f"{len(made.plans)} settings, {made.cost():,} rounds in all, into {folder}")
+    tell(silent, f"{len(made.plans)} settings, {made.cost():,} rounds in all, into {folder}")
     with watching(silent) as watch:
         found = carry_out(made, folder, watch)
     if as_json:
@@ -186,13 +190,13 @@ def reproduce(
     work = jobs(table, folder, chosen)
     rounds = sum(job.plan.rounds for job in work)
     silent = quiet or as_json
-    _tell(silent, f"{table.name}: {len(work)} runs, {rounds:,} rounds in all, into {folder}")
-    planned = forecast(work, folder, lambda line: _tell(silent, line))
+    tell(silent, f"{table.name}: {len(work)} runs, {rounds:,} rounds in all, into {folder}")
+    planned = forecast(work, folder, lambda line: tell(silent, line))
     facts = {"folder": str(folder), "planned": planned.facts()}
     if hours:
         print_json(facts) if as_json else typer.echo(f"{table.name}: {planned}")
         return
-    _tell(silent, str(planned))
+    tell(silent, str(planned))
     with watching(silent) as watch:
         found = carry_out(table, folder, chosen, watch)
     if as_json:
@@ -252,6 +256,6 @@ def _show_table(found: dict[str, Any], folder: Path) -> None:
         console.print(str(folder / file), soft_wrap=True, markup=False)
 
 
-def _tell(silent: bool, line: str) -> None:
+def tell(silent: bool, line: str) -> None:
     if not silent:
         typer.echo(line, err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,8 @@ class Cost:
     """Expected bytes over all sites, and the compensator of masked sums, without drop-outs.
 
     sites: asked in a round (a mean under Poisson sampling). per_site: down and up, of the training
-    question. per_round: training and evaluation questions, both spread over all rounds.
+    question, of a site that trains all that is trained. per_round: training and evaluation
+    questions, both spread over all rounds.
     """
 
     sites: float
@@ -35,7 +36,7 @@ def predict(program: Training) -> Cost:
     assert ask is not None
     asked = expected_sites(program.participation, program.sites)
     down, up, third = _sizes(program, ask, asked)
-    training = asked * (down + up) + third
+    training = asked * (down + _mean_up(program, ask, asked, up)) + third
     evaluation = 0.0
     for judged in _evaluations(program, state):
         there, back, more = _sizes(program, judged, len(judged.sites))
@@ -44,6 +45,20 @@ def predict(program: Training) -> Cost:
     times += program.rounds % program.evaluation.every > 0
     total = program.training_rounds * training + times * evaluation
     return Cost(asked, down, up, total / program.rounds, total)
+
+
+def _mean_up(program: Training, ask: Ask, asked: float, whole: int) -> float:
+    """Bytes from a site on average, where some train less than others."""
+    levels = program.levels
+    if levels is None:
+        return whole
+    total = levels.rest * whole
+    for frozen, many in zip(levels.frozen, levels.counts):
+        names = {f"{part}/{name}" for name in frozen for part in ("model", "variate")}
+        expects = {n: spec for n, spec in ask.question.expects.items() if n not in names}
+        less = replace(ask, question=replace(ask.question, expects=expects))
+        total += many * _sizes(program, less, asked)[1]
+    return total / levels.sites
 
 
 def _evaluations(program: Training, state: State) -> list[Ask]:

@@ -86,6 +86,20 @@ class Engine(Choice):
     timeout: Annotated[float, Field(gt=0)] = 120.0
 
 
+class Link(Choice):
+    """What sites are connected by, in MB/s: how long a round's messages would take, nothing else.
+
+    The defaults are those that FedPT takes for phones (Wang et al. 2021).
+    """
+
+    down: Annotated[float, Field(gt=0)] = 0.75
+    up: Annotated[float, Field(gt=0)] = 0.25
+
+    def seconds(self, down: float, up: float) -> float:
+        """For so many bytes to a site and from it, one after the other."""
+        return down / (1e6 * self.down) + up / (1e6 * self.up)
+
+
 SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
 
 
@@ -119,6 +133,7 @@ class Plan(BaseModel):
     privacy: Privacy = Privacy()
     sum: Sum = Sum()
     engine: Engine = Engine()
+    link: Link = Link()
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 

@@ -12,6 +12,7 @@ from torch import nn
 import cupola
 from cupola.data import FederatedData, holdings
 from cupola.learn import Training, TrainingHost
+from cupola.learn.frozen import share
 from cupola.plan.folder import Run
 from cupola.plan.privacy import spent
 
@@ -48,7 +49,8 @@ def result(
         "bytes_down": last.get("bytes_down", 0),
         "bytes_up": last.get("bytes_up", 0),
         "seconds": last.get("seconds", 0.0),
-        "parameters": None if model is None else sum(p.numel() for p in model.parameters()),
+        "parameters": None if model is None else share(model).parameters,
+        "trainable": None if model is None else share(model).trained,
         "model": plan.model.name,
         "data": plan.data.name,
         "sites": None if host is None else len(host),

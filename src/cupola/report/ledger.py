@@ -11,7 +11,7 @@ from cupola.federation.ledger import COMPENSATOR
 from cupola.report import charts, page
 from cupola.report.charts import Axis
 from cupola.report.folder import RunFolder
-from cupola.report.words import byte_unit, count, finite, number, size, text
+from cupola.report.words import byte_unit, count, duration, finite, number, size, text
 
 _KINDS = {
     "sum": "the total over sites",
@@ -90,6 +90,22 @@ def _name(site: Any) -> str:
     return "compensator" if str(site) == str(COMPENSATOR) else str(site)
 
 
+def link_seconds(run: RunFolder) -> tuple[float, float, float] | None:
+    """How long a round's messages would take at the site that sends most, on average over all
+    rounds, and the speeds (MB/s down and up) that this is for."""
+    link = run.plan.get("link")
+    speeds = [link.get(name) for name in ("down", "up")] if isinstance(link, dict) else []
+    if not speeds or not all(finite(v) and v > 0 for v in speeds) or not run.rounds:
+        return None
+    down, up = speeds
+    total = 0.0
+    for entry in run.ledger():
+        sites, _, each, sizes = _answers(entry)
+        if COMPENSATOR not in sites:
+            total += each / (1e6 * down) + max(sizes, default=0) / (1e6 * up)
+    return total / run.rounds, down, up
+
+
 def traffic(run: RunFolder) -> str:
     """Bytes of each site in both directions, from the ledger."""
     down: dict[str, int] = {}
@@ -110,6 +126,12 @@ def traffic(run: RunFolder) -> str:
     parties = count(len(order) - (third in down), "site")
     parties += " and the compensator of masked sums" if third in down else ""
     lead = f"{parties} took part; each exchanged {amount}. Counted on what is really sent."
+    if (found := link_seconds(run)) is not None:
+        seconds, *speeds = found
+        lead += (
+            f" At {speeds[0]:g} MB/s down and {speeds[1]:g} MB/s up the messages of a round would "
+            f"take a site {duration(seconds)}."
+        )
     x_title = "site"
     if len(order) > _MOST:  # evenly spaced ranks instead of a thousand bars
         ranked = [order[i] for i in np.argsort(-total, kind="stable")]

@@ -121,7 +121,9 @@ def _headline(run: RunFolder) -> str:
         where = "training round" if _free(run) else "round"
         items.append(("Sites", number(sites), f"{number(came)} in the last {where}"))
     if run.result.get("parameters"):
-        items.append(("Parameters", number(run.result["parameters"]), "in the model"))
+        whole, trained = run.result["parameters"], run.result.get("trainable")
+        part = f"{100 * trained / whole:.2f} % of them trained" if finite(trained) else ""
+        items.append(("Parameters", number(whole), "in the model" if trained == whole else part))
     return page.numbers(items)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cupola.report import charts, page
 from cupola.report.charts import Axis
 from cupola.report.single import y_axis
-from cupola.report.words import count, finite, metric, number, text, title
+from cupola.report.words import byte_unit, count, finite, metric, number, size, text, title
 
 
 def sweep_section(summary: dict[str, Any]) -> str:
@@ -84,3 +84,52 @@ def table_section(results: dict[str, Any]) -> str:
     if results.get("note"):
         lead += f" {results['note']}"
     return page.section("Published beside measured", lead, *parts)
+
+
+def search_section(summary: dict[str, Any]) -> str:
+    """Validation score against bytes sent, and what became of every trial."""
+    measured, best = str(summary["metric"]), summary["best"]
+    shown = [t for t in summary["trials"] if finite(t["score"]) and finite(t["bytes"])]
+    most = max((t["bytes"] for t in shown), default=1.0)
+    points = [
+        (t["bytes"], t["score"], f"{frozen(t)}: {metric(measured, t['score'])}, {size(t['bytes'])}")
+        for t in shown
+    ]
+    place = next((i for i, t in enumerate(shown) if best and t["freeze"] == best["freeze"]), None)
+    log = bool(shown) and most / min(t["bytes"] for t in shown) > 8
+    axis = Axis("sent, all sites", byte_unit(most), log=log)
+    chart = charts.dots(
+        points, axis, y_axis(measured), f"{title(measured)} against bytes", (), place
+    )
+    rows = [
+        (
+            text(frozen(t)),
+            f"{100 * t['trainable']:.2f} %",
+            text(metric(measured, t["score"]) if finite(t["score"]) else t["reason"] or "not run"),
+            size(t["bytes"]),
+            ("best" if best and t["freeze"] == best["freeze"] else "as good")
+            if t["accepted"]
+            else "worse",
+        )
+        for t in summary["trials"]
+    ]
+    head = [
+        ("frozen", False), ("trained", True), (f"{title(measured)}, validation", True),
+        ("bytes", True), ("", False),
+    ]  # fmt: skip
+    lead = (
+        f"{count(len(rows), 'trial')}, {number(summary['rounds'])} of {number(summary['budget'])} "
+        f"rounds; as good means at most {summary['tolerance']:g} worse than the first on "
+        f"validation data. It ended because {summary['ended']}."
+    )
+    return page.section(
+        "What can be frozen",
+        lead,
+        page.figure(what, chart),
+        page.table(head, rows),
+    )
+
+
+def frozen(trial: dict[str, Any]) -> str:
+    """What a trial froze, in a few words."""
+    return ", ".join(trial["freeze"]) or "nothing"

@@ -134,7 +134,7 @@ def define(
         chosen = grid(axes)
     plans = [(one, _with(plan, one)) for one in chosen]
     made = Sweep(plan, axes, strategy, trials, budget, tuple(over), plans)
-    _has_validation(plans[0][1])
+    require_validation(plans[0][1])
     if budget is not None and made.cost() > budget:
         raise PlanError(
             f"--budget {budget}: the sweep needs {made.cost():,} rounds; raise the budget, lower "
@@ -151,7 +151,7 @@ def _with(plan: Plan, chosen: dict[str, Any], **more: Any) -> Plan:
         raise PlanError(f"--over {said}: {str(error).removeprefix('plan: ')}") from None
 
 
-def _has_validation(plan: Plan) -> None:
+def require_validation(plan: Plan) -> None:
     """Refuse to select on anything but validation data."""
     one = plan.change({"seed": plan.seeds[0]}) if plan.seeds else plan
     data = federated_data(one)

@@ -109,9 +109,7 @@ def test_separate_processes(plan: dict[str, Any], tmp_path: Path) -> None:
 
 def test_the_twin_holds_everything_too(tmp_path: Path) -> None:
     run = go(tmp_path / "run", "twin=true", "recipe=fedfgd", "dtype=float64", plan=PART)
-    ours, theirs = (
-        load_file(tmp_path / "run" / p / "model.safetensors") for p in ("", "twin")
-    )
+    ours, theirs = (load_file(tmp_path / "run" / p / "model.safetensors") for p in ("", "twin"))
     assert ours.keys() == theirs.keys()
     assert run.result["twin"]["weight_difference"] < 1e-12
 

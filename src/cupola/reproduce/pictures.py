@@ -98,9 +98,8 @@ def search_section(summary: dict[str, Any]) -> str:
     place = next((i for i, t in enumerate(shown) if best and t["freeze"] == best["freeze"]), None)
     log = bool(shown) and most / min(t["bytes"] for t in shown) > 8
     axis = Axis("sent, all sites", byte_unit(most), log=log)
-    chart = charts.dots(
-        points, axis, y_axis(measured), f"{title(measured)} against bytes", (), place
-    )
+    what = f"{title(measured)} against bytes"
+    chart = charts.dots(points, axis, y_axis(measured), what, best=place)
     rows = [
         (
             text(frozen(t)),

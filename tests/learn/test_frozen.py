@@ -340,6 +340,21 @@ def test_every_mode_gives_the_same(name, mode):
     assert small.largest_difference(one, other) < 1e-12
 
 
+def convolutions():
+    layers = [nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Conv2d(3, 2, 3), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("level", [(), (Level(freeze=("0",), sites=(1,)),)])
+def test_frozen_convolutions_in_stacks(level):
+    data = small.digits(SIZES)
+    choice = Trainable(freeze=("3",), level=level)
+    program = training(data, choice, convolutions, rounds=2, local=SGD)
+    one, other = small.model_after(program, data), small.model_after(program, data, "stacked")
+    assert small.largest_difference(one, other) < 1e-12
+    assert not np.array_equal(one["0.weight"], program.model(program.start())["0.weight"])
+
+
 def privately(data, mechanism, choice=DENSE, **more):
     options = {"noise": 0.5, "clip": 0.7, **more}
     return training(

@@ -100,7 +100,7 @@ def test_other_engines_and_modes(plan: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", [PART, LEVELS])
 def test_separate_processes(plan: dict[str, Any], tmp_path: Path) -> None:
     go(tmp_path / "one", "engine.mode=one-by-one", "rounds=2", plan=plan)
-    go(tmp_path / "other", "engine.kind=separate", "rounds=2", plan=plan)
+    go(tmp_path / "other", "engine.kind=separate", "engine.timeout=900", "rounds=2", plan=plan)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
     one, other = (cupola.Run.open(tmp_path / n).result for n in ("one", "other"))

@@ -30,6 +30,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
+from cupola.nn.lean import make_lean
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.registry import suggest
 
@@ -102,6 +103,7 @@ class PartlyFrozen:
         for name in names:
             module.get_parameter(name).requires_grad_(False)
         setattr(module, _MARK, tuple(names))
+        make_lean(module)
         return module
 
 
@@ -137,7 +139,7 @@ class FrozenPart:
 
     def regenerate(self, seed: int) -> bytes:
         """Fill the tensors from this seed, if they are not; their checksum."""
-        if seed != self._seed:
+        if self and seed != self._seed:
             self._seed = None
             for name, (tensor, scale, fill) in self._made.items():
                 made = torch.from_numpy(values(seed, name, tensor.shape, scale, fill))
@@ -246,6 +248,8 @@ def require_trainable(training: Training) -> None:
     """Refuse what cannot be bounded or hidden, with the way out."""
     choice, found = training.problem.trainable, training.levels
     mechanism = training.privacy.mechanism
+    if choice.on:
+        training.problem.build()  # patterns that fit nothing are found before the first round
     if (choice.on or choice.level) and mechanism in ("output", "objective"):
         raise PlanError(
             f"[trainable] with privacy.mechanism = '{mechanism}': it solves for all weights of one "

@@ -21,6 +21,7 @@ from cupola.learn.choices import Trainable
 from cupola.learn.frozen import FrozenPart, frozen_names, level_of
 from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
+from cupola.nn.lean import make_lean
 
 Example = tuple[Tensor, Tensor]
 LIGHT = 1_000_000  # parameters below which a network without convolutions is light
@@ -96,11 +97,13 @@ class Workspace:
         self.device = pick_device(problem.device, problem.dtype)
         self.module = problem.module().train()
         self.frozen = FrozenPart(self.module)
+        self.frozen.regenerate(problem.frozen_seed)
         self.received: dict[str, Tensor] = {}
         if level is not None:
             own = problem.trainable.level[level]
             for name in frozen_names(own, self.module, f"trainable.level[{level}]"):
                 self.received[name] = self.module.get_parameter(name).requires_grad_(False)
+            make_lean(self.module)
         self._levels: dict[int, Workspace] = {}
         self._sites: dict[int, int | None] = {}
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]

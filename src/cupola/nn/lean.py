@@ -1,0 +1,78 @@
+"""Convolutions whose weights are frozen, and which therefore keep no input for the backward pass.
+
+torch keeps a convolution's input whether or not the gradient of its weight is asked for (a linear
+layer's it does not). The gradient of the input needs the weight alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        how: tuple[Any, ...],
+    ) -> Tensor:
+        stride, padding, dilation, groups = how
+        zero = [0] * len(stride)
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, zero, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        x, weight, _, ctx.how = inputs
+        ctx.shape = x.shape
+        ctx.save_for_backward(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        x = grads[0].new_empty(1).expand(ctx.shape)  # only its shape is looked at
+        zero = [0] * len(stride)
+        found, _, _ = torch.ops.aten.convolution_backward(
+            grads[0], x, weight, None, stride, padding, dilation, False, zero, groups,
+            [True, False, False],
+        )  # fmt: skip
+        return found, None, None, None
+
+
+class _Lean:
+    """A convolution that never asks for the gradient of its weight."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        own: Any = self
+        if not x.requires_grad or weight.requires_grad:
+            return super()._conv_forward(x, weight, bias)  # type: ignore[misc]
+        how = (own.stride, own.padding, own.dilation, own.groups)
+        return _Convolution.apply(x, weight, bias, how)
+
+
+class LeanConv1d(_Lean, nn.Conv1d): ...
+
+
+class LeanConv2d(_Lean, nn.Conv2d): ...
+
+
+class LeanConv3d(_Lean, nn.Conv3d): ...
+
+
+_LEAN: dict[type, type] = {nn.Conv1d: LeanConv1d, nn.Conv2d: LeanConv2d, nn.Conv3d: LeanConv3d}
+
+
+def make_lean(module: nn.Module) -> None:
+    """Turn every convolution whose parameters are all frozen into one that keeps no input."""
+    for layer in module.modules():
+        kind = _LEAN.get(type(layer))
+        if kind is None or any(p.requires_grad for p in layer.parameters(recurse=False)):
+            continue
+        if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            layer.__class__ = kind

@@ -5,11 +5,13 @@ from cupola.learn import metrics as _metrics  # registers the task 'evaluate'
 from cupola.learn.choices import (
     Budget,
     Evaluation,
+    Level,
     Local,
     Participation,
     Privacy,
     Schedule,
     Server,
+    Trainable,
     Upcycle,
 )
 from cupola.learn.recipes import RECIPES, Recipe, find_recipe
@@ -20,6 +22,7 @@ __all__ = [
     "RECIPES",
     "Budget",
     "Evaluation",
+    "Level",
     "Local",
     "Participation",
     "Privacy",
@@ -27,6 +30,7 @@ __all__ = [
     "Recipe",
     "Schedule",
     "Server",
+    "Trainable",
     "Training",
     "TrainingHost",
     "Upcycle",

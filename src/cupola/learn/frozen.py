@@ -267,8 +267,8 @@ def require_trainable(training: Training) -> None:
     if mechanism == "distributed":
         raise PlanError(
             "trainable.level with privacy.mechanism = 'distributed': a site that does not train a "
-            "tensor adds no share of its noise, so too little would hide the others; use "
-            "'central', or one [trainable] section for all sites"
+            "tensor adds no share of its noise, and shares are counted over all sites of a total; "
+            "use 'central', or one [trainable] section for all sites"
         )
     if training.sum.masked and training.local.weighting == "samples":
         raise PlanError(

@@ -19,7 +19,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import ALONE, Arrays, Ask, Question, Reply, Spec, State, Total
 from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
-from cupola.learn.frozen import levels, require_trainable
+from cupola.learn.frozen import SEED, levels, require_trainable
 from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics
 from cupola.learn.noised import Coordinator, parameter_names
@@ -416,7 +416,7 @@ class Training:
     def model(self, state: State) -> Arrays:
         """The resulting weights: the best on validation data if kept, else the last; and those that
         were never trained."""
-        frozen = self.space.frozen.arrays(self.problem.frozen_seed)
+        frozen = self.space.frozen.arrays(int(state.arrays.get(SEED, 0)))
         best = {n.removeprefix("best/"): a for n, a in state.arrays.items() if n[:5] == "best/"}
         source = best or state.arrays
         trained = {

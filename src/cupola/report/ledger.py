@@ -94,10 +94,9 @@ def link_seconds(run: RunFolder) -> tuple[float, float, float] | None:
     """How long a round's messages would take at the site that sends most, on average over all
     rounds, and the speeds (MB/s down and up) that this is for."""
     link = run.plan.get("link")
-    speeds = [link.get(name) for name in ("down", "up")] if isinstance(link, dict) else []
-    if not speeds or not all(finite(v) and v > 0 for v in speeds) or not run.rounds:
+    down, up = (link.get("down"), link.get("up")) if isinstance(link, dict) else (None, None)
+    if not (finite(down) and finite(up) and down > 0 and up > 0 and run.rounds):
         return None
-    down, up = speeds
     total = 0.0
     for entry in run.ledger():
         sites, _, each, sizes = _answers(entry)

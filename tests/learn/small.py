@@ -1,5 +1,7 @@
 """Small federations and problems for the tests of training; separate site processes import it."""
 
+import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,7 +9,7 @@ import torch
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData, load
-from cupola.federation import InProcess, drive
+from cupola.federation import InProcess, State, drive
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
 from cupola.secure.simulation import hidden_sums, simulated_parties
@@ -80,6 +82,28 @@ def run(program, data, mode="one-by-one", **more):
     """The state at the end."""
     with engine(program, data, mode, **more) as reach:
         return drive(program, reach)
+
+
+def states(program, data, mode="one-by-one"):
+    """Every state of a run, with what the sites kept before its step."""
+    kept = [(program.start(), {})]
+    with engine(program, data, mode) as reach:
+        drive(program, reach, kept[0][0], lambda s: kept.append((s, reach.export(s.step - 1))))
+    return kept
+
+
+def assert_resumes(program, data, mode, found):
+    """From each of its `states`, as a checkpoint holds them, a run ends in the same bits."""
+    end = found[-1][0]
+    for state, kept in found[:-1]:
+        values = json.loads(json.dumps(state.values))
+        other = replace(program)
+        with engine(other, data, mode) as reach:
+            reach.restore(state.step - 1, kept)
+            again = drive(other, reach, State(state.step, dict(state.arrays), values))
+        assert again.values == end.values
+        assert again.step == end.step
+        assert all((again.arrays[n] == a).all() for n, a in end.arrays.items())
 
 
 def run_masked(program, data, book=None, **more):

@@ -12,7 +12,7 @@ from torch import nn
 
 from cupola.data import SiteData
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Ledger, SeparateProcesses, State, drive
+from cupola.federation import Ledger, SeparateProcesses, drive
 from cupola.federation.message import encode_question
 from cupola.learn import Evaluation, Local, Participation, Schedule, Server, pick_device
 from cupola.learn.central import centralised
@@ -30,14 +30,6 @@ def relabelled(data):
     return small.rows(data.x, (data.y + 1) % 10)
 
 
-def states_of(program, data, mode="one-by-one"):
-    """Every state of a run, with what the sites kept before its step."""
-    kept = [(program.start(), {})]
-    with small.engine(program, data, mode) as reach:
-        drive(program, reach, kept[0][0], lambda s: kept.append((s, reach.export(s.step - 1))))
-    return kept
-
-
 # The step machine
 
 
@@ -46,7 +38,7 @@ def test_the_same_state_asks_the_same_question():
     judge = Evaluation(on="both", per_site=True)
     program = small.training(data, 2, evaluation=judge, site_splits=BOTH, participation=HALF)
     asked = []
-    for state, _ in states_of(program, data):
+    for state, _ in small.states(program, data):
         before = {n: a.copy() for n, a in state.arrays.items()}
         ask, again = program.ask(state), program.ask(state)
         if ask is None:
@@ -82,17 +74,8 @@ def test_a_resume_from_any_state_ends_the_same(local, mode):
         evaluation=judge,
         site_splits=BOTH,
     )
-    states = states_of(program, data, mode)
-    end = states[-1][0]
-    for state, kept in states[:-1]:
-        values = json.loads(json.dumps(state.values))  # as a checkpoint holds them
-        other = replace(program)
-        with small.engine(other, data, mode) as reach:
-            reach.restore(state.step - 1, kept)
-            again = drive(other, reach, State(state.step, dict(state.arrays), values))
-        assert again.values == end.values
-        assert again.step == end.step
-        assert all((again.arrays[n] == a).all() for n, a in end.arrays.items())
+    states = small.states(program, data, mode)
+    small.assert_resumes(program, data, mode, states)
 
 
 def test_a_question_asked_again_finds_the_state_it_started_from():
@@ -153,7 +136,7 @@ def test_the_twin_is_judged_on_the_same_data():
 def test_every_few_rounds_and_the_last():
     data = small.digits()
     program = small.training(data, 5, evaluation=Evaluation(every=2))
-    records = [s.values["last"] for s, _ in states_of(program, data)[1:]]
+    records = [s.values["last"] for s, _ in small.states(program, data)[1:]]
     assert [r["round"] for r in records if "test" in r] == [2, 4, 5]
 
 
@@ -174,7 +157,7 @@ def test_the_last_record_carries_the_confusion_matrix():
     data = small.digits(held=6)
     judge = Evaluation(on="both")
     program = small.training(data, 2, evaluation=judge, site_splits=BOTH)
-    records = [s.values["last"] for s, _ in states_of(program, data) if s.values.get("last")]
+    records = [s.values["last"] for s, _ in small.states(program, data) if s.values.get("last")]
     assert not any("confusion" in r["test"] for r in records if r["round"] < 2)
     for where, n in (("test", len(data.public["test"])), ("sites_test", 24)):
         table = np.array(records[-1][where]["confusion"])
@@ -360,7 +343,9 @@ def test_the_rate_of_a_round_reaches_the_sites():
     data = small.digits()
     local = Local(lr=0.4, schedule=Schedule(kind="step", gamma=0.5))
     program = small.training(data, 3, local=local)
-    rates = [a.question.options["lr"] for s, _ in states_of(program, data) if (a := program.ask(s))]
+    rates = [
+        a.question.options["lr"] for s, _ in small.states(program, data) if (a := program.ask(s))
+    ]
     assert rates == [0.4, 0.2, 0.1]
 
 

@@ -1,6 +1,5 @@
 """Upcycled-FL: against the paper's algorithm, the one-step view, pairing, and what is charged."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -38,18 +37,10 @@ def linear(data, **more):
     return small.problem(data, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **more)
 
 
-def states(program, data, mode="one-by-one"):
-    """Every state of a run, with what the sites kept before its step."""
-    kept = [(program.start(), {})]
-    with small.engine(program, data, mode) as reach:
-        drive(program, reach, kept[0][0], lambda s: kept.append((s, reach.export(s.step - 1))))
-    return kept
-
-
 def models(program, data):
     """The model after each round."""
     found = {}
-    for state, _ in states(program, data):
+    for state, _ in small.states(program, data):
         found[state.values["round"]] = {
             n: a for n, a in state.arrays.items() if n.startswith("model/")
         }
@@ -107,7 +98,7 @@ def test_the_paper_s_algorithm(rounds, mode):
     start = np.hstack([first["model/1.weight"], first["model/1.bias"][:, None]])
     expected = algorithm_2(data, start, rounds, mu=0.3, lam=0.12, choice=HALF)
     seen = 0
-    for state, _ in states(program, data, mode)[1:]:
+    for state, _ in small.states(program, data, mode)[1:]:
         a = state.arrays
         ours = np.hstack([a["model/1.weight"], a["model/1.bias"][:, None]])
         np.testing.assert_allclose(ours, expected[state.values["round"] - 1], rtol=0, atol=1e-10)
@@ -183,7 +174,7 @@ def test_a_sites_iterator_and_variates_do_not_notice():
     local = Local(**{**find_recipe("fedcmb").local, "batches": 3}, batch_size=6, lr=0.1)
     plain = small.training(data, 3, local=local)
     upcycled = replace(plain, rounds=6, server=Server(upcycle=Upcycle(factor=0.5)))
-    ends = [states(program, data)[-1][1] for program in (plain, upcycled)]
+    ends = [small.states(program, data)[-1][1] for program in (plain, upcycled)]
     assert ends[0].keys() == ends[1].keys()
     assert all(np.array_equal(ends[1][n], a) for n, a in ends[0].items())
 
@@ -235,7 +226,7 @@ def test_the_adaptive_factor_reacts_one_training_round_later():
     data = small.digits(SIZES)
     choice = Upcycle(factor=0.5, adaptive=True)
     program = small.training(data, 8, local=PROX, server=Server(upcycle=choice))
-    records = [s.values["last"] for s, _ in states(program, data)[1:]]
+    records = [s.values["last"] for s, _ in small.states(program, data)[1:]]
     told = [r["received_loss"] for r in records[::2]]
     used = [r["upcycled"] for r in records[1::2]]
     assert used[0] == 0.5  # nothing to hold the first loss against
@@ -282,7 +273,7 @@ def test_a_free_round_moves_parameters_only(name):
     local = Local(**recipe.local, batch_size=BATCH, lr=0.1)
     server = Server(**recipe.server, upcycle=Upcycle(factor=0.7))
     program = small.training(data, 6, local=local, server=server)
-    found = [s for s, _ in states(program, data)]
+    found = [s for s, _ in small.states(program, data)]
     for before, odd, even in zip(found[0::2], found[1::2], found[2::2]):
         assert is_free(server.upcycle, even.values["round"])
         for array, value in even.arrays.items():
@@ -299,7 +290,9 @@ def test_buffers_stay_as_the_sites_left_them():
     what = small.problem(data, small.perceptron(lambda: nn.BatchNorm1d(8)))
     local = Local(batch_size=BATCH, lr=0.1)
     server = Server(upcycle=Upcycle(factor=1.0))
-    found = [s for s, _ in states(small.training(data, 4, what, local=local, server=server), data)]
+    found = [
+        s for s, _ in small.states(small.training(data, 4, what, local=local, server=server), data)
+    ]
     names = [n for n in found[0].arrays if n.startswith("buffer/")]
     assert names
     for odd, even in zip(found[1::2], found[2::2]):
@@ -341,17 +334,8 @@ def test_a_resume_from_any_state_ends_the_same(mode, adaptive):
         data, 5, local=PROX, server=server, participation=HALF, evaluation=judge,
         site_splits=frozenset({"test", "validation"}),
     )  # fmt: skip
-    found = states(program, data, mode)
-    end = found[-1][0]
-    for state, kept in found[:-1]:
-        values = json.loads(json.dumps(state.values))
-        other = replace(program)
-        with small.engine(other, data, mode) as reach:
-            reach.restore(state.step - 1, kept)
-            again = drive(other, reach, State(state.step, dict(state.arrays), values))
-        assert again.values == end.values
-        assert again.step == end.step
-        assert all((again.arrays[n] == a).all() for n, a in end.arrays.items())
+    found = small.states(program, data, mode)
+    small.assert_resumes(program, data, mode, found)
 
 
 @pytest.mark.slow

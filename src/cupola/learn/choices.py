@@ -422,13 +422,6 @@ class Privacy(Choice):
         return self.mechanism != "none"
 
     @property
-    def copies(self) -> int:
-        """How often every example is there."""
-        return (
-            self.augmentations if isinstance(self.augmentations, int) else len(self.augmentations)
-        )
-
-    @property
     def by_coordinator(self) -> bool:
         """Whether the coordinator adds the noise, to clipped updates of whole sites."""
         return self.mechanism in ("central", "dp-ftrl")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from cupola.learn import Server
+from cupola.learn.upcycle import training_rounds
 from cupola.privacy.convex import Logistic, objective_noise
 from cupola.privacy.published import Objective, Output
 from cupola.report import RunFolder
@@ -21,9 +23,7 @@ def upcycled_epsilon(run: RunFolder) -> float | None:
     sizes = [n for n in run.partition.get("sizes", ()) if n]
     if mechanism not in ("output", "objective") or not sizes:
         return None
-    releases = run.rounds
-    if run.plan.get("server", {}).get("upcycle"):
-        releases = (releases + 1) // 2
+    releases = training_rounds(Server(**run.plan.get("server", {})).upcycle, run.rounds)
     mu, delta = float(run.plan["local"]["proximal"]), float(spent["delta"])
     bound, clip = float(privacy.get("feature_norm", 1.0)), float(spent["clip"])
     if mechanism == "output":

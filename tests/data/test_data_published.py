@@ -35,7 +35,7 @@ def drawings(n, seed, classes=62):
 
 
 @pytest.fixture
-def emnist(nowhere, tmp_path):
+def emnist(nowhere, tmp_path):  # noqa: ARG001 (no other folder, no old cache)
     sizes = {"f0000_14": (5, 2), "f0001_41": (3, 1), "f0002_07": (1, 0)}
     train = {w: drawings(many, i) for i, (w, (many, _)) in enumerate(sizes.items())}
     test = {w: drawings(many, 9 + i) for i, (w, (_, many)) in enumerate(sizes.items()) if many}
@@ -81,7 +81,7 @@ def sentences(*texts):
 
 
 @pytest.fixture
-def stackoverflow(nowhere, tmp_path):
+def stackoverflow(nowhere, tmp_path):  # noqa: ARG001
     users = {
         "0001": sentences("the rust of a king", "zig", "of the a of the of"),
         "0002": sentences("a"),

@@ -22,11 +22,11 @@ def shakespeare_words(
     length: PositiveInt = 20,
     vocabulary: str | Path | None = None,
 ) -> Source:
-    """Next word in the speeches of a role: x and y are int64 (n, length), y is x one step on; see
-    Words. Reads shakespeare_roles.npz (text, role, local_test, role_names). Words are lower-case;
-    punctuation is a word. A speech longer than `length` goes on in the next row.
+    """Next word in the speeches of a role: x and y are int64 (n, length), y is x one step on.
+    Reads shakespeare_roles.npz (text, role, local_test, role_names). Words are lower-case, marks
+    are words of their own. A speech longer than `length` goes on in the next row.
 
-    words, vocabulary: as for sent140.
+    words, vocabulary: as for sent140. Other tokens: see `cupola.data.words`.
     """
     path = files.get("shakespeare_roles.npz")
     stored = read_npz(path)

@@ -35,9 +35,9 @@ _SHUFFLE = 0  # the owners behind public rows are the same for everybody
 def emnist(
     files: Files, only_digits: bool = False, public_test: NonNegativeInt | None = None
 ) -> Owners:
-    """Handwritten characters by writer (3,400), 1 x 28 x 28, 62 classes, in TensorFlow Federated's
-    files fed_emnist_train.h5 and fed_emnist_test.h5 (examples/<writer>/pixels and label; ink is
-    dark). Needs `pip install cupola[hdf5]`.
+    """Handwritten characters by writer (3,400), 1 x 28 x 28, 62 classes, as TensorFlow Federated
+    published them. Reads fed_emnist_train.h5 and fed_emnist_test.h5 (examples/<writer>/pixels and
+    label; ink is dark). Needs `pip install cupola[hdf5]`.
 
     only_digits: fed_emnist_digitsonly_*.h5, 10 classes. public_test: rows of all writers' test
     parts that the coordinator holds, whole writers in a fixed random order; default: all.
@@ -91,15 +91,15 @@ def stackoverflow(
     public_test: NonNegativeInt = 10_000,
     public_validation: NonNegativeInt = 10_000,
 ) -> Owners:
-    """Next words in the sentences of each user (342,477), in TensorFlow Federated's files
-    stackoverflow_train.h5 (examples/<user>/tokens), _held_out.h5, _test.h5 and
-    stackoverflow.word_count. x and y are int64 (n, length), y is x one step on; see Words.
-    Needs `pip install cupola[hdf5]`.
+    """Next word in the sentences of a user (342,477), as TensorFlow Federated published them: x and
+    y are int64 (n, length), y is x one step on. Reads stackoverflow_train.h5 with _test.h5 and
+    _held_out.h5 (examples/<user>/tokens), and stackoverflow.word_count. Needs
+    `pip install cupola[hdf5]`.
 
-    words: most frequent ones; any other is one token. length: longer sentences are cut off.
-    min_sentences: users with fewer are left out. max_sentences: a user's first so many are used.
-    public_test, public_validation: sentences that the coordinator holds, of users in a fixed
-    random order; 0: none.
+    words: most frequent ones; any other is one token (see `cupola.data.words`). length: longer
+    sentences are cut off. min_sentences: users with fewer are left out. max_sentences: a user's
+    first so many are used. public_test, public_validation: sentences that the coordinator holds, of
+    users in a fixed random order; 0: none.
     """
     file = _File(files.get("stackoverflow_train.h5"), "tokens")
     known = Vocabulary(most_frequent(_word_counts(files.get("stackoverflow.word_count")), words))

@@ -12,6 +12,7 @@ from samples import SMALL
 from test_run import go, history, same, stop_after
 from typer.testing import CliRunner
 
+import cupola
 from cupola.audit.subject import Subject
 from cupola.cli import app
 from cupola.errors import PlanError
@@ -171,6 +172,13 @@ def test_check_says_what_is_free(tmp_path: Path) -> None:
     facts = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).output)
     assert (facts["rounds"], facts["training_rounds"]) == (6, 3)
     assert facts["utility"]["preserved"] is False
+
+
+def test_the_report_says_what_was_free(tmp_path: Path) -> None:
+    run = cupola.run(UP, tmp_path / "run", settings=["rounds=4"])
+    text = (run.folder / "report.html").read_text()
+    assert "of 4 planned; 2 without sites" in text
+    assert "4 in the last training round" in text
 
 
 def test_the_twin_trains_as_often_as_the_sites(tmp_path: Path) -> None:

@@ -94,7 +94,13 @@ def _kernel() -> Any:
     """The compiled loop; compiled when first needed, and kept on disk where that is allowed."""
     from numba import njit
 
-    return njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz", "arcp"})(_rounds)
+    # error_model: a model that has diverged gives numbers that are not finite, not an exception.
+    return njit(
+        nogil=True,
+        cache=True,
+        error_model="numpy",
+        fastmath={"contract", "reassoc", "nsz", "arcp"},
+    )(_rounds)
 
 
 def _rounds(

@@ -26,20 +26,23 @@ def landscape_section(run: RunFolder) -> str:
     if losses.shape != (len(steps), len(steps)) or not len(steps):
         return ""
     names = [f"{s:.1f}" for s in steps]
+    least, most = float(losses.min()), float(losses.max())
     chart = charts.heat(
-        losses, names, names, "first direction", "second", "loss around the model", square=True
-    )
+        losses[::-1], names[::-1], names, "first direction", "second direction",
+        "loss around the model", square=True, low=least,
+    )  # fmt: skip
     middle = len(steps) // 2
     cuts = [
         Line("first direction", steps.tolist(), losses[:, middle].tolist()),
-        Line("second direction", steps.tolist(), losses[middle].tolist()),
+        Line("second direction", steps.tolist(), losses[middle].tolist(), colour=1),
     ]
     cut = charts.lines(cuts, Axis("step"), Axis("loss"), "loss along both directions")
     lead = (
         f"Mean loss of {number(samples)} test samples on a plane through the trained weights (in "
         "the middle), along two random directions whose filters are as long as the model's own: a "
         "step of 1 is as long as the weights themselves. The flatter, the less the loss depends on "
-        "where exactly training ended."
+        "where exactly training ended. "
+        f"Shades go from {number(least)} (lightest) to {number(most)}."
     )
     return page.section(
         "Loss landscape",

@@ -106,7 +106,7 @@ def _headline(run: RunFolder) -> str:
             metric(name, run.final()),
             f"on {place}; {low} {metric(name, best)}" if best is not None else place,
         ),
-        ("Rounds", number(run.rounds), f"of {number(planned)} planned" if planned else ""),
+        ("Rounds", number(run.rounds), _planned(run, planned)),
         (
             "Bytes sent",
             size(run.bytes_sent),
@@ -117,10 +117,22 @@ def _headline(run: RunFolder) -> str:
     if (spent := privacy_headline(run)) is not None:
         items.insert(2, spent)
     if sites:
-        items.append(("Sites", number(sites), f"{number(last.get('sites'))} in the last round"))
+        came = next((r["sites"] for r in reversed(run.history) if r.get("sites")), 0)
+        where = "training round" if _free(run) else "round"
+        items.append(("Sites", number(sites), f"{number(came)} in the last {where}"))
     if run.result.get("parameters"):
         items.append(("Parameters", number(run.result["parameters"]), "in the model"))
     return page.numbers(items)
+
+
+def _free(run: RunFolder) -> int:
+    """Rounds that the coordinator made alone."""
+    return sum("upcycled" in r for r in run.history)
+
+
+def _planned(run: RunFolder, planned: Any) -> str:
+    said = [f"of {number(planned)} planned"] if planned else []
+    return "; ".join(said + ([f"{number(_free(run))} without sites"] if _free(run) else []))
 
 
 def x_axis(axis: str, most: float) -> Axis:

@@ -36,10 +36,19 @@ FILE = "hours.json"
 #: Settings that do not change the time of a round.
 _ALIKE = {
     "": ("name", "seed", "seeds", "rounds", "checkpoint_seconds"),
-    "data": ("partition_seed",),
-    "local": ("lr", "momentum", "weight_decay", "schedule"),
+    "data": ("partition_seed", "seed"),
+    "local": ("lr", "momentum", "weight_decay", "schedule", "proximal"),
     "server": ("lr", "schedule"),
-    "privacy": ("epsilon", "noise", "delta", "clip", "accountant", "published", "budget"),
+    "privacy": (
+        "epsilon",
+        "noise",
+        "answer_epsilon",
+        "delta",
+        "clip",
+        "accountant",
+        "published",
+        "budget",
+    ),
 }
 
 
@@ -115,6 +124,8 @@ def kind_of(plan: Plan) -> str:
         place = facts.get(section, {}) if section else facts
         for key in keys:
             place.pop(key, None)
+    if facts.get("server", {}).get("upcycle"):
+        facts["server"]["upcycle"] = True  # half of the rounds are free, whatever the factor
     machine = [torch.get_num_threads(), torch.cuda.is_available()]
     text = json.dumps([facts, machine], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -131,6 +142,7 @@ def trial(plan: Plan) -> Pace | None:
 def _trial(plan: Plan) -> Pace:
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
+    share = program.training_rounds / plan.rounds  # of rounds that ask sites to train
     program = replace(program, rounds=plan.rounds + 1, evaluation=Evaluation(every=plan.rounds + 1))
     state = program.start()
     ask = program.ask(state)
@@ -151,13 +163,14 @@ def _trial(plan: Plan) -> Pace:
         lambda reach: program.answer(state, reach.sum(ask.question, asked)), opened
     )
     part = seen(program.local, np.minimum(sizes[largest], most))
-    round = took * seen(program.local, sizes) / max(1, part)
+    round = share * took * seen(program.local, sizes) / max(1, part)
     rows = next((d for d in host.sites.public.values() if len(d)), None)
     if rows is None:
         return Pace(round)
     few = rows.subset(slice(0, SAMPLES))
     _, took = _timed(lambda _: program.judge(after.arrays, few))
     every = sum(map(len, host.sites.public.values())) + _held_out(host.sites)
+    every += int(host.sites.sizes().sum()) if plan.evaluation.train else 0
     return Pace(round, took * every / len(few))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from cupola.nn.activations import Activation
 from cupola.nn.activations import activation as layer
 from cupola.nn.models.dense import dense
-from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, head, image, sequence
+from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, head, image, pooled, sequence
 from cupola.nn.models.registry import model
 from cupola.nn.normalisation import Norm
 
@@ -105,7 +105,7 @@ def vgg6(
     make = Layers(
         norm, activation, group_size, bias=bias, dropout=kernel_dropout, always=always_drop
     )
-    return sequence([*_features(channels, _VGG6, make), *_pooled(512, classes)], init)
+    return sequence([*_features(channels, _VGG6, make), *pooled(512, classes)], init)
 
 
 @model("vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)")
@@ -125,7 +125,7 @@ def vgg11(
     make = Layers(
         norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
     )
-    return sequence([*_features(channels, _VGG11, make), *_pooled(512, classes)], init)
+    return sequence([*_features(channels, _VGG11, make), *pooled(512, classes)], init)
 
 
 def _features(channels: int, layout: Sequence[int], make: Layers) -> list[nn.Module]:
@@ -138,7 +138,3 @@ def _features(channels: int, layout: Sequence[int], make: Layers) -> list[nn.Mod
             layers += make.block(channels, width)
             channels = width
     return layers
-
-
-def _pooled(width: int, classes: int | None) -> list[nn.Module]:
-    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(width, classes)]

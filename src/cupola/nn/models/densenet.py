@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.nn.activations import Activation
-from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, head, image, sequence
+from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, image, pooled, sequence
 from cupola.nn.models.registry import model
 from cupola.nn.normalisation import Norm
 
@@ -45,5 +45,5 @@ def densenet20x16(
         for _ in range(5):
             layers.append(Grown(nn.Sequential(*make.pre(width, 16))))
             width += 16
-    layers += [*make.last(width, last_dropout), make.act(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return sequence([*layers, *head(width, classes)], init)
+    layers += [*make.last(width, last_dropout), make.act(), *pooled(width, classes)]
+    return sequence(layers, init)

@@ -17,8 +17,8 @@ from cupola.nn.models.parts import (
     Share,
     Size,
     Stem,
-    head,
     image,
+    pooled,
     sequence,
     small,
 )
@@ -132,8 +132,7 @@ def _knresnet(number: int, parameters: str) -> None:
         )  # fmt: skip
         layers = _trunk(plan, channels, make, low=low)
         layers += [*make.last(plan.features, last_dropout), make.act()]
-        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(plan.features, classes)]
-        return sequence([*layers, *end], init)
+        return sequence([*layers, *pooled(plan.features, classes)], init)
 
     make_knresnet.__doc__ = f"""{parameters}, with kernel norm.
 

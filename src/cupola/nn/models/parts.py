@@ -68,6 +68,11 @@ def head(width: int, classes: int | None) -> list[nn.Module]:
     return [nn.Linear(width, classes)]
 
 
+def pooled(channels: int, classes: int | None, size: int = 1) -> list[nn.Module]:
+    """Features averaged over size x size parts of the image, then the last layers."""
+    return [nn.AdaptiveAvgPool2d(size), nn.Flatten(), *head(channels * size**2, classes)]
+
+
 @dataclass(frozen=True)
 class Layers:
     """How a model's layers are made; one place for all normalisations.

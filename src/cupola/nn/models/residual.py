@@ -16,6 +16,7 @@ from cupola.nn.models.parts import (
     Stem,
     head,
     image,
+    pooled,
     sequence,
     small,
 )
@@ -73,10 +74,8 @@ def resnet8(
         _twice(make, 256),
         nn.MaxPool2d(2),
         *(make.last(256, last_dropout) if make.kernel else []),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
     ]
-    return sequence([*layers, *head(1024, classes)], init)
+    return sequence([*layers, *pooled(256, classes, 2)], init)
 
 
 @model("resnet9", "ResNet-9: two residual blocks, eight 3x3 convolutions, max-pooling (DP, CUP)")
@@ -162,5 +161,5 @@ def knresnet13(
     layers = [*first, residual(64)]
     for inputs, outputs in pairwise(widths):
         layers += [*make.pre(inputs, outputs), nn.MaxPool2d(2), residual(outputs)]
-    layers += [*make.last(256, last_dropout), make.act(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-    return sequence([*layers, *head(1024, classes)], init)
+    layers += [*make.last(256, last_dropout), make.act(), *pooled(256, classes, 2)]
+    return sequence(layers, init)

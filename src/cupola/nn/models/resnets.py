@@ -16,9 +16,9 @@ from cupola.nn.models.parts import (
     Share,
     Size,
     Stem,
-    head,
     image,
     initialise,
+    pooled,
     sequence,
     small,
 )
@@ -61,7 +61,7 @@ def trunk(depth: Depth, channels: int, make: Layers, *, low: bool) -> list[nn.Mo
         return Residual(nn.Sequential(*body), shortcut, make.act())
 
     first = make.block(channels, 64, 3) if low else make.block(channels, 64, 7, 2)
-    return [*first, *_pooled(low), *_stages(depth, block)]
+    return [*first, *_early_pooling(low), *_stages(depth, block)]
 
 
 class Preactivated(nn.Module):
@@ -97,10 +97,10 @@ def preactivated(
         return Preactivated(before, nn.Sequential(*body), across)
 
     first = make.bare(channels, 64, 3) if low else make.bare(channels, 64, 7, 2)
-    return [*first, *_pooled(low), *_stages(depth, block)]
+    return [*first, *_early_pooling(low), *_stages(depth, block)]
 
 
-def _pooled(low: bool) -> list[nn.Module]:
+def _early_pooling(low: bool) -> list[nn.Module]:
     return [] if low else [nn.MaxPool2d(3, 2, padding=1)]
 
 
@@ -134,8 +134,7 @@ def _resnet(number: int, parameters: str) -> None:
         channels, _, _ = image(name, input_shape, 8 if low else 32)
         make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
         layers = trunk(depth, channels, make, low=low)
-        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(depth.features, classes)]
-        return sequence([*layers, *end], init)
+        return sequence([*layers, *pooled(depth.features, classes)], init)
 
     make_resnet.__doc__ = f"""Post-activation ResNet-{number} as in torchvision: {parameters}.
 
@@ -170,8 +169,7 @@ def _preact_resnet(number: int, parameters: str) -> None:
         layers = preactivated(depth, channels, make, low=low, shortcut=shortcut)
         if last_norm:
             layers += [*make.last(depth.features, last_dropout), make.act()]
-        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *head(depth.features, classes)]
-        return sequence([*layers, *end], init)
+        return sequence([*layers, *pooled(depth.features, classes)], init)
 
     make_preact_resnet.__doc__ = f"""Pre-activation ResNet-{number}: {parameters}.
 
@@ -228,9 +226,8 @@ def crop_resnet18(
         first = Level(inputs, width, make, first=stage == 1)
         layers[f"stage{stage}"] = nn.Sequential(first, Level(width, width, make, first=False))
         inputs = width
-    last = [*make.normal(512), make.act(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    layers["end"] = nn.Sequential(*last)
-    layers["head"] = nn.Sequential(*head(512, classes))
+    layers["end"] = nn.Sequential(*make.normal(512), make.act())
+    layers["head"] = nn.Sequential(*pooled(512, classes))
     module = nn.Sequential(OrderedDict(layers))
     initialise(module, init)
     return module

@@ -220,7 +220,7 @@ def crop_resnet18(
     """
     channels, _, _ = image("crop_resnet18", input_shape, 8)
     make = Layers(norm, activation, groups=groups, dropout=kernel_dropout, always=always_drop)
-    layers = {"stem": nn.Sequential(*make.block(channels, 64, 7, 2), *_pooled(False))}
+    layers = {"stem": nn.Sequential(*make.block(channels, 64, 7, 2), *_early_pooling(low=False))}
     inputs = 64
     for stage, width in enumerate((64, 128, 256, 512), 1):
         first = Level(inputs, width, make, first=stage == 1)

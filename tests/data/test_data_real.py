@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from cupola.data import load, partition
+from cupola.data import load, partition, transforms
 
 Real = Callable[[str], Path]
 
@@ -21,6 +22,22 @@ def test_cifar10_10k(real: Real) -> None:
     )
     assert len(data) == 25
     assert set(data.sizes().tolist()) == {100}
+
+
+def test_crops_of_cifar10_at_500_sites(real: Real) -> None:
+    real("cifar10_10k.npz")
+    source = load("cifar10", variant="10k")
+    data = partition(source, {"kind": "dirichlet", "alpha": 1.0, "sites": 500}, 1)
+    data = transforms(["flip", {"crop": {"size": 24}}]).apply(data)
+    assert set(data.sizes().tolist()) == {20}
+    assert data.input_shape == (3, 24, 24)
+    site = data.site(7).train
+    x = site.inputs()
+    assert x.shape == (20, 3, 32, 32)
+    assert site.transform(x, torch.Generator().manual_seed(1)).shape == (20, 3, 24, 24)
+    test = data.public["test"]
+    central = source.test.inputs(slice(0, 5))[..., 4:28, 4:28]
+    assert torch.equal(test.inputs(slice(0, 5)), central)
 
 
 def test_mnist_by_writer(real: Real) -> None:

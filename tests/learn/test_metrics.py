@@ -1,5 +1,7 @@
 """Metrics from sums against scikit-learn, and sums over sites against pooled data."""
 
+import math
+
 import numpy as np
 import pytest
 import small
@@ -192,3 +194,34 @@ def test_sums_over_sites_are_the_pooled_counts(mode, batch_size):
     for name, array in whole.items():
         assert np.abs(total.arrays[name] - array).max() <= 1e-9, name
     assert metrics(total.arrays)["samples"] == sum(sizes)
+
+
+def test_tokens_that_do_not_count_are_in_the_loss_unless_they_pad():
+    random = np.random.default_rng(3)
+    output, y = random.normal(size=(9, 6, 5)), random.integers(0, 5, (9, 6))
+    y[:, -1] = 0
+    loss = find_loss("cross_entropy", ignore_index=0)
+    where = space("language", 5, (6,), loss, ignore=(0, 3, 4))
+    got, sums = measured(where, output, y)
+    counted = (y == 1) | (y == 2)
+    assert sums["counted"] == counted.sum()
+    assert got["accuracy"] == pytest.approx((output.argmax(-1) == y)[counted].mean())
+    each = np.log(np.exp(output).sum(-1)) - np.take_along_axis(output, y[..., None], -1)[..., 0]
+    own = (each * (y > 0)).sum(1) / np.maximum((y > 0).sum(1), 1)
+    assert got["loss"] == pytest.approx(own.mean())
+
+
+def test_thousands_of_words_are_counted_in_few_numbers_and_small_batches(monkeypatch):
+    where = space("language", 10_004, (20,))
+    assert sum(math.prod(s.shape) for s in expected(where.problem, {}).values()) == 4
+    with pytest.raises(PlanError, match="10,004 classes are too much"):
+        expected(where.problem, {"auroc": 10})
+    assert "confusion" not in expected(space(classes=1001).problem, {})
+    assert "confusion" in expected(space(classes=1000).problem, {})
+    random = np.random.default_rng(3)
+    output, y = random.normal(size=(30, 6, 5)), random.integers(0, 5, (30, 6))
+    where = space("language", 5, (6,))
+    whole, _ = measured(where, output, y)
+    monkeypatch.setattr("cupola.learn.metrics.SCORES", 100)  # three samples at a time
+    parts, _ = measured(where, output, y)
+    assert parts == pytest.approx(whole)

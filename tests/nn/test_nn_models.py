@@ -30,6 +30,9 @@ COUNTS = [
     ("resnet18", (3, 64, 64), 10, {}, 11_181_642),
     ("resnet18", (3, 32, 32), 10, {"norm": "batch"}, 11_173_962),
     ("char_lstm", (80,), 80, {}, 819_920),
+    ("crop_resnet18", (3, 24, 24), 100, {}, 11_227_812),
+    ("crop_resnet18", (3, 24, 24), 10, {}, 11_181_642),
+    ("transformer", (20,), 10_004, {}, 2_277_984),
     # 2 x 128 over 300, without the embedding: 352,256 + 258
     ("text_lstm", (25,), 2, {"vocabulary": 50}, 15_000 + 352_514),
 ]
@@ -58,6 +61,8 @@ NATURAL = [
     ("resnet18", (3, 64, 64), 10, {"norm": "none"}, (2, 10)),
     ("char_lstm", (12,), 80, {"hidden": 32}, (2, 12, 80)),
     ("text_lstm", (25,), 2, {"vocabulary": 50}, (2, 2)),
+    ("crop_resnet18", (3, 24, 24), 10, {}, (2, 10)),
+    ("transformer", (12,), 50, {"hidden": 32}, (2, 12, 50)),
     ("fcn", (3, 17, 22), 5, {}, (2, 5, 17, 22)),
     ("resnet9", (3, 16, 16), 10, {}, (2, 10)),
     ("knresnet13", (3, 16, 16), 10, {}, (2, 10)),
@@ -82,7 +87,7 @@ NATURAL = [
 
 def example(shape: tuple[int, ...], name: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    if name.endswith("lstm"):
+    if name.endswith("lstm") or name == "transformer":
         return torch.randint(0, 50, (2, *shape), generator=generator)
     return torch.rand(2, *shape, generator=generator)
 

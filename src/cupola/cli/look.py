@@ -352,6 +352,10 @@ def data_get(
     if name in datasets.names() and "download" not in datasets.options(name):
         raise PlanError(f"{name} needs no download")
     source = datasets.load(name, download=True, **dict(parse_setting(o) for o in options or ()))
+    if isinstance(source, datasets.Owners):
+        samples = int(source.sizes.sum())
+        typer.echo(f"{name} is ready: {len(source.owners):,} owners, {samples:,} samples")
+        return
     test = f", {len(source.test):,} for testing" if source.test is not None else ""
     typer.echo(f"{name} is ready: {len(source.train):,} samples for training{test}")
 

@@ -21,6 +21,7 @@ from cupola.data.dataset import (
 )
 from cupola.data.download import Files, Remote, fetch
 from cupola.data.loaders.synthetic import synthetic_population
+from cupola.data.owners import Owners
 from cupola.data.partition import (
     IID,
     Classes,
@@ -46,6 +47,7 @@ __all__ = [
     "Files",
     "Kind",
     "Natural",
+    "Owners",
     "Partition",
     "Pooled",
     "Quantity",

@@ -95,6 +95,8 @@ class Source:
     validation: Dataset | None = None  # public, if the set comes with one
     vocabulary: int | None = None  # token ids are below this (text only)
     words: tuple[str, ...] = ()  # what each token id stands for, where ids are words
+    padding: int | None = None  # token that counts in no loss and no metric when it is the target
+    uncounted: tuple[int, ...] = ()  # further targets that accuracy leaves out
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -167,12 +169,14 @@ class FederatedData:
         site_types: np.ndarray | None = None,
         vocabulary: int | None = None,
         words: Sequence[str] = (),
+        padding: int | None = None,
+        uncounted: Sequence[int] = (),
         name: str = "data",
     ) -> None:
         self._n, self._make_site, self._sizes, self._site_name = n, make_site, sizes, site_name
         self.kind, self.classes, self.input_shape = kind, classes, tuple(input_shape)
         self.class_names, self.vocabulary, self.name = tuple(class_names), vocabulary, name
-        self.words = tuple(words)
+        self.words, self.padding, self.uncounted = tuple(words), padding, tuple(uncounted)
         self.public: dict[str, Dataset] = dict(public or {})
         self.site_types = site_types  # true distribution of each site where it is known (PFA)
 
@@ -198,6 +202,12 @@ class FederatedData:
     def knows_sizes(self) -> bool:
         """Whether `sizes` is cheap, that is, makes no site."""
         return self._sizes is not None
+
+    @property
+    def token_facts(self) -> dict[str, Any]:
+        """What tokens mean, as keyword arguments for another federation of the same task."""
+        keys = ("vocabulary", "words", "padding", "uncounted")
+        return {key: getattr(self, key) for key in keys}
 
     def _checked(self, i: int) -> int:
         if not 0 <= i < self._n:
@@ -258,10 +268,9 @@ def pool(data: FederatedData) -> FederatedData:
         input_shape=data.input_shape,
         class_names=data.class_names,
         public=data.public,
-        vocabulary=data.vocabulary,
-        words=data.words,
         name=data.name,
         site_name=lambda _: "pooled",
+        **data.token_facts,
     )
 
 

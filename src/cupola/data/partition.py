@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from cupola.data.dataset import Dataset, FederatedData, Source
+from cupola.data.owners import Owners, by_owner
 from cupola.data.shares import (
     Cut,
     Shares,
@@ -315,9 +316,13 @@ Partition = Annotated[
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(Partition)
 
 
-def partition(source: Source, spec: Common | Mapping[str, Any] | str, seed: int) -> FederatedData:
+def partition(
+    source: Source | Owners, spec: Common | Mapping[str, Any] | str, seed: int
+) -> FederatedData:
     """Cut a data set into sites. `spec` is one of the partitions, its mapping, or just its kind."""
     spec = _parsed(spec)
+    if isinstance(source, Owners):
+        return by_owner(source, spec, seed)
     if spec.only is not None:
         source = restricted(source, spec.only)
     rows = len(source.train)
@@ -348,6 +353,8 @@ def partition(source: Source, spec: Common | Mapping[str, Any] | str, seed: int)
         site_types=cut.types,
         vocabulary=source.vocabulary,
         words=source.words,
+        padding=source.padding,
+        uncounted=source.uncounted,
         name=source.name,
     )
 

@@ -13,9 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from cupola.data.dataset import Source
 from cupola.data.download import Files
+from cupola.data.owners import Owners
 from cupola.errors import DataError
 
-Loader = Callable[..., Source]
+Loader = Callable[..., Source | Owners]
 L = TypeVar("L", bound=Loader)
 
 _LOADERS: dict[str, Loader] = {}
@@ -47,7 +48,7 @@ def describe(name: str) -> str:
     return inspect.getdoc(_loader(name)) or ""
 
 
-def load(name: str, **given: Any) -> Source:
+def load(name: str, **given: Any) -> Source | Owners:
     """Load a data set by name, or the user's own by "module:function".
 
     Nothing is downloaded unless `download=True`.
@@ -74,7 +75,7 @@ def load(name: str, **given: Any) -> Source:
             given.pop("progress", None),
         )
     source = loader(**given)
-    if not isinstance(source, Source):
+    if not isinstance(source, Source | Owners):
         raise DataError(f"{name} gave a {type(source).__name__}, not a cupola.data.Source")
     return source
 

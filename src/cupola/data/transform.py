@@ -196,8 +196,8 @@ class Transforms:
             sizes=data.sizes if data.knows_sizes else None,
             site_name=data.site_name,
             site_types=data.site_types,
-            vocabulary=data.vocabulary,
             name=data.name,
+            **data.token_facts,
         )
 
 

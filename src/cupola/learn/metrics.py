@@ -8,6 +8,7 @@ over all numbers as one column.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,6 +22,8 @@ from cupola.federation.site import Partial
 from cupola.learn.workspace import Problem, Workspace, workspace_of
 
 SHOWN_CLASSES = 200  # a confusion matrix beyond this is nothing to look at
+COUNTED_CLASSES = 1000  # beyond this it is not counted, nor are histograms of scores
+SCORES = 2**24  # numbers that a batch of next words may give at a time
 
 
 @task("evaluate")
@@ -56,7 +59,7 @@ def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays
     space.module.eval()
     try:
         with torch.inference_mode():
-            for x, y in _batches(space, data, options.get("batch_size", 512)):
+            for x, y in _batches(space, data, _rows(problem, options.get("batch_size", 512))):
                 _count_batch(problem, space.module(x), y, sums)
     finally:
         space.module.train()
@@ -64,6 +67,14 @@ def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays
         name: sums[name].numpy().astype(np.int64 if s.kind == "int" else np.float64)
         for name, s in _specs(problem, options)
     }
+
+
+def _rows(problem: Problem, size: int) -> int:
+    """Samples at a time; fewer where each gives thousands of scores for every word."""
+    if problem.kind != "language":
+        return size
+    each = math.prod(problem.input_shape) * (problem.classes or 1)
+    return max(1, min(size, SCORES // each))
 
 
 def _batches(
@@ -98,9 +109,14 @@ def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:
     classes = problem.classes or 0
     yield "counted", Spec((), "int")
     yield "correct", Spec((), "int")
-    if problem.kind != "language":
+    if problem.kind != "language" and classes <= COUNTED_CLASSES:
         yield "confusion", Spec((classes, classes), "int")
     if options.get("auroc"):
+        if classes > COUNTED_CLASSES:
+            raise PlanError(
+                f"evaluation.auroc: histograms of {classes:,} classes are too much to count; "
+                f"take auroc = 0 (beyond {COUNTED_CLASSES:,} classes)"
+            )
         yield "scores", Spec((classes, 2, options["auroc"]), "int")
 
 

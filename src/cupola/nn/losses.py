@@ -49,13 +49,15 @@ def find_loss(name: str, **options: Any) -> NamedLoss:
     return NamedLoss(name, _LOSSES.find(name), _LOSSES.check(name, options))
 
 
-def default_loss(kind: Kind) -> NamedLoss:
-    """What a kind of task is trained with unless the plan says otherwise."""
+def default_loss(kind: Kind, padding: int | None = None) -> NamedLoss:
+    """What a kind of task is trained with unless the plan says otherwise.
+
+    padding: token that is no word, where texts are filled up with one.
+    """
     if kind == "regression":
         return find_loss("squared_error")
-    if kind == "segmentation":
-        return find_loss("cross_entropy", ignore_index=255)
-    return find_loss("cross_entropy")
+    ignored = 255 if kind == "segmentation" else padding
+    return find_loss("cross_entropy", **({} if ignored is None else {"ignore_index": ignored}))
 
 
 @_LOSSES.add("cross_entropy", "cross-entropy of the softmax of the logits")
@@ -67,13 +69,7 @@ def cross_entropy(
     label_smoothing: share of the target spread evenly over all classes.
     ignore_index: label of elements that do not count; a sample with none that counts has loss 0.
     """
-    values = F.cross_entropy(
-        _classes_second(output),
-        y,
-        reduction="none",
-        label_smoothing=label_smoothing,
-        ignore_index=ignore_index,
-    )
+    values = _cross_entropy(output, y, label_smoothing=label_smoothing, ignore_index=ignore_index)
     return _mean(values, y != ignore_index)
 
 
@@ -82,9 +78,7 @@ def focal(
     output: Tensor, y: Tensor, *, gamma: NonNegative = 2.0, ignore_index: int = -100
 ) -> Tensor:
     """Focal loss (Lin et al., 2017); shapes as for cross-entropy, which is gamma = 0."""
-    values = F.cross_entropy(
-        _classes_second(output), y, reduction="none", ignore_index=ignore_index
-    )
+    values = _cross_entropy(output, y, ignore_index=ignore_index)
     # 1 - p, exact for p near 1; the floor keeps the gradient finite where gamma is below 1.
     miss = (-torch.expm1(-values)).clamp_min(torch.finfo(values.dtype).tiny ** 0.5)
     return _mean(miss**gamma * values, y != ignore_index)
@@ -119,9 +113,13 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
     return _mean((output - y.to(output.dtype)).square(), None)
 
 
-def _classes_second(output: Tensor) -> Tensor:
-    """Logits with the classes in dimension 1; sequences (n, T, V) carry them last."""
-    return output.transpose(1, 2) if output.dim() == 3 else output
+def _cross_entropy(output: Tensor, y: Tensor, **options: Any) -> Tensor:
+    """One value for each element of y; sequences (n, T, V) carry the classes last."""
+    if output.dim() == 3:
+        # As rows, since a softmax over a dimension in the middle is slow for many words.
+        rows = F.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none", **options)
+        return rows.view(y.shape)
+    return F.cross_entropy(output, y, reduction="none", **options)
 
 
 def _mean(values: Tensor, counted: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from cupola import data as datasets
 from cupola import nn
-from cupola.data import NO_LABEL, Dataset, FederatedData, SiteData, Source
+from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
@@ -33,7 +33,7 @@ def federated_data(plan: Plan) -> FederatedData:
     choice = plan.data
     seed = plan.seed if choice.partition_seed is None else choice.partition_seed
     source = _loaded(plan)
-    if isinstance(source, Source):
+    if not isinstance(source, FederatedData):
         source = datasets.partition(source, choice.partition, seed)
     if choice.augment:
         source = datasets.transforms(list(choice.augment)).apply(source)
@@ -43,15 +43,15 @@ def federated_data(plan: Plan) -> FederatedData:
     return source
 
 
-def _loaded(plan: Plan) -> Source | FederatedData:
+def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return datasets.load(choice.name, **choice.options)
     made = registries.imported("data.name", choice.name)(**choice.options)
-    if not isinstance(made, Source | FederatedData):
+    if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
-            f"{choice.name} gave a {type(made).__name__}; it must give a cupola.data Source, "
-            "or FederatedData if it makes the sites itself"
+            f"{choice.name} gave a {type(made).__name__}; it must give a cupola.data Source "
+            "(or Owners), or FederatedData if it makes the sites itself"
         )
     return made
 
@@ -66,7 +66,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("words", data.words)
     build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
     if plan.loss is None:
-        loss = nn.default_loss(data.kind)
+        loss = nn.default_loss(data.kind, data.padding)
     else:
         loss = nn.find_loss(plan.loss.name, **_with_no_label(data, plan.loss))
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
@@ -78,16 +78,18 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         data.input_shape,
         device=plan.device,
         dtype=dtype,
+        ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
         tokens=data.vocabulary,
     )
     return partly(whole, plan.trainable, plan.seed)
 
 
 def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
-    """The options of a loss; pixels without a label do not count unless the plan says which."""
-    options = loss.options
-    if data.kind == "segmentation" and "ignore_index" in nn.losses.options(loss.name):
-        options.setdefault("ignore_index", NO_LABEL)
+    """The options of a loss; pixels without a label, or padding, do not count unless the plan says
+    which."""
+    options, ignored = loss.options, NO_LABEL if data.kind == "segmentation" else data.padding
+    if ignored is not None and "ignore_index" in nn.losses.options(loss.name):
+        options.setdefault("ignore_index", ignored)
     return options
 
 

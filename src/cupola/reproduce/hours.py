@@ -217,8 +217,8 @@ def _cut(data: FederatedData, most: int) -> FederatedData:
         classes=data.classes,
         input_shape=data.input_shape,
         sizes=lambda index: np.minimum(data.sizes(index), most),
-        vocabulary=data.vocabulary,
         name=data.name,
+        **data.token_facts,
     )
 
 

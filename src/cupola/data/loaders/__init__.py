@@ -1,5 +1,25 @@
 """Loaders, one short function for each data set; importing this registers them all."""
 
-from cupola.data.loaders import bundled, cityscapes, folders, images, leaf, own, synthetic
+from cupola.data.loaders import (
+    bundled,
+    cityscapes,
+    folders,
+    images,
+    leaf,
+    own,
+    plays,
+    published,
+    synthetic,
+)
 
-__all__ = ["bundled", "cityscapes", "folders", "images", "leaf", "own", "synthetic"]
+__all__ = [
+    "bundled",
+    "cityscapes",
+    "folders",
+    "images",
+    "leaf",
+    "own",
+    "plays",
+    "published",
+    "synthetic",
+]

@@ -26,7 +26,7 @@ from cupola.errors import DataError
 
 # The 80 characters of LEAF's Shakespeare; any other becomes a space.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 _PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
 
@@ -40,7 +40,7 @@ def femnist(files: Files) -> Source:
         pixels = np.rint(np.array(x, np.float64).reshape(-1, 1, 28, 28) * 255)
         return Dataset(torch.from_numpy(pixels.astype(np.uint8)), classes(np.array(y)))
 
-    return rows.source("femnist", part, kind="classification", classes=62, class_names=(*_LETTERS,))
+    return rows.source("femnist", part, kind="classification", classes=62, class_names=(*LETTERS,))
 
 
 @dataset("sent140")
@@ -70,12 +70,12 @@ def sent140(
             [f"user {u}" for u in stored["user"]],
             stored["local_test"].astype(bool),
         )
-    tokens = [_WORD.findall(text.lower()) for text in rows.x]
+    tokens = [words_of(text) for text in rows.x]
     if vocabulary is None:
         counts = Counter(w for t, held in zip(tokens, rows.held) if not held for w in t)
         known = sorted(counts, key=lambda w: (-counts[w], w))[:words]
     else:
-        known = _first_words(Path(vocabulary).expanduser(), words)
+        known = first_words("sent140", Path(vocabulary).expanduser(), words)
     ids = {word: i for i, word in enumerate(known, _FIRST_WORD)}
     table = np.full((len(tokens), length), _PADDING, np.int64)
     for row, found in zip(table, tokens):
@@ -98,7 +98,12 @@ def sent140(
     )
 
 
-def _first_words(path: Path, many: int) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """Words and marks of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def first_words(name: str, path: Path, many: int) -> list[str]:
     """The first `many` different words that lines of the file start with."""
     known: dict[str, None] = {}
     try:
@@ -109,7 +114,7 @@ def _first_words(path: Path, many: int) -> list[str]:
                 if len(known) == many:
                     break
     except OSError as error:
-        raise DataError(f"sent140: vocabulary: {error}") from None
+        raise DataError(f"{name}: vocabulary: {error}") from None
     return list(known)
 
 

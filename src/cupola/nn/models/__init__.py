@@ -13,6 +13,7 @@ from cupola.nn.models import (  # noqa: F401
     residual,
     resnets,
     segmentation,
+    transformer,
 )
 
 __all__ = ["build", "describe", "model", "names", "options"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
@@ -31,6 +32,7 @@ def cnn(
 ) -> nn.Module:
     """Images of at least 4x4; 1,690,174 parameters for 28x28x1 and 62 classes.
 
+    Layers with parameters: conv1, conv2, norm2, dense (1,606,144 of them), head.
     norm: after the second convolution, as in FedPT; "none" is the model of McMahan et al. (2017).
     dropout: share of the dense layer's outputs.
     """
@@ -38,18 +40,20 @@ def cnn(
     make = Layers(
         norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
     )
-    layers = [
-        nn.Conv2d(channels, 32, 5, padding=2),
-        make.act(),
-        nn.MaxPool2d(2),
-        *make.block(32, 64, 5),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), hidden),
-        make.act(),
-        *([nn.Dropout(dropout)] if dropout else []),
-    ]
-    return nn.Sequential(*layers, *head(hidden, classes))
+    second = make.block(32, 64, 5)
+    layers = {
+        "conv1": nn.Conv2d(channels, 32, 5, padding=2),
+        "act1": make.act(),
+        "pool1": nn.MaxPool2d(2),
+        **dict(zip(("conv2", "norm2", "act2") if len(second) > 2 else ("conv2", "act2"), second)),
+        "pool2": nn.MaxPool2d(2),
+        "flatten": nn.Flatten(),
+        "dense": nn.Linear(64 * (height // 4) * (width // 4), hidden),
+        "act3": make.act(),
+        **({"dropout": nn.Dropout(dropout)} if dropout else {}),
+        **dict(zip(("head", "number"), head(hidden, classes))),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 @model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from cupola.nn.models.parts import (
     Size,
     Stem,
     image,
+    initialise,
     pooled,
     sequence,
     small,
@@ -175,6 +177,60 @@ def _preact_resnet(number: int, parameters: str) -> None:
     shortcut: size of the convolutions in shortcuts that halve the resolution.
     last_norm: normalisation and activation before the last pooling.
     """
+
+
+class Level(nn.Module):
+    """Two pre-activation 3x3 convolutions of stride 1 plus x, or a normalised projection of x."""
+
+    def __init__(self, inputs: int, outputs: int, make: Layers, *, first: bool) -> None:
+        super().__init__()
+        # The stem has normalised and activated what the very first block sees.
+        self.before1 = nn.Sequential(*(() if first else (*make.normal(inputs), make.act())))
+        (self.conv1,) = make.bare(inputs, outputs)
+        self.before2 = nn.Sequential(*make.normal(outputs), make.act())
+        (self.conv2,) = make.bare(outputs, outputs)
+        self.shortcut = None
+        if inputs != outputs:
+            self.shortcut = nn.Sequential(*make.conv(inputs, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(self.before2(self.conv1(self.before1(x))))
+        return y + (x if self.shortcut is None else self.shortcut(x))
+
+
+@model(
+    "crop_resnet18", "ResNet-18 for 24x24 crops: early down-sampling, then stride 1 (FedPT's CIFAR)"
+)
+def crop_resnet18(
+    input_shape: Shape,
+    classes: int | None,
+    *,
+    norm: Norm = "group",
+    activation: Activation = "relu",
+    groups: Size = 2,
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
+    init: Init = "he",
+) -> nn.Module:
+    """Images of at least 8x8; 11,227,812 parameters for 100 classes, 11,181,642 for 10.
+
+    Pre-activation, as in Reddi et al. (2021): a 7x7 stem of stride 2, max-pooling, four stages of
+    two blocks that keep the resolution, 1x1 projections with a norm. groups: of GroupNorm.
+    The 3x3 convolutions of the last stage are `stage4.0.conv1` to `stage4.1.conv2`.
+    """
+    channels, _, _ = image("crop_resnet18", input_shape, 8)
+    make = Layers(norm, activation, groups=groups, dropout=kernel_dropout, always=always_drop)
+    layers = {"stem": nn.Sequential(*make.block(channels, 64, 7, 2), *_early_pooling(low=False))}
+    inputs = 64
+    for stage, width in enumerate((64, 128, 256, 512), 1):
+        first = Level(inputs, width, make, first=stage == 1)
+        layers[f"stage{stage}"] = nn.Sequential(first, Level(width, width, make, first=False))
+        inputs = width
+    layers["end"] = nn.Sequential(*make.normal(512), make.act())
+    layers["head"] = nn.Sequential(*pooled(512, classes))
+    module = nn.Sequential(OrderedDict(layers))
+    initialise(module, init)
+    return module
 
 
 for _number, _parameters in (

@@ -109,7 +109,7 @@ def test_what_the_model_froze_itself_is_left_as_it_is():
 
 
 def test_emnist_cnn_trains_what_the_paper_says():
-    choice = Trainable(freeze=("8",))
+    choice = Trainable(freeze=("dense",))
     module = build("cnn", (1, 28, 28), 62, seed=1)
     found = frozen_names(choice, module)
     assert [tuple(module.get_parameter(n).shape) for n in found] == [(512, 3136), (512,)]

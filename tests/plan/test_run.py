@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from samples import SMALL
 
 import cupola
@@ -81,6 +81,14 @@ def test_a_run_leaves_all_that_one_may_want_to_know(tmp_path: Path) -> None:
     right = (model(data.inputs()).argmax(1) == data.y).float().mean()
     assert float(right) == pytest.approx(run.history[-1]["test"]["accuracy"])
     assert cupola.Run.open(tmp_path / "r").result == result
+
+
+def test_weights_of_other_names_are_no_model(tmp_path: Path) -> None:
+    run = cupola.run(SMALL, tmp_path / "r", report=False)
+    path = tmp_path / "r/model.safetensors"
+    save_file({f"old.{name}": p for name, p in load_file(path).items()}, path)
+    with pytest.raises(CupolaError, match="does not fit the model"):
+        run.model()
 
 
 @pytest.mark.parametrize(

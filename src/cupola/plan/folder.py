@@ -71,7 +71,14 @@ class Run:
             raise CupolaError(f"{self.folder} has no model yet; finish it with `{self.resume}`")
         made = problem(self.plan, federated_data(self.plan))
         module = made.build().to(made.dtype)
-        module.load_state_dict(load_file(path), strict=False)
+        # What a model freezes itself need not be in the file; all that is trained must be.
+        missing, strange = module.load_state_dict(load_file(path), strict=False)
+        trained = {name for name, p in module.named_parameters() if p.requires_grad}
+        if strange or trained.intersection(missing):
+            raise CupolaError(
+                f"{path} does not fit the model '{self.plan.model.name}' of this version of cupola "
+                f"('{[*strange, *missing][0]}'); open it with the version that made it"
+            )
         return module.eval()
 
     @property

@@ -1,0 +1,78 @@
+"""Cost of Upcycled-FL: bytes and time of 2M iterations beside FedProx's 2M.
+
+    python benchmarks/upcycled/run.py [--workloads synthetic,writers] [--repeat 5]
+
+Per workload: both whole runs in one process, in turn, judged once at the end; reading the data is
+not timed. Bytes are those that the run counted. Prints one JSON document on stdout, progress on
+stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import cupola
+from cupola.plan import load
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import turns
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+ROUNDS = {"synthetic": 80, "writers": 10}
+BATCH = 32
+FEDPROX = ["recipe=fedprox", "local.proximal=0.1"]
+SIDES = {"fedprox": FEDPROX, "upcycled": ["recipe=upcycled-fedprox", *FEDPROX[1:]]}
+LIMITS = {"bytes": 0.52, "time": 0.52}
+
+
+def step(workload: str, side: str, bytes_of: dict[str, int]) -> Callable[[], None]:
+    """One whole run, in a folder of its own; `bytes_of` gets what it sent."""
+    rounds = ROUNDS[workload]
+    settings = [*SIDES[side], f"rounds={rounds}", f"evaluation.every={rounds}"]
+    if side == "upcycled":
+        settings.append("server.upcycle.damping=0.04")
+    plan = load(EXPERIMENTS / f"upcycled-{workload}/plan.toml", settings=settings)
+
+    def run() -> None:
+        with TemporaryDirectory() as folder:
+            result = cupola.run(plan, Path(folder) / "run", report=False).result
+            bytes_of[side] = result["bytes_down"] + result["bytes_up"]
+
+    return run
+
+
+def measure(workload: str, repeat: int) -> dict[str, Any]:
+    """Times, bytes and their ratios of one workload."""
+    sent: dict[str, int] = {}
+    steps = {side: step(workload, side, sent) for side in SIDES}
+    found = turns.take_turns(workload, steps, repeat, seconds=0.0)
+    for side in SIDES:
+        found[side]["bytes"] = sent[side]
+    a, b = found["upcycled"], found["fedprox"]
+    ratios = {kind: turns.ratio(a[kind], b[kind]) for kind in ("wall", "cpu")}
+    ratios["bytes"] = a["bytes"] / b["bytes"]
+    return {"sides": found, "ratios": {key: round(value, 3) for key, value in ratios.items()}}
+
+
+def main() -> None:
+    parser = turns.parser(__doc__, tuple(ROUNDS), seconds=0.0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    turns.report(
+        options,
+        parser,
+        lambda name: measure(name, options.repeat),
+        known=tuple(ROUNDS),
+        batch=BATCH,
+        limits=LIMITS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -84,7 +84,6 @@ def _allelic(alleles: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         expected = cases * (a + c) / both
         # The four cells differ from their expectation by the same amount.
         gap = (a - expected) ** 2
-        x = gap * both**3 / (cases * controls * (a + c) * (b + d)) / both
         x = gap * (both / cases) * (both / controls) * (both / (a + c)) / (b + d)
         ratio = (a * d) / (b * c)
         error = np.sqrt(1 / a + 1 / b + 1 / c + 1 / d)

@@ -9,8 +9,8 @@ from cupola.federation import InProcess, drive
 from cupola.gwas import Association, Files, Site, Study, StudyHost, Wanted, results
 from cupola.gwas.bed import write_bed
 from cupola.gwas.files import Variants
-from cupola.secure import hidden_sums, simulated_parties
 from cupola.gwas.tasks import OPENLY
+from cupola.secure import hidden_sums, simulated_parties
 
 CALLS = np.array([3, 2, 0, 1], np.uint8)  # by copies of a1; 3 stands for missing
 
@@ -101,7 +101,10 @@ def sites(study, bases, salt=b"salt"):
     )
     return [
         Site(
-            Files(base.name, *(base.with_suffix(e) for e in (".bed", ".bim", ".fam", ".pheno", ".cov"))),
+            Files(
+                base.name,
+                *(base.with_suffix(e) for e in (".bed", ".bim", ".fam", ".pheno", ".cov")),
+            ),
             wanted,
             salt,
         )

@@ -28,9 +28,7 @@ def test_kernels_equal_the_reference(seed, variants, people):
     calls, rows, rng = _rows(seed, variants, people)
     assert (unpacked(rows, people) == calls).all()
     chosen = rng.random((3, people)) < 0.6
-    assert (
-        kernels.genotype_counts(rows, chosen) == reference.genotype_counts(rows, chosen)
-    ).all()
+    assert (kernels.genotype_counts(rows, chosen) == reference.genotype_counts(rows, chosen)).all()
     two, one = rng.normal(size=(2, people, 3))
     np.testing.assert_allclose(
         kernels.call_sums(rows, two, one), reference.call_sums(rows, two, one), atol=1e-12

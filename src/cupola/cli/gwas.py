@@ -89,8 +89,8 @@ def split(
     from cupola.gwas.split import by_cases, by_column, by_covariate, write_keeps
 
     Shell.json = as_json
-    places = [Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam")]
-    files = Files("all", *places, pheno=table, cov=table)
+    bed, bim, fam = (Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam"))
+    files = Files("all", bed, bim, fam, pheno=table, cov=table)
     if cases is not None:
         shares, weights = _numbers("--cases", cases), sizes and _numbers("--sizes", sizes)
         found = by_cases(files, trait, shares, weights or None, seed)
@@ -99,7 +99,7 @@ def split(
     elif parts is not None:
         found = by_covariate(files, column, parts)
     else:
-        found = by_column(read_people(places[2]).person, table, column)
+        found = by_column(read_people(fam).person, table, column)
     paths = write_keeps(found, out, Path(bfile).name)
     facts = {str(path): len(people) for path, people in zip(paths, found.values())}
     if as_json:
@@ -116,7 +116,8 @@ def compare(
         Path, typer.Argument(metavar="REFERENCE", help="Another: PLINK's, GWAMA's, ours.")
     ],
     p: Annotated[
-        str | None, typer.Option(help="Column of p-values in REFERENCE, if it is none of the usual.")
+        str | None,
+        typer.Option(help="Column of p-values in REFERENCE, if it is none of the usual."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -172,8 +173,8 @@ def _show(found: dict[str, Any], folder: Path, as_json: bool) -> None:
 
     people = found["people"]
     typer.echo(
-        f"{found['tested']:,} of {found['variants']:,} variants tested in {people['tested']:,} people "
-        f"of {len(found['cohorts'])} cohorts; {found['hits']['5e-8']:,} hits below 5e-8, "
+        f"{found['tested']:,} of {found['variants']:,} variants tested in {people['tested']:,} "
+        f"people of {len(found['cohorts'])} cohorts; {found['hits']['5e-8']:,} hits below 5e-8, "
         f"inflation {found['inflation'] or float('nan'):.3f}"
     )
     sent = found["bytes_down"] + found["bytes_up"]

@@ -113,9 +113,7 @@ def most_of_digits(sites: int) -> int:
 def told(total: np.ndarray, sites: int) -> dict[str, np.ndarray]:
     """The counts behind summed digits."""
     whole = np.rint(total).astype(np.int64)
-    return {
-        name: whole // int(power) % (sites + 1) for name, power in zip(TOLD, _powers(sites))
-    }
+    return {name: whole // int(power) % (sites + 1) for name, power in zip(TOLD, _powers(sites))}
 
 
 def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:
@@ -142,4 +140,3 @@ def repeated(variants: Variants) -> np.ndarray:
 
 def _powers(sites: int) -> np.ndarray:
     return np.array([(sites + 1) ** i for i in range(len(TOLD))], np.int64)
-

@@ -1,4 +1,4 @@
-"""A federated association study as a step machine over sum and gather (after sPLINK, 004 chapter 4).
+"""A federated association study as a step machine over sum and gather (after sPLINK, 004 ch. 4).
 
 Steps: people, standardising, the list of variants, agreement on it, allele counts, quality, test.
 What a chunk of variants has come to is an array of its own in the state, so that a step copies
@@ -98,8 +98,8 @@ class Association:
         binary = not_binary == 0 if study.binary is None else study.binary
         if study.test != "linear" and not binary:
             raise DataError(
-                f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait has "
-                f"other values in {not_binary} of {self.sites} cohorts"
+                f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
+                f"has other values in {not_binary} of {self.sites} cohorts"
             )
         if study.test == "linear" and binary:
             raise DataError(
@@ -108,7 +108,7 @@ class Association:
             )
         if mixed:  # cohorts read 0 as missing and as a number: count again, as all will read it
             groups, males = [0, 0, sum(groups)], [0, 0, sum(males)]
-        people = {
+        people: dict[str, Any] = {
             "loaded": sum(groups), "males": sum(males), "groups": groups, "group_males": males,
             "tested": tested if binary else quantitative, "cases": cases if binary else 0,
         }  # fmt: skip
@@ -133,8 +133,8 @@ class Association:
         if tested < least:
             raise DataError(
                 f"{tested:,} people have trait and covariates, but a regression with {columns} "
-                f"columns needs {least:,} (people_per_column = {study.people_per_column}): with fewer, "
-                "the totals could tell single genotypes; use fewer covariates or more people"
+                f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
+                "fewer, the totals could tell single genotypes; use fewer covariates or more people"
             )
 
     def _ask_moments(self, state: State) -> Any:
@@ -345,5 +345,3 @@ class Association:
         if phase in ("counts", "test"):
             return phase, at, len(self.chunks(state))
         return phase, 0, 1
-
-

@@ -23,13 +23,13 @@ class Trait(_Choice):
 class Quality(_Choice):
     """Which variants and people are fit to be tested; variants over the pooled people."""
 
-    maf: float = Field(0.0, ge=0, le=0.5)
+    maf: float = Field(default=0.0, ge=0, le=0.5)
     """Least frequency of the minor allele."""
-    missing: float = Field(1.0, ge=0, le=1)
+    missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of people without a call at a variant (PLINK: --geno)."""
-    hardy_weinberg: float = Field(0.0, ge=0, lt=1)
-    """Least exact p of Hardy-Weinberg equilibrium: in controls, or in all for a quantitative trait."""
-    person_missing: float = Field(1.0, ge=0, le=1)
+    hardy_weinberg: float = Field(default=0.0, ge=0, lt=1)
+    """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
+    person_missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
     unknown_strand: Literal["keep", "drop"] = "keep"
     """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
@@ -38,9 +38,9 @@ class Quality(_Choice):
 class Newton(_Choice):
     """How logistic regression is solved."""
 
-    iterations: int = Field(20, ge=1, le=100)
+    iterations: int = Field(default=20, ge=1, le=100)
     """Most iterations, that with the shared weights of the covariates included."""
-    tolerance: float = Field(1e-9, gt=0, lt=1e-2)
+    tolerance: float = Field(default=1e-9, gt=0, lt=1e-2)
     """The step that changes the log-likelihood by less is the last (after one that changed it by
     about its square root)."""
     firth: bool = False
@@ -52,7 +52,7 @@ class Study(_Choice):
 
     test: Literal["chi-square", "linear", "logistic"]
     """PLINK: --assoc, --linear, --logistic."""
-    trait: Trait = Field(default_factory=Trait)
+    trait: Trait = Trait()
     covariates: tuple[str, ...] = ()
     """Columns of the .cov files (linear, logistic)."""
     sex: bool = False
@@ -65,19 +65,19 @@ class Study(_Choice):
     """With chi-square: also the Cochran-Armitage trend test."""
     covariate_rows: bool = False
     """Keep the covariates' coefficients of every variant, too."""
-    quality: Quality = Field(default_factory=Quality)
-    newton: Newton = Field(default_factory=Newton)
-    vif: float = Field(50.0, gt=1)
+    quality: Quality = Quality()
+    newton: Newton = Newton()
+    vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
-    people_per_column: int = Field(20, ge=0)
+    people_per_column: int = Field(default=20, ge=0)
     """Fewest tested people per column of a regression; a study with fewer is refused."""
     one_sided: bool = False
     """Whether a cohort without cases or without controls may take part."""
-    largest: float = Field(1e6, gt=0)
+    largest: float = Field(default=1e6, gt=0)
     """No covariate or quantitative trait is larger than this; masked sums need a bound."""
-    rare: int = Field(5, ge=0)
+    rare: int = Field(default=5, ge=0)
     """A cohort that proposes the list names no variant with fewer copies of its rarer allele."""
-    chunk: int = Field(4096, ge=8, le=1 << 17)
+    chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
     fingerprints: bool = False
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""

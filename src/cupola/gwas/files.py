@@ -217,7 +217,9 @@ def _lines(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as f:
+        with (
+            gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as f
+        ):
             for number, line in enumerate(f, 1):
                 if fields := line.split():
                     yield number, fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 
 import numpy as np
@@ -37,7 +38,7 @@ def unpack(packed: np.ndarray) -> Variants:
         if not 0 <= count <= MOST or min(sizes) < 0 or 48 + sum(sizes) != len(data):
             raise ValueError("sizes")
         ends = np.cumsum([48, *sizes]).tolist()
-        parts = [data[a:b] for a, b in zip(ends, ends[1:])]
+        parts = [data[a:b] for a, b in itertools.pairwise(ends)]
         chromosome = np.frombuffer(_inflate(parts[0], count), np.uint8)
         planes = np.frombuffer(_inflate(parts[1], 8 * count), np.uint8).reshape(8, -1)
         steps = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)

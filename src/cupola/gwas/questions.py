@@ -1,8 +1,8 @@
 """The questions of a study, with the bounds that masked sums need and what answers reveal.
 
-Columns are standardised over the pooled people, so that the squares of a column add up to the number
-of people N. By Cauchy and Schwarz no sum of products of two columns, over whatever people, is larger
-than N: bounds that hold for any data and tell nobody anything.
+Columns are standardised over the pooled people, so that the squares of a column add up to the
+number of people N. By Cauchy and Schwarz no sum of products of two columns, over whatever people,
+is larger than N: bounds that hold for any data and tell nobody anything.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ class Asker:
 
     def moments(self, of: str, binary: bool, shift: list[float], width: list[float]) -> Question:
         largest = self.study.largest
-        bound = {"mean": self.people * largest, "distance": 2 * self.people * largest}
+        bounds = {"mean": self.people * largest, "distance": 2 * self.people * largest}
+        bound = bounds.get(of, 1.1 * self.people**2 + 10)
         return Question(
             "gwas moments",
             options={"of": of, "binary": binary, "shift": shift, "width": width,
                      "largest": largest},
-            expects={"sums": Spec((len(shift),), "float", bound.get(of, 1.1 * self.people**2 + 10))},
-            reveals=f"the {_MOMENTS[of]} of every covariate and of the trait over all tested people",
+            expects={"sums": Spec((len(shift),), "float", bound)},
+            reveals=f"the {_MOMENTS[of]} of every covariate and the trait over all tested people",
         )  # fmt: skip
 
     def propose(self, size: int | None) -> Question:

@@ -94,9 +94,11 @@ class Regression:
         information = fit.symmetric(sums["information"], self.fixed)
         step, gain = fit.logistic_null(sums["gradient"], information)
         spent = 0 if self.null is None else self.null["iterations"]
-        alike = self.fixed > 1 and spent == 0 and fit.trouble(
-            information[None], np.array([np.inf]), self.study.vif
-        ).any()
+        alike = (
+            self.fixed > 1
+            and spent == 0
+            and fit.trouble(information[None], np.array([np.inf]), self.study.vif).any()
+        )
         if alike or not np.isfinite(step).all() or spent >= _NULL_ITERATIONS:
             # No variant of this kind can be tested: covariates are collinear or separate the trait.
             return self._remember(beta=before.tolist(), done=True, iterations=spent, broken=True)
@@ -246,7 +248,7 @@ class Regression:
         """The chunk's results: people, status, then coefficients and errors of the rows to print
         (genotype first, then covariates), in the units of the data."""
         state = self.state
-        covariates = np.arange(1, self.fixed) if self.study.covariate_rows else []
+        covariates = range(1, self.fixed if self.study.covariate_rows else 1)
         rows = np.array([self.fixed, *covariates], int)
         unit = self._units()
         good = np.isin(work["status"], (fit.OK, fit.FIRTH))[:, None]

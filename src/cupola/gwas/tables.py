@@ -25,7 +25,7 @@ _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
 
 def number(values: np.ndarray) -> list[str]:
     """Four digits as PLINK prints them; NA for NaN."""
-    return ["NA" if text == "nan" else text for text in ["%.4g" % v for v in values.tolist()]]
+    return ["NA" if text == "nan" else text for text in [f"{v:.4g}" for v in values.tolist()]]
 
 
 def p_value(p: np.ndarray, log10: np.ndarray) -> list[str]:

@@ -122,9 +122,7 @@ def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     bits = np.unpackbits(question.arrays["variants"], count=stop - start).astype(bool)
     index = start + np.flatnonzero(bits)
     local, cohort = kept["local"][index], own.cohort
-    if (local < 0).any() or (
-        kinds(cohort.variants.chromosome[local]) != options["kind"]
-    ).any():
+    if (local < 0).any() or (kinds(cohort.variants.chromosome[local]) != options["kind"]).any():
         raise Declined("variants-not-agreed")
     return calls(cohort, local, kept["swapped"][index], int(options["kind"]))
 
@@ -259,7 +257,7 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
 
 @task(FINGERPRINTS)
 @guarded
-def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Hashes of this cohort's people, by their ids, under the cohorts' own salt.
 
     They are in random order, among as many random numbers as hide how many people there are.

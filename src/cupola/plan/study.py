@@ -61,9 +61,9 @@ class StudyPlan(Study):
     seed: int = 1
     cohorts: tuple[CohortFiles, ...]
     variants: str | None = None
-    """A public .bim file: the list that cohorts compare with. Without it the first cohort proposes."""
+    """A public .bim file to compare with. Without it the first cohort proposes the list."""
     salt: str | None = None
-    """For fingerprints: in a real study cohorts share it among themselves, not with the coordinator."""
+    """For fingerprints: what real cohorts share, and do not tell the coordinator."""
     sum: Sum = Field(default_factory=Sum)
     confidence: float = Field(0.95, gt=0, lt=1)
     ssf: bool = False
@@ -126,7 +126,10 @@ def load_study(
     else:
         where, given = read_toml(source)
         if isinstance(source, str | Path) and "\n" not in str(source):
-            given = {"name": Path(source).stem, "folder": str(Path(source).resolve().parent)} | given
+            given = {
+                "name": Path(source).stem,
+                "folder": str(Path(source).resolve().parent),
+            } | given
     extra = dict(parse_setting(text) for text in settings)
     try:
         return StudyPlan.model_validate(changed(given, extra))
@@ -150,5 +153,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list) else value
-
-

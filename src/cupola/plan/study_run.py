@@ -14,8 +14,16 @@ import numpy as np
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, State, drive
-from cupola.gwas import Association, Results, Site, StudyHost, inflation, read_variants, results
-from cupola.gwas import tables
+from cupola.gwas import (
+    Association,
+    Results,
+    Site,
+    StudyHost,
+    inflation,
+    read_variants,
+    results,
+    tables,
+)
 from cupola.gwas.agreement import REASONS
 from cupola.gwas.fit import MEANINGS
 from cupola.gwas.tasks import OPENLY
@@ -176,7 +184,9 @@ class _Session:
             f"{plan.name} {run_id(self.folder, 'masked')}",
             seed=plan.seed,
             sites=len(sites),
-            minimum=plan.sum.minimum,
+            minimum=len(
+                sites
+            ),  # a total of fewer is never told, so a late cohort can be waited for
             protocol=plan.sum.protocol,
             openly=OPENLY,
         )
@@ -279,9 +289,7 @@ class _Session:
         lines = tables.columns_of(found, plan.test, plan.confidence)
         _whole(folder / written[0], lambda file: tables.write_table(file, lines))
         listed, reason = program.variants(state), state.arrays["reason"]
-        _whole(
-            folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found)
-        )
+        _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
         if plan.trend:
             written.append("study.model")
             trend = tables.trend_columns(found)
@@ -294,7 +302,7 @@ class _Session:
             part = folder / "study.parquet.part"
             tables.write_parquet(part, found)
             part.rename(folder / "study.parquet")
-        facts = {"status": "finished", "reason": None, **_summary(program, state, found)}
+        facts = {"status": "finished", "reason": None, **_summary(state, found)}
         shared = [
             [plan.cohorts[a].name, plan.cohorts[b].name, n]
             for a, b, n in state.values.get("shared_people", [])
@@ -302,7 +310,7 @@ class _Session:
         return self._conclude({**facts, "files": written, "shared_people": shared})
 
 
-def _summary(program: Association, state: State, found: Results) -> dict[str, Any]:
+def _summary(state: State, found: Results) -> dict[str, Any]:
     reason, p = state.arrays["reason"], found.columns["P"]
     tested = np.isfinite(p)
     bonferroni = 0.05 / max(1, int(tested.sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def _headline(run: RunFolder) -> str:
     return page.numbers(items)
 
 
-def _plots(table: Table, result: dict) -> str:  # type: ignore[type-arg]
+def _plots(table: Table, result: dict[str, Any]) -> str:
     y = -table.log10_p
     told = np.isfinite(y)
     if not told.any():
@@ -79,17 +80,20 @@ def _plots(table: Table, result: dict) -> str:  # type: ignore[type-arg]
     lines = [GENOME_WIDE, result["bonferroni"]]
     drawn = manhattan(chromosome, position, y[told], names, lines)
     qq = page.figure("Expected and observed", quantiles(y[told]))
-    lead = "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are drawn once."
+    lead = (
+        "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
+        "drawn once."
+    )
     return page.section("Association", lead, drawn, page.pair(qq, _inflation_note(result)))
 
 
-def _inflation_note(result: dict) -> str:  # type: ignore[type-arg]
+def _inflation_note(result: dict[str, Any]) -> str:
     value = result["inflation"]
     said = "–" if value is None else f"{value:.4f}"
     words = (
         f"Genomic inflation factor {said}: the median chi-square statistic of the autosomes over "
-        f"{HALF_CHI2:.4f}. Near 1 the bulk of variants behaves as if nothing were associated; above "
-        "1.05 look for population structure or relatives (add principal components as covariates)."
+        f"{HALF_CHI2:.4f}. Near 1 the bulk of variants behaves as if nothing were associated; "
+        "above 1.05 look for population structure or relatives (add principal components as covariates)."
     )
     return f"<div><h3>Inflation</h3><p>{text(words)}</p></div>"
 

@@ -95,7 +95,9 @@ def quantiles(y: np.ndarray) -> str:
 
     seen = np.sort(y)[::-1]
     m = len(seen)
-    rank = np.unique(np.concatenate([np.arange(min(m, 300)), np.geomspace(1, m, 300).astype(int) - 1]))
+    rank = np.unique(
+        np.concatenate([np.arange(min(m, 300)), np.geomspace(1, m, 300).astype(int) - 1])
+    )
     expected = -np.log10((rank + 0.5) / m)
     low, high = (-np.log10(betaincinv(rank + 1.0, m - rank, q)) for q in (0.975, 0.025))
     most_x, most_y = float(expected.max()) * 1.05, float(max(seen[0], expected.max())) * 1.05
@@ -111,13 +113,18 @@ def quantiles(y: np.ndarray) -> str:
         f'<path class="line s7 dashed" d="M{sx(0)} {sy(0)}L{sx(corner)} {sy(corner)}"/>',
     ]
     for v in ticks(0.0, most_x, PLAIN, 6):
-        parts.append(f'<text class="tick mid" x="{sx(v)}" y="{height - 25}">{PLAIN.label(v)}</text>')
+        parts.append(
+            f'<text class="tick mid" x="{sx(v)}" y="{height - 25}">{PLAIN.label(v)}</text>'
+        )
     parts += [
-        f'<circle class="f0" cx="{sx(a)}" cy="{sy(b)}" r="2"/>' for a, b in zip(expected, seen[rank])
+        f'<circle class="f0" cx="{sx(a)}" cy="{sy(b)}" r="2"/>'
+        for a, b in zip(expected, seen[rank])
     ]
     turn = f"translate(11 {(TOP + height - BOTTOM) / 2}) rotate(-90)"
     parts.append(
         f'<text class="axis mid" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 7}">expected '
         f'-log10 p</text><text class="axis mid" transform="{turn}">observed -log10 p</text>'
     )
-    return f'<div class="chart">{_svg("".join(parts), height, "observed and expected p-values")}</div>'
+    return (
+        f'<div class="chart">{_svg("".join(parts), height, "observed and expected p-values")}</div>'
+    )

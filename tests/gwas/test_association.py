@@ -100,8 +100,8 @@ def test_logistic_regression_is_maximum_likelihood(tmp_path):
         sign = 1 if ours.variants.a1[i] == data.variants.a1[i] else -1
         assert ours.columns["BETA"][i] == pytest.approx(sign * beta[3], rel=1e-6)
         assert ours.columns["SE"][i] == pytest.approx(error[3], rel=1e-5)
-        assert [n for n, _, _ in ours.covariates][:2] == ["AGE", "DOSE"]
-        assert ours.covariates[0][1][i] == pytest.approx(beta[1], rel=1e-6)
+        assert [c.name for c in ours.covariates if c.shown[i]] == ["AGE", "DOSE"]
+        assert ours.covariates[0].beta[i] == pytest.approx(beta[1], rel=1e-6)
 
 
 def test_variants_without_an_answer(tmp_path):

@@ -16,12 +16,22 @@ from cupola.gwas.quality import frequency, major_is_a1
 
 
 @dataclass(frozen=True)
+class Coefficient:
+    """A covariate's coefficient at every variant; shown: where it is in the model at all."""
+
+    name: str
+    beta: np.ndarray
+    error: np.ndarray
+    shown: np.ndarray
+
+
+@dataclass(frozen=True)
 class Results:
     """Tested variants; a1 is the minor allele over all people, and every number is about it.
 
     columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in cases and controls),
     CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P of the genotype.
-    covariates: (name, beta, error) where the study keeps them; NaN where a variant has none.
+    covariates: where the study keeps them.
     """
 
     variants: Variants
@@ -29,7 +39,7 @@ class Results:
     observed: np.ndarray
     status: np.ndarray
     columns: dict[str, np.ndarray]
-    covariates: list[tuple[str, np.ndarray, np.ndarray]]
+    covariates: list[Coefficient]
     genotypes: np.ndarray | None
 
     @property
@@ -56,7 +66,7 @@ def results(program: Association, state: State) -> Results:
     if genotypes is not None:
         genotypes = genotypes[index].astype(np.int64)
         genotypes[swap] = genotypes[swap][..., ::-1]
-    covariates: list[tuple[str, np.ndarray, np.ndarray]] = []
+    covariates: list[Coefficient] = []
     if program.study.regression:
         columns, status, covariates = _regression(program, state, len(index), swap)
     else:
@@ -114,7 +124,7 @@ def _trend(genotypes: np.ndarray) -> dict[str, np.ndarray]:
 
 def _regression(
     program: Association, state: State, m: int, swap: np.ndarray
-) -> tuple[dict[str, np.ndarray], np.ndarray, list[tuple[str, np.ndarray, np.ndarray]]]:
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[Coefficient]]:
     chunks = program.chunks(state)
     names = program.columns(SEX_X) if program.study.covariate_rows else []
     rows = 1 + len(names)
@@ -143,8 +153,11 @@ def _regression(
         "NMISS": people, "BETA": beta[:, 0], "SE": error[:, 0], "STAT": statistic, "P": p,
         "LOG10P": log, "FREEDOM": freedom,
     }  # fmt: skip
-    rows_of = [(name, beta[:, i + 1], error[:, i + 1]) for i, name in enumerate(names)]
-    return found, status, rows_of
+    kept = [
+        Coefficient(name, beta[:, i + 1], error[:, i + 1], columns > i + 2)
+        for i, name in enumerate(names)
+    ]
+    return found, status, kept
 
 
 def inflation(found: Results) -> float:

@@ -94,8 +94,8 @@ def _ours(found: Results) -> list[Column]:
 
 def columns_of(found: Results, test: str, confidence: float) -> list[list[Column]]:
     """The lines of each variant: one, or one for the genotype and one for each covariate."""
-    c, place = found.columns, _place(found.variants)
     if test == "chi-square":
+        c, place = found.columns, _place(found.variants)
         with np.errstate(divide="ignore", invalid="ignore"):
             log = np.log(c["OR"])
         return [
@@ -107,9 +107,10 @@ def columns_of(found: Results, test: str, confidence: float) -> list[list[Column
                 *_bounds(found, log, confidence), *_ours(found),
             ]
         ]  # fmt: skip
-    lines = [_coefficient(found, test, "ADD", c["BETA"], c["SE"], confidence)]
-    for name, beta, error in found.covariates:
-        lines.append(_coefficient(found, test, name, beta, error, confidence))
+    beta, error = found.columns["BETA"], found.columns["SE"]
+    lines = [_coefficient(found, test, "ADD", beta, error, confidence)]
+    for c in found.covariates:
+        lines.append(_coefficient(found, test, c.name, c.beta, c.error, confidence))
     return lines
 
 
@@ -157,14 +158,18 @@ def trend_columns(found: Results) -> list[list[Column]]:
     ]  # fmt: skip
 
 
-def write_table(file: IO[str], lines: list[list[Column]]) -> None:
-    """Columns right-aligned as PLINK aligns them, a block of variants at a time."""
+def write_table(file: IO[str], lines: list[list[Column]], shown: Sequence[np.ndarray] = ()) -> None:
+    """Columns right-aligned as PLINK aligns them, a block of variants at a time. shown: of each
+    line but the first, at which variants it is written."""
     head, m = lines[0], _rows(lines[0])
     form = " ".join(f"%{width}s" for _, width, _ in head) + "\n"
     file.write(form % tuple(name for name, _, _ in head))
     for start in range(0, m, _BLOCK):
         part = slice(start, min(start + _BLOCK, m))
         blocks = [[form % row for row in zip(*(texts(part) for _, _, texts in c))] for c in lines]
+        for block, where in zip(blocks[1:], shown):
+            for i in np.flatnonzero(~where[part]):
+                block[i] = ""
         file.write("".join(row for variant in zip(*blocks) for row in variant))
 
 
@@ -214,8 +219,8 @@ def write_parquet(path: Path, found: Results) -> None:
         "A1_FREQ": found.frequency, **found.columns,
         "NOTE": np.array(fit.MEANINGS)[found.status],
     }  # fmt: skip
-    for name, beta, error in found.covariates:
-        columns |= {f"BETA_{name}": beta, f"SE_{name}": error}
+    for c in found.covariates:
+        columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
     parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), path)
 
 

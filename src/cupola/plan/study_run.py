@@ -287,7 +287,8 @@ class _Session:
         plan, folder, found = self.plan, self.folder, results(program, state)
         written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
         lines = tables.columns_of(found, plan.test, plan.confidence)
-        _whole(folder / written[0], lambda file: tables.write_table(file, lines))
+        shown = [c.shown for c in found.covariates]
+        _whole(folder / written[0], lambda file: tables.write_table(file, lines, shown))
         listed, reason = program.variants(state), state.arrays["reason"]
         _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
         if plan.trend:

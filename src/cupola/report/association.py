@@ -93,7 +93,7 @@ def _inflation_note(result: dict[str, Any]) -> str:
     words = (
         f"Genomic inflation factor {said}: the median chi-square statistic of the autosomes over "
         f"{HALF_CHI2:.4f}. Near 1 the bulk of variants behaves as if nothing were associated; "
-        "above 1.05 look for population structure or relatives (add principal components as covariates)."
+        "above 1.05 look for population structure or relatives."
     )
     return f"<div><h3>Inflation</h3><p>{text(words)}</p></div>"
 

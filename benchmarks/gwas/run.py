@@ -1,12 +1,13 @@
 """Association tests on the size of the paper: Cupola over three masked cohorts beside PLINK.
 
     python benchmarks/gwas/run.py --data FOLDER [--people 5343] [--variants 580000]
-        [--tests chi-square,linear,logistic] [--repeat 1] [--curves] [--plink1 plink1.9] [--plink2 plink2]
+        [--tests chi-square,linear,logistic] [--repeat 1] [--curves] [--plink1 P] [--plink2 P]
 
-Every side is a process of its own: its processor time is that of all parties, reading and writing
-included; peak memory is the process's. PLINK gets one thread and the pooled file. --curves: also cost
-and bytes against variants, people and cohorts, at a tenth of the size. Prints one JSON document on
-stdout, progress on stderr. A PLINK that is not installed is left out.
+Every side is a process of its own: `cpu` is its processor time, start-up, reading and writing
+included; `cpu_seconds` is that of the study alone, all parties, without the start of Python and the
+report. PLINK gets one thread and the pooled file. --curves: also cost and bytes against variants,
+people and cohorts, at a tenth of the size. Prints one JSON document on stdout, progress on stderr.
+A PLINK that is not installed is left out.
 """
 
 from __future__ import annotations

@@ -51,11 +51,13 @@ def simulate(
     bim = "".join(
         f"{1 + 22 * i // variants}\trs{i}\t0\t{1000 + 5000 * i}\tA\tG\n" for i in range(variants)
     )
-    _write_people(folder, rng, effect, places, bim)
+    _write_people(rng, effect, places, bim)
     done.touch()
 
 
-def _write_people(folder, rng, effect, places, bim) -> None:  # type: ignore[no-untyped-def]
+def _write_people(
+    rng: np.random.Generator, effect: np.ndarray, places: list[tuple[Path, np.ndarray]], bim: str
+) -> None:
     n = len(effect)
     columns = {
         "AGE": rng.normal(60, 9, n).round(1),

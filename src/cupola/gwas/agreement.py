@@ -7,6 +7,8 @@ the cohort. What cannot be put right is left out of the study, with a reason.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from cupola.gwas.files import Variants
@@ -32,11 +34,13 @@ _COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C"}
 
 def compare(proposed: Variants, own: Variants, index: Index) -> tuple[np.ndarray, np.ndarray]:
     """Of each proposed variant its row in `own` (-1: none) and what was found."""
-    row = np.array([index.rows.get(key, -1) for key in _keys(proposed)], np.int64)
+    row = index.find(proposed)
     status = np.full(len(proposed), ABSENT, np.uint8)
     status[row == Index.REPEATED] = REPEATED
-    elsewhere = [name in index.names for name in proposed.name[row == -1].tolist()]
-    status[np.flatnonzero(row == -1)[elsewhere]] = MOVED
+    absent = np.flatnonzero(row == -1)
+    if len(absent):
+        elsewhere = [name in index.names for name in proposed.name[absent].tolist()]
+        status[absent[elsewhere]] = MOVED
     found = row >= 0
     mine = own[row[found]]
     status[found] = _alleles(proposed.a1[found], proposed.a2[found], mine.a1, mine.a2)
@@ -49,10 +53,48 @@ class Index:
     REPEATED = -2
 
     def __init__(self, own: Variants) -> None:
-        self.rows: dict[tuple[int, int, str], int] = {}
-        for i, key in enumerate(_keys(own)):
-            self.rows[key] = self.REPEATED if key in self.rows else i
-        self.names = {name for name in own.name.tolist() if name != "."}
+        self.own = own
+        self.simple = _ascending(own)
+
+    @cached_property
+    def rows(self) -> dict[tuple[int, int, str], int]:
+        found: dict[tuple[int, int, str], int] = {}
+        for i, key in enumerate(_keys(self.own)):
+            found[key] = self.REPEATED if key in found else i
+        return found
+
+    @cached_property
+    def names(self) -> set[str]:
+        return {name for name in self.own.name.tolist() if name != "."}
+
+    def find(self, proposed: Variants) -> np.ndarray:
+        """Rows of proposed variants; -1 for none, REPEATED for more than one."""
+        if self.simple and len(proposed):
+            at = self._start(proposed)
+            part = self.own[slice(at, at + len(proposed))]
+            if len(part) == len(proposed) and all(
+                (a == b).all()
+                for a, b in (
+                    (part.chromosome, proposed.chromosome),
+                    (part.position, proposed.position),
+                    (part.name, proposed.name),
+                )
+            ):
+                return np.arange(at, at + len(proposed))
+        return np.array([self.rows.get(key, -1) for key in _keys(proposed)], np.int64)
+
+    def _start(self, proposed: Variants) -> int:
+        """Where the first proposed variant would stand in ascending order."""
+        low, high = np.searchsorted(
+            self.own.chromosome, [proposed.chromosome[0], int(proposed.chromosome[0]) + 1]
+        ).tolist()
+        return low + int(np.searchsorted(self.own.position[low:high], proposed.position[0]))
+
+
+def _ascending(variants: Variants) -> bool:
+    """Whether no two variants share a place, and places are in order."""
+    step = np.diff(variants.chromosome.astype(np.int16))
+    return bool(((step > 0) | ((step == 0) & (np.diff(variants.position) > 0))).all())
 
 
 def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
@@ -131,6 +173,8 @@ def repeated(variants: Variants) -> np.ndarray:
     """Variants that stand more than once in a list."""
     seen: dict[tuple[int, int, str], int] = {}
     twice = np.zeros(len(variants), bool)
+    if _ascending(variants):
+        return twice
     for i, key in enumerate(_keys(variants)):
         if key in seen:
             twice[[i, seen[key]]] = True

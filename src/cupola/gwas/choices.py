@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Choice(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Trait(_Choice):
@@ -53,6 +53,7 @@ class Study(_Choice):
     test: Literal["chi-square", "linear", "logistic"]
     """PLINK: --assoc, --linear, --logistic."""
     trait: Trait = Trait()
+    """What is studied, below."""
     covariates: tuple[str, ...] = ()
     """Columns of the .cov files (linear, logistic)."""
     sex: bool = False
@@ -66,7 +67,9 @@ class Study(_Choice):
     covariate_rows: bool = False
     """Keep the covariates' coefficients of every variant, too."""
     quality: Quality = Quality()
+    """Filters, below."""
     newton: Newton = Newton()
+    """How logistic regression is solved, below."""
     vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)

@@ -74,34 +74,45 @@ class Table:
 
 def read_variants(path: Path) -> Variants:
     """A .bim file: chromosome, name, centimorgans (may be absent), position, two alleles."""
-    chromosomes: dict[str, int] = {}
-    code, position, name, first, second = [], [], [], [], []
+    table = _columns(path)
+    try:
+        position = np.array([int(text) for text in table[-3]], np.int64)
+    except ValueError:
+        _complain_of_position(path)
+        raise
+    codes = {text: chromosome(text) for text in set(table[0])}
+    return Variants(
+        np.array([codes[text] for text in table[0]], np.uint8),
+        position,
+        np.array(table[1]),
+        np.char.upper(np.array(table[-2])),
+        np.char.upper(np.array(table[-1])),
+    )
+
+
+def _columns(path: Path) -> list[list[str]]:
+    """The five or six columns of a .bim file."""
+    lines, width = 0, 0
+    words: list[str] = []
     for number, fields in _lines(path, "bim"):
-        if len(fields) not in (5, 6):
+        if len(fields) not in (5, 6) or (width and len(fields) != width):
             raise CohortError(
                 "bim-columns", f"{path}, line {number}", f"{len(fields)} columns, 6 expected"
             )
-        if fields[0] not in chromosomes:
-            chromosomes[fields[0]] = chromosome(fields[0])
-        try:
-            position.append(int(fields[-3]))
-        except ValueError:
+        width = len(fields)
+        lines += 1
+        words += fields
+    if not lines:
+        raise CohortError("bim-empty", str(path), "holds no variant")
+    return [words[i::width] for i in range(width)]
+
+
+def _complain_of_position(path: Path) -> None:
+    for number, fields in _lines(path, "bim"):
+        if not fields[-3].lstrip("+-").isdigit():
             raise CohortError(
                 "bim-position", f"{path}, line {number}", f"'{fields[-3]}' is no position"
             ) from None
-        code.append(chromosomes[fields[0]])
-        name.append(fields[1])
-        first.append(fields[-2].upper())
-        second.append(fields[-1].upper())
-    if not code:
-        raise CohortError("bim-empty", str(path), "holds no variant")
-    return Variants(
-        np.array(code, np.uint8),
-        np.array(position, np.int64),
-        np.array(name),
-        np.array(first),
-        np.array(second),
-    )
 
 
 def chromosome(text: str) -> int:

@@ -40,15 +40,16 @@ def student(t: np.ndarray, freedom: np.ndarray) -> np.ndarray:
 
 def log10_student(t: np.ndarray, freedom: np.ndarray) -> np.ndarray:
     """By the incomplete beta function's series where p itself is no float any more."""
-    t, freedom = np.asarray(t, float), np.asarray(freedom, float)
+    t, freedom = np.broadcast_arrays(np.asarray(t, float), np.asarray(freedom, float))
     p = student(t, freedom)
     with np.errstate(divide="ignore", invalid="ignore"):
-        plain = np.log10(p)
-        a, x = freedom / 2, freedom / (freedom + t * t)
+        found = np.log10(p)
+        far = p < 1e-290
+        a, x = freedom[far] / 2, freedom[far] / (freedom[far] + t[far] ** 2)
         series = special.hyp2f1(1.0, a + 0.5, a + 1, x)  # after Euler's transformation
         log = a * np.log(x) + 0.5 * np.log1p(-x) - np.log(a) - special.betaln(a, 0.5)
-        far = (log + np.log(series)) / LN10
-    return np.where(p > 1e-290, plain, far)
+        found[far] = (log + np.log(series)) / LN10
+    return found
 
 
 def inflation(chi_squares: np.ndarray) -> float:

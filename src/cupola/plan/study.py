@@ -19,16 +19,22 @@ from cupola.plan.plan import changed
 class CohortFiles(BaseModel):
     """Where a cohort's data are; names are taken from the study file's folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}$")
+    """What the report calls it."""
     bfile: str | None = None
     """Name of .bed, .bim and .fam without the ending."""
     bed: str | None = None
+    """Genotypes, in place of bfile's."""
     bim: str | None = None
+    """Variants, in place of bfile's."""
     fam: str | None = None
+    """People, in place of bfile's."""
     pheno: str | None = None
+    """Traits: a line 'FID IID name ...', then a line a person."""
     cov: str | None = None
+    """Covariates, the same layout."""
     keep: str | None = None
     """People of the .fam file who take part (FID IID); everybody without it."""
     may_leave: bool = False
@@ -57,22 +63,27 @@ class CohortFiles(BaseModel):
 class StudyPlan(Study):
     """All of a study."""
 
-    name: str = Field("study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
+    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
+    """Of the study; the file's name without it."""
     seed: int = 1
+    """Of what is drawn in the simulation: keys, and the order of fingerprints."""
     cohorts: tuple[CohortFiles, ...]
+    """Who takes part, below."""
     variants: str | None = None
     """A public .bim file to compare with. Without it the first cohort proposes the list."""
     salt: str | None = None
     """For fingerprints: what real cohorts share, and do not tell the coordinator."""
     sum: Sum = Field(default_factory=Sum)
-    confidence: float = Field(0.95, gt=0, lt=1)
+    """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Of the confidence intervals."""
     ssf: bool = False
     """Also write GWAS-SSF."""
     parquet: bool = False
     """Also write Parquet, unrounded."""
-    workers: int | None = Field(None, ge=1)
+    workers: int | None = Field(default=None, ge=1)
     """Cohorts that compute at the same time."""
-    checkpoint_seconds: float = Field(10.0, ge=0)
+    checkpoint_seconds: float = Field(default=10.0, ge=0)
     """At most so much work is lost in a crash."""
     folder: str = "."
     """What file names are relative to; the study file's folder if it comes from a file."""

@@ -14,13 +14,13 @@ import numpy as np
 from cupola.federation import Arrays, Question, State, Total
 from cupola.gwas import fit
 from cupola.gwas.questions import Chunk
+from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST
 from cupola.gwas.tasks import of_genotype
 
 if TYPE_CHECKING:
     from cupola.gwas.association import Association
 
 _NULL_ITERATIONS = 50
-_FIRTH_ITERATIONS = 50
 _FIRTH_STEP = 5.0
 
 
@@ -113,9 +113,10 @@ class Regression:
         return self.state.next(null=null, part="sums")
 
     def _nothing(self, status: int) -> Arrays:
+        """No result; how many people it would be about was not asked."""
         k = len(self.chunk.index)
         empty = np.full((k, self.fixed + 1), np.nan)
-        return {"beta": empty, "error": empty, "people": np.zeros(k),
+        return {"beta": empty, "error": empty, "people": np.full(k, np.nan),
                 "status": np.full(k, status, np.uint8)}  # fmt: skip
 
     # Linear
@@ -193,6 +194,9 @@ class Regression:
         done = gain[~lost] < newton.tolerance
         work["active"][active[lost]] = False
         work["active"][fine[done]] = False
+        far = work["active"] & (np.abs(work["beta"]) > LARGEST).any(axis=1)
+        work["status"][far] = fit.SEPARATED
+        work["active"][far] = False
         if spent >= newton.iterations:
             work["status"][work["active"]] = fit.SEPARATED
             work["active"][:] = False
@@ -236,8 +240,9 @@ class Regression:
         done = gain < self.study.newton.tolerance
         work["status"][active[done]] = fit.FIRTH
         work["active"][active[done]] = False
+        work["active"] &= (np.abs(work["beta"]) <= LARGEST).all(axis=1)
         spent = self.state.values["iteration"] + 1
-        if spent >= _FIRTH_ITERATIONS or not work["active"].any():
+        if spent >= FIRTH_ITERATIONS or not work["active"].any():
             return self._store(work)
         arrays = {f"work/{name}": array for name, array in work.items()}
         return self.state.next(arrays, part="firth", iteration=spent)

@@ -17,22 +17,35 @@ from cupola.gwas.files import CohortError, Variants
 from cupola.gwas.kernels import genotype_counts
 
 _CHUNK = 4096
+FIRTH_ITERATIONS = 50
+LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 
 
 @dataclass
 class Site:
-    """One cohort's side. salt: what cohorts share and the coordinator does not know. log: what went
-    wrong, in full; none of it crosses the border."""
+    """One cohort's side, and what it has agreed to, whatever it is asked.
+
+    salt: what cohorts share and the coordinator does not know; without it no fingerprints.
+    proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
+    iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
+    none of it crosses the border.
+    """
 
     files: Files
     wanted: Wanted
     salt: bytes | None = None
+    proposes: bool = True
+    rare: int = 5
+    iterations: int = 20 + FIRTH_ITERATIONS
     log: list[str] = field(default_factory=list)
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
     _common: tuple[int, Variants] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pinned: dict[Any, Any] = field(default_factory=dict)
+    _asked: dict[int, int] = field(default_factory=dict)
+    _counted: set[int] = field(default_factory=set)
 
     @property
     def cohort(self) -> Cohort:
@@ -47,6 +60,20 @@ class Site:
         if self._index is None:
             self._index = Index(self.cohort.variants)
         return self._index
+
+    def pin(self, what: Any, value: Any) -> None:
+        """Answer a kind of question in one form only: many forms of a sum tell its parts."""
+        if self._pinned.setdefault(what, value) != value:
+            raise Declined("asked-otherwise-before")
+
+    def count(self, step: int, local: np.ndarray) -> None:
+        """Refuse to tell a variant's likelihood at ever more points."""
+        if step not in self._counted:
+            self._counted.add(step)
+            for row in local.tolist():
+                self._asked[row] = self._asked.get(row, 0) + 1
+        if any(self._asked.get(row, 0) > self.iterations for row in local.tolist()):
+            raise Declined("asked-too-often")
 
     def common(self, least: int) -> Variants:
         """Variants with known alleles and at least so many copies of the rarer one."""
@@ -67,6 +94,7 @@ class Site:
         options = question.options
         shift, width = tuple(options["shift"]), tuple(options["width"])
         key = (options["kind"], options["binary"], options["sex_on_x"], shift, width)
+        self.pin("design", key[1:])
         if key not in self._designs:
             self._designs[key] = design(
                 self.cohort,

@@ -45,8 +45,7 @@ Column = tuple[str, int, Callable[[slice], Sequence[str]]]  # heading, width, te
 
 
 def _whole(values: np.ndarray) -> Callable[[slice], list[str]]:
-    texts = values.astype(np.int64)
-    return lambda part: [str(v) for v in texts[part].tolist()]
+    return lambda part: ["NA" if v != v else f"{v:.0f}" for v in values[part].tolist()]
 
 
 def _text(values: np.ndarray) -> Callable[[slice], list[str]]:
@@ -109,8 +108,8 @@ def columns_of(found: Results, test: str, confidence: float) -> list[list[Column
         ]  # fmt: skip
     beta, error = found.columns["BETA"], found.columns["SE"]
     lines = [_coefficient(found, test, "ADD", beta, error, confidence)]
-    for c in found.covariates:
-        lines.append(_coefficient(found, test, c.name, c.beta, c.error, confidence))
+    for row in found.covariates:
+        lines.append(_coefficient(found, test, row.name, row.beta, row.error, confidence))
     return lines
 
 

@@ -11,7 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
-from cupola.gwas.site import Site, guarded
+from cupola.gwas.site import LARGEST, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
 OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather
@@ -72,6 +72,7 @@ def people(own: Site, site: SiteContext, question: Question) -> Contribution:  #
 def moments(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
     """Sums over tested people of values, of distances from the shift, or of squares."""
     cohort, options = own.cohort, question.options
+    own.pin(("moments", options["of"]), [options[n] for n in ("binary", "shift", "width")])
     binary = bool(options["binary"])
     tested = cohort.tested(binary, True)
     whole = np.column_stack([cohort.covariates, cohort.traits(binary)])[tested]
@@ -91,7 +92,10 @@ def moments(own: Site, site: SiteContext, question: Question) -> Contribution:  
 def propose(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
     """This cohort's variants, but for rare ones and those with an unknown allele: first how many
     bytes the list takes, then the list."""
-    packed = listing.pack(own.common(int(question.options["rare"])))
+    least = int(question.options["rare"])
+    if not own.proposes or least < own.rare:
+        raise Declined("variants-not-proposed")
+    packed = listing.pack(own.common(least))
     if "size" in question.expects:
         return Contribution({"size": np.array([len(packed)], np.int64)})
     return Contribution({"list": packed})
@@ -113,8 +117,8 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     return _sized(site, question, {"found": found})
 
 
-def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
-    """Packed calls of the variants that a question selects."""
+def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the cohort's files that a question selects, and where alleles are swapped."""
     kept, options = site.recall(question), question.options
     start, stop = int(options["start"]), int(options["stop"])
     if not kept or not 0 <= start < stop <= len(kept["local"]):
@@ -124,7 +128,24 @@ def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     local, cohort = kept["local"][index], own.cohort
     if (local < 0).any() or (kinds(cohort.variants.chromosome[local]) != options["kind"]).any():
         raise Declined("variants-not-agreed")
-    return calls(cohort, local, kept["swapped"][index], int(options["kind"]))
+    return local, kept["swapped"][index]
+
+
+def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
+    """Packed calls of the variants that a question selects."""
+    return calls(own.cohort, *_rows(own, site, question), int(question.options["kind"]))
+
+
+def _coefficients(
+    own: Site, site: SiteContext, question: Question, made: Design, count: int
+) -> np.ndarray:
+    """The coefficients that a question names, one row a variant, checked: kernels trust them."""
+    beta = question.arrays["beta"].astype(np.float64)
+    fits = beta.shape == (count, made.columns.shape[1] + 1)
+    if not fits or not (np.abs(beta) <= LARGEST).all():
+        raise Declined("coefficients-refused")
+    own.count(question.step, _rows(own, site, question)[0])
+    return beta
 
 
 @task("gwas counts")
@@ -220,7 +241,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
 def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Gradient and information of the log-likelihood at each variant's coefficients."""
     rows, made = _chosen(own, site, question), own.design(question)
-    beta = question.arrays["beta"].astype(np.float64)
+    beta = _coefficients(own, site, question, made, len(rows))
     facts = (rows, made.people, made.scale, made.columns, made.y, beta)
     gradient, information = kernels.logistic_sums(*facts)
     own_columns = of_genotype(beta.shape[1])
@@ -245,6 +266,8 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
 
     rows, made = _chosen(own, site, question), own.design(question)
     beta, inverse = question.arrays["beta"], question.arrays["inverse"]
+    if beta.shape != (len(rows), made.columns.shape[1] + 1) or len(inverse) != len(beta):
+        raise Declined("coefficients-refused")
     found = []
     for row, b, flat in zip(rows, beta, inverse):
         call = unpacked(row[None], made.everybody)[0, made.people]

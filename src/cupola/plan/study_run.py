@@ -26,6 +26,7 @@ from cupola.gwas import (
 )
 from cupola.gwas.agreement import REASONS
 from cupola.gwas.fit import MEANINGS
+from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.gwas.tasks import OPENLY
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.folder import locked, read_lines
@@ -150,9 +151,18 @@ class _Session:
 
     def execute(self) -> dict[str, Any]:
         plan = self.plan
-        salt = None if plan.salt is None else plan.salt.encode()
         base = Path(plan.folder)
-        sites = [Site(cohort.files(base), plan.wanted, salt) for cohort in plan.cohorts]
+        sites = [
+            Site(
+                cohort.files(base),
+                plan.wanted,
+                salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
+                proposes=i == 0 and plan.variants is None,
+                rare=plan.rare,
+                iterations=plan.newton.iterations + FIRTH_ITERATIONS,
+            )
+            for i, cohort in enumerate(plan.cohorts)
+        ]
         saved = Checkpoint.load(self.folder / "checkpoint")
         self.log = Log(self.folder / "ledger.jsonl", saved.lengths["ledger"] if saved else 0)
         self.ledger = Ledger(self.log.write)

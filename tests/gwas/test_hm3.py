@@ -76,9 +76,9 @@ def _agree_with_plink(test, found):
     """Every number within 1 in the last of PLINK 1.9's four digits, and PLINK 2's to 1e-5.
 
     Not held to it: logistic statistics so near to zero that PLINK 1.9's single precision shows,
-    some 1e-6 of a standard error (gives how many there are); and logistic standard errors of PLINK
-    that contradict PLINK 1.9 and the exact maximum: at an eighth of the variants it takes them from
-    the iteration before the last.
+    some 1e-6 of a standard error (gives how many there are); and PLINK 2's logistic standard errors
+    where they contradict PLINK 1.9 and the exact maximum: at an eighth of the variants it takes
+    them from the iteration before the last.
     """
     name, columns = TABLES[test]
     printed = _printed(name)

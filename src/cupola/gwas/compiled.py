@@ -160,20 +160,28 @@ def _exp(x):
     return value * _as_float((_as_bits(shifted) + 1023) << 52)
 
 
+# What a byte says of its four people: copies of a1, and whether there is a call.
+_CALLS = (np.arange(256)[:, None] >> np.array([0, 2, 4, 6])) & 3
+_COPIES = np.array([2.0, 0.0, 1.0, 0.0])[_CALLS]
+_TOLD = (_CALLS != 1).astype(np.float64)
+
+
 @njit(inline="always")
-def _decode(row, people, scale, genotype, told):
-    for i in range(people.shape[0]):
-        at = people[i]
-        call = (row[at >> 2] >> (2 * (at & 3))) & 3
-        genotype[i] = scale[i] * ((call == 2) + 2.0 * (call == 0))
-        told[i] = 1.0 if call != 1 else 0.0
+def _decode(row, scale, included, genotype, told):
+    for byte in range(row.shape[0]):
+        v = row[byte]
+        for j in range(4):
+            at = 4 * byte + j
+            genotype[at] = _COPIES[v, j] * scale[at]
+            told[at] = _TOLD[v, j] * included[at]
 
 
 # Contractions and reordered sums only: numbers that are not finite must stay what they are.
 _REORDER = {"reassoc", "contract", "nsz"}
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
+# numpy's error model: a check for division by zero would keep the loop from being vectorised.
+@njit(cache=True, nogil=True, fastmath={"contract", "nsz"}, error_model="numpy")
 def _weights(beta, columns, genotype, told, y, weight, residual):
     """Logistic weights and residuals of one variant."""
     fixed, n = columns.shape
@@ -184,9 +192,12 @@ def _weights(beta, columns, genotype, told, y, weight, residual):
         b = beta[j]
         for i in range(n):
             weight[i] += b * columns[j, i]
+    for i in range(n):  # three loops: each is short enough to be vectorised
+        weight[i] = min(max(weight[i], -700.0), 700.0)
     for i in range(n):
-        eta = min(max(weight[i], -700.0), 700.0)
-        p = 1.0 / (1.0 + _exp(-eta))
+        weight[i] = 1.0 / (1.0 + _exp(-weight[i]))
+    for i in range(n):
+        p = weight[i]
         weight[i] = told[i] * p * (1.0 - p)
         residual[i] = told[i] * (y[i] - p)
 
@@ -220,12 +231,13 @@ def _dots(columns, first, vector, out, at):
 
 
 @njit(cache=True, nogil=True, fastmath=_REORDER)
-def logistic_sums(rows, people, scale, columns, products, y, beta):
-    """columns: (p - 1, people). products: (p (p - 1) / 2, people), of pairs of columns, row by row
-    of the upper triangle. Gives gradient and information (order: pairs of columns, each column
-    with the genotype, the genotype with itself)."""
+def logistic_sums(rows, included, scale, columns, products, y, beta):
+    """Over all places for people in a row (4 a byte). included: 1 for those tested, else 0, as in
+    all else of theirs. columns: (p - 1, places). products: (p (p - 1) / 2, places), of pairs of
+    columns, row by row of the upper triangle. Gives gradient and information (order: pairs of
+    columns, each column with the genotype, the genotype with itself)."""
     k, p = beta.shape
-    n = people.shape[0]
+    n = included.shape[0]
     fixed = p - 1
     pairs = products.shape[0]
     gradient = np.empty((k, p))
@@ -233,7 +245,7 @@ def logistic_sums(rows, people, scale, columns, products, y, beta):
     genotype, told = np.empty(n), np.empty(n)
     weight, residual = np.empty(n), np.empty(n)
     for s in range(k):
-        _decode(rows[s], people, scale, genotype, told)
+        _decode(rows[s], scale, included, genotype, told)
         _weights(beta[s], columns, genotype, told, y, weight, residual)
         _dots(products, 0, weight, information[s], 0)
         _dots(columns, 0, residual, gradient[s], 0)

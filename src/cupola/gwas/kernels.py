@@ -68,9 +68,12 @@ def logistic_sums(
         return reference.logistic_sums(rows, people, scale, fixed, y, beta)
     from cupola.gwas import compiled
 
-    columns = np.ascontiguousarray(fixed.T)
+    whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
+    whole[:, people] = np.vstack([fixed.T, y, scale, np.ones(len(people))])
+    columns = np.ascontiguousarray(whole[:-3])
+    y, scale, included = whole[-3:]
     i, j = np.triu_indices(len(columns))
-    parts = (rows, people, scale, columns, columns[i] * columns[j], y)
+    parts = (np.ascontiguousarray(rows), included, scale, columns, columns[i] * columns[j], y)
     gradient, found = compiled.logistic_sums(*parts, np.ascontiguousarray(beta))
     return gradient, found[:, _triangle_order(beta.shape[1])]
 

@@ -44,7 +44,7 @@ class Site:
     _common: tuple[int, Variants] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pinned: dict[Any, Any] = field(default_factory=dict)
-    _asked: dict[int, int] = field(default_factory=dict)
+    _asked: np.ndarray | None = None
     _counted: set[int] = field(default_factory=set)
 
     @property
@@ -68,11 +68,12 @@ class Site:
 
     def count(self, step: int, local: np.ndarray) -> None:
         """Refuse to tell a variant's likelihood at ever more points."""
+        if self._asked is None:
+            self._asked = np.zeros(len(self.cohort.variants), np.int32)
         if step not in self._counted:
             self._counted.add(step)
-            for row in local.tolist():
-                self._asked[row] = self._asked.get(row, 0) + 1
-        if any(self._asked.get(row, 0) > self.iterations for row in local.tolist()):
+            self._asked[local] += 1
+        if (self._asked[local] > self.iterations).any():
             raise Declined("asked-too-often")
 
     def common(self, least: int) -> Variants:

@@ -61,7 +61,8 @@ def _balanced(base):
 def _printed(name):
     with lzma.open(DATA / "reference" / f"{name}.xz", "rt") as file:
         head = file.readline().split()
-        rows = [dict(zip(head, line.split())) for line in file]
+        wanted = (line for line in file if "TEST" not in head or "ADD" in line)
+        rows = [dict(zip(head, line.split())) for line in wanted]
     key = "SNP" if "SNP" in head else "ID"
     return {row[key]: row for row in rows if row.get("TEST", "ADD") == "ADD"}
 

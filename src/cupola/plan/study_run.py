@@ -10,22 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, State, drive
 from cupola.gwas import (
     Association,
-    Results,
     Site,
     StudyHost,
-    inflation,
     read_variants,
     results,
-    tables,
 )
-from cupola.gwas.agreement import REASONS
-from cupola.gwas.fit import MEANINGS
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.gwas.tasks import OPENLY
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
@@ -33,6 +26,7 @@ from cupola.plan.folder import locked, read_lines
 from cupola.plan.privacy import run_id
 from cupola.plan.run import signals
 from cupola.plan.study import StudyPlan, load_study, without
+from cupola.plan.study_result import summary, write_tables
 from cupola.secure import hidden_sums, simulated_parties
 
 FILE = "study.toml"
@@ -294,72 +288,16 @@ class _Session:
 
     def _write(self, program: Association, state: State) -> dict[str, Any]:
         """Tables first, each whole or not at all, then result.json, which says that they are."""
-        plan, folder, found = self.plan, self.folder, results(program, state)
-        written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
-        lines = tables.columns_of(found, plan.test, plan.confidence)
-        shown = [c.shown for c in found.covariates]
-        _whole(folder / written[0], lambda file: tables.write_table(file, lines, shown))
-        listed, reason = program.variants(state), state.arrays["reason"]
-        _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
-        if plan.trend:
-            written.append("study.model")
-            trend = tables.trend_columns(found)
-            _whole(folder / "study.model", lambda file: tables.write_table(file, trend))
-        if plan.ssf:
-            written.append("study.ssf.tsv")
-            _whole(folder / "study.ssf.tsv", lambda f: tables.write_ssf(f, found, plan.test))
-        if plan.parquet:
-            written.append("study.parquet")
-            part = folder / "study.parquet.part"
-            tables.write_parquet(part, found)
-            part.rename(folder / "study.parquet")
-        facts = {"status": "finished", "reason": None, **_summary(state, found)}
+        found = results(program, state)
+        written = write_tables(self.plan, self.folder, program, state, found)
         shared = [
-            [plan.cohorts[a].name, plan.cohorts[b].name, n]
+            [self.plan.cohorts[a].name, self.plan.cohorts[b].name, n]
             for a, b, n in state.values.get("shared_people", [])
         ]
+        facts = {"status": "finished", "reason": None, **summary(state, found)}
         return self._conclude({**facts, "files": written, "shared_people": shared})
-
-
-def _summary(state: State, found: Results) -> dict[str, Any]:
-    reason, p = state.arrays["reason"], found.columns["P"]
-    tested = np.isfinite(p)
-    bonferroni = 0.05 / max(1, int(tested.sum()))
-    return {
-        "people": state.values["people"],
-        "binary": state.values["binary"],
-        "variants": len(reason),
-        "tested": int(tested.sum()),
-        "left_out": {
-            REASONS[r]: int((reason == r).sum())
-            for r in range(1, len(REASONS))
-            if (reason == r).any()
-        },
-        "without_result": {
-            MEANINGS[s]: int((found.status == s).sum())
-            for s in range(1, len(MEANINGS))
-            if (found.status == s).any()
-        },
-        "agreement": state.values["found"],
-        "warnings": state.values["warnings"],
-        "inflation": inflation(found),
-        "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
-        "bonferroni": bonferroni,
-        "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
-    }
 
 
 def _last(site: Site) -> list[str]:
     prefix = f"cohort '{site.files.name}'"
     return [line if line.startswith(prefix) else f"{prefix}: {line}" for line in site.log[-1:]]
-
-
-def _whole(path: Path, write: Callable[[Any], None]) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            write(file)
-        part.rename(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

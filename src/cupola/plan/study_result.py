@@ -1,0 +1,79 @@
+"""What a finished study leaves in its folder: tables, and the summary in result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupola.federation import State
+from cupola.gwas import Association, Results, inflation, tables
+from cupola.gwas.agreement import REASONS
+from cupola.gwas.fit import MEANINGS
+from cupola.plan.study import StudyPlan
+
+
+def write_tables(
+    plan: StudyPlan, folder: Path, program: Association, state: State, found: Results
+) -> list[str]:
+    """PLINK's table and the reasons, and what else the plan wants; their names."""
+    written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
+    lines = tables.columns_of(found, plan.test, plan.confidence)
+    shown = [c.shown for c in found.covariates]
+    _whole(folder / written[0], lambda file: tables.write_table(file, lines, shown))
+    listed, reason = program.variants(state), state.arrays["reason"]
+    _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
+    if plan.trend:
+        written.append("study.model")
+        trend = tables.trend_columns(found)
+        _whole(folder / "study.model", lambda file: tables.write_table(file, trend))
+    if plan.ssf:
+        written.append("study.ssf.tsv")
+        _whole(folder / "study.ssf.tsv", lambda f: tables.write_ssf(f, found, plan.test))
+    if plan.parquet:
+        written.append("study.parquet")
+        part = folder / "study.parquet.part"
+        tables.write_parquet(part, found)
+        part.rename(folder / "study.parquet")
+    return written
+
+
+def summary(state: State, found: Results) -> dict[str, Any]:
+    reason, p = state.arrays["reason"], found.columns["P"]
+    tested = np.isfinite(p)
+    bonferroni = 0.05 / max(1, int(tested.sum()))
+    return {
+        "people": state.values["people"],
+        "binary": state.values["binary"],
+        "variants": len(reason),
+        "tested": int(tested.sum()),
+        "left_out": {
+            REASONS[r]: int((reason == r).sum())
+            for r in range(1, len(REASONS))
+            if (reason == r).any()
+        },
+        "without_result": {
+            MEANINGS[s]: int((found.status == s).sum())
+            for s in range(1, len(MEANINGS))
+            if (found.status == s).any()
+        },
+        "agreement": state.values["found"],
+        "warnings": state.values["warnings"],
+        "inflation": inflation(found),
+        "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
+        "bonferroni": bonferroni,
+        "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
+    }
+
+
+def _whole(path: Path, write: Callable[[Any], None]) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            write(file)
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

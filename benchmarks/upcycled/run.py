@@ -3,8 +3,8 @@
     python benchmarks/upcycled/run.py [--workloads synthetic,writers] [--repeat 5]
 
 Per workload: both whole runs in one process, in turn, from reading the data to judging the model
-once, at the coordinator. Bytes are those that the run counted. Prints one JSON document on stdout, progress on
-stderr.
+once, at the coordinator. Bytes are those that the run counted. Prints one JSON document on stdout,
+progress on stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is measured: what one site does in a round of FedPT, at every share that the paper trains.
 
-A site holds 100 images and makes one step of SGD with momentum on them, as the paper's sites do
-with CIFAR-10: it loads what came, computes the gradient, steps, and answers its change.
+A site makes one step of SGD with momentum on all its images, 100 as the paper's sites have of
+CIFAR-10: it loads what came, computes the gradient, steps, and answers its change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cupola.learn.local import train
 from cupola.learn.workspace import Workspace
 from cupola.nn import build, find_loss
 
-SAMPLES = 100
+IMAGES = 100
 #: Model, input, classes; what is frozen, by the published share that stays trainable (Tables 1, 2).
 #: The paper's counts for CIFAR-10 are those of a head for 100 classes; it prints 26.25 for 26.45.
 STAGES = tuple(f"stage{n}.*.conv?" for n in (4, 3, 2, 1))
@@ -53,11 +53,18 @@ class Site:
         return train(self.engine.context(0), self.question)
 
     @property
-    def held(self) -> int:
-        """Bytes between rounds, data left out: the model, and the model as it came."""
+    def space(self) -> Workspace:
+        """Made when it is first asked for, and the frozen part with it."""
         space = self.engine.context(0).workspace
         assert isinstance(space, Workspace)
-        kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _kept(space)}
+        return space
+
+    @property
+    def held(self) -> int:
+        """Bytes between rounds, data left out: the model, and the model as it came."""
+        kept = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _kept(self.space)
+        }
         return sum(kept.values()) + sum(a.nbytes for a in self.question.arrays.values())
 
 
@@ -66,7 +73,7 @@ def _kept(space: Workspace) -> Iterator[Tensor]:
     yield from (space.flat, space.start)
 
 
-def site(workload: str, side: str) -> Callable[[], Site]:
+def site(workload: str, side: str, images: int = IMAGES) -> Callable[[], Site]:
     """Makes the site; what the coordinator needs to ask is made, and gone, before."""
     name, shape, classes = WORKLOADS[workload]["model"]
     whole = Problem(
@@ -78,7 +85,7 @@ def site(workload: str, side: str) -> Callable[[], Site]:
         "cpu",
     )
     problem = partly(whole, Trainable(freeze=WORKLOADS[workload]["frozen"][side]), 0)
-    local = Local(batch_size=SAMPLES, lr=0.01, momentum=0.9)
+    local = Local(batch_size=images, lr=0.01, momentum=0.9)
     training = Training(problem, 1, 1, local=local, evaluation=Evaluation(every=2))
     ask = training.ask(training.start())
     assert ask is not None
@@ -86,8 +93,8 @@ def site(workload: str, side: str) -> Callable[[], Site]:
     del training, ask
     gc.collect()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(SAMPLES, *shape, generator=generator)
-    y = torch.randint(0, classes, (SAMPLES,), generator=generator)
+    x = torch.randn(images, *shape, generator=generator)
+    y = torch.randint(0, classes, (images,), generator=generator)
     data = FederatedData.from_arrays(
         [SiteData(Dataset(x, y))], kind="classification", classes=classes, input_shape=shape
     )

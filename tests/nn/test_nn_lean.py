@@ -11,6 +11,7 @@ from cupola.nn.lean import LeanConv2d, make_lean
 LAYERS = [
     (lambda: nn.Conv1d(4, 6, 3, dilation=2), (5, 4, 9)),
     (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2, bias=False), (5, 4, 9, 9)),
+    (lambda: nn.Conv2d(2, 3, 3, (2, 3)), (5, 2, 10, 11)),  # the last row and columns are not seen
     (lambda: nn.Conv3d(2, 3, 2), (3, 2, 4, 4, 4)),
 ]
 

@@ -1,7 +1,8 @@
 """Convolutions whose weights are frozen, and which therefore keep no input for the backward pass.
 
 torch keeps a convolution's input whether or not the gradient of its weight is asked for (a linear
-layer's it does not). The gradient of the input needs the weight alone.
+layer's it does not). The gradient of the input is a transposed convolution with the weight, which
+needs nothing else.
 """
 
 from __future__ import annotations
@@ -36,12 +37,11 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.how
-        x = grads[0].new_empty(1).expand(ctx.shape)  # only its shape is looked at
-        zero = [0] * len(stride)
-        found, _, _ = torch.ops.aten.convolution_backward(
-            grads[0], x, weight, None, stride, padding, dilation, False, zero, groups,
-            [True, False, False],
-        )  # fmt: skip
+        g = grads[0]
+        # Transposed: torch's backward of a convolution would make an input to look at.
+        places = zip(ctx.shape[2:], g.shape[2:], stride, padding, dilation, weight.shape[2:])
+        more = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, s, p, d, k in places]
+        found = torch.convolution(g, weight, None, stride, padding, dilation, True, more, groups)
         return found, None, None, None
 
 

@@ -1,0 +1,5 @@
+"""Trained models to build on: ImageNet classifiers by name, and models that Cupola has trained."""
+
+from cupola.nn.sources.registry import Preprocessing, Trained, load, names, table
+
+__all__ = ["Preprocessing", "Trained", "load", "names", "table"]

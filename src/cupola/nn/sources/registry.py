@@ -108,9 +108,29 @@ def load(source: str, weights: str | None = None, size: int | None = None) -> Tr
         return from_run(Path(source).expanduser(), size)
     entry = find(source)
     path = _path(entry, weights)
-    module = architecture(entry, size)
+    with torch.device("meta"):  # every value comes from the file
+        module = architecture(entry, size)
     _fill(module, entry, _tensors(path, path.stat().st_mtime_ns), path)
     return Trained(source, module, _sized(entry, size), entry.classes)
+
+
+def fresh_source(source: str, size: int | None = None) -> Trained:
+    """The same with untrained weights, drawn from torch's generator; no file is needed."""
+    if _is_run(source):
+        module = (found := load(source, None, size)).module
+        for layer in module.modules():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        return found
+    entry = find(source)
+    return Trained(source, architecture(entry, size), _sized(entry, size), entry.classes)
+
+
+def stamp(source: str, weights: str | None = None) -> tuple[str, int]:
+    """Which file a source's weights come from, and when it was changed last."""
+    run = Path(source).expanduser() / "model.safetensors"
+    path = run if _is_run(source) else _path(find(source), weights)
+    return str(path), path.stat().st_mtime_ns
 
 
 def find(source: str) -> Entry:
@@ -212,3 +232,5 @@ def _fill(module: nn.Module, entry: Entry, tensors: Mapping[str, Tensor], path: 
                 setattr(layer, part, nn.Parameter(given.detach()))
             else:
                 setattr(layer, part, given)
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.num_batches_tracked = torch.zeros((), dtype=torch.int64)

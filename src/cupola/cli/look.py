@@ -89,7 +89,7 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "trainable",
             f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
-            "are frozen and come from a seed",
+            f"are frozen and come from {_origin(model)}",
         )
     ]
     lines += [
@@ -97,6 +97,12 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         for level in model["levels"]
     ]
     return lines
+
+
+def _origin(model: dict[str, Any]) -> str:
+    if not model["source"]:
+        return "a seed"
+    return f"'{model['source']}' at every site (checksum {model['checksum'][:8]})"
 
 
 def _rounds(facts: dict[str, Any]) -> str:
@@ -204,6 +210,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "name": plan.model.name,
             "parameters": counted.parameters,
             "trainable": counted.trained,
+            "source": plan.model.options.get("source"),
+            "checksum": program.space.frozen.installed,
             "levels": _levels(program),
         },
         "bytes": {

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from cupola.errors import PlanError
 from cupola.nn.registry import suggest
@@ -108,7 +110,7 @@ def load(source: str, weights: str | None = None, size: int | None = None) -> Tr
         return from_run(Path(source).expanduser(), size)
     entry = find(source)
     path = _path(entry, weights)
-    with torch.device("meta"):  # every value comes from the file
+    with Unfilled():  # every value comes from the file
         module = architecture(entry, size)
     _fill(module, entry, _tensors(path, path.stat().st_mtime_ns), path)
     return Trained(source, module, _sized(entry, size), entry.classes)
@@ -152,6 +154,19 @@ def architecture(entry: Entry, size: int | None = None) -> nn.Module:
             "in steps of 32"
         )
     return entry.make(wanted)
+
+
+class Unfilled(TorchFunctionMode):
+    """Layers made meanwhile, by this thread, draw no initial weights, which takes most of the time
+    (the device 'meta' would take longer still)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func in (Tensor.uniform_, Tensor.normal_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _sized(entry: Entry, size: int | None) -> Preprocessing:

@@ -156,6 +156,9 @@ def architecture(entry: Entry, size: int | None = None) -> nn.Module:
     return entry.make(wanted)
 
 
+_DRAWS = ("uniform_", "normal_", "kaiming_uniform_", "kaiming_normal_")
+
+
 class Unfilled(TorchFunctionMode):
     """Layers made meanwhile, by this thread, draw no initial weights, which takes most of the time
     (the device 'meta' would take longer still)."""
@@ -164,9 +167,10 @@ class Unfilled(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         del types
-        if func in (Tensor.uniform_, Tensor.normal_):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _sized(entry: Entry, size: int | None) -> Preprocessing:

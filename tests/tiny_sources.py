@@ -42,9 +42,7 @@ def trained(channels: int = 3, classes: int = 12, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-def write(
-    folder: Path, channels: int = 3, size: int = 16, classes: int = 12, seed: int = 0
-) -> str:
+def write(folder: Path, channels: int = 3, size: int = 16, classes: int = 12, seed: int = 0) -> str:
     """The folder of a run whose model it is."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t for n, t in trained(channels, classes, seed).state_dict().items() if t.dim()}

@@ -2,10 +2,10 @@
 
     python benchmarks/reprogram/run.py [--workloads lite0-96,resnet50-224] [--batch 32] [--repeat 5]
 
-A round: per-sample gradients of a batch, clipped, summed, noised, one step; the source's weights are
-loaded before. Sides take turns in one process; peak memory, above what is held between rounds, is
-of each side in a process of its own. Bytes are those of what is trained, one way. Needs the weights
-of the sources. Prints one JSON document on stdout, progress on stderr.
+A round: per-sample gradients of a batch, clipped, summed, noised, one step; weights are loaded
+before. Sides take turns in one process; peak memory, above what is held between rounds, is of each
+side in a process of its own. Bytes are those of what is trained, one way. Needs the sources'
+weights. Prints one JSON document on stdout, progress on stderr.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ def test_per_sample_gradients_are_those_of_single_samples(source, adapt):
 def test_a_frozen_source_is_shared_and_keeps_no_input_of_its_convolutions(source):
     one, other = build(source), build(source, classes=7)
     weight = one.trunk[0].weight
-    assert weight.data_ptr() == other.trunk[0].weight.data_ptr() and weight is not other.trunk[0]
+    assert weight.data_ptr() == other.trunk[0].weight.data_ptr()
+    assert weight is not other.trunk[0]
     assert type(one.trunk[0]).__name__ == "LeanConv2d"
     assert [n for n, p in one.named_parameters() if p.requires_grad] == [
         "border.theta", "output.weight", "output.bias",
@@ -167,7 +168,8 @@ def test_trained_weights_are_the_start_of_full_training_and_not_of_scratch(sourc
 def test_features_stand_for_inputs_where_only_the_output_is_trained(source):
     module = build(source, adapt="map", relu=True)
     x = torch.rand(3, 3, 12, 12)
-    assert module.fixed and torch.equal(module(module.features(x)), module(x))
+    assert module.fixed
+    assert torch.equal(module(module.features(x)), module(x))
     assert not build(source).fixed
 
 
@@ -175,11 +177,13 @@ def test_bfloat16_is_close_to_float32_and_gives_gradients(source):
     whole, narrow = build(source), build(source, compute="bfloat16")
     x = torch.rand(3, 3, 12, 12)
     a, b = whole(x).detach(), narrow(x)
-    assert b.dtype == torch.float32 and not torch.equal(a, b)
+    assert b.dtype == torch.float32
+    assert not torch.equal(a, b)
     assert torch.allclose(a, b.detach(), rtol=0.1, atol=0.1 * float(a.abs().max()))
     theta = narrow.border.theta
     (gradient,) = torch.autograd.grad(b.sum(), theta)
-    assert bool(torch.isfinite(gradient).all()) and float(gradient.abs().max()) > 0
+    assert bool(torch.isfinite(gradient).all())
+    assert float(gradient.abs().max()) > 0
 
 
 def test_labels_are_assigned_by_frequency_each_once():
@@ -224,7 +228,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> registry.Entry:
     made = replace(
         table()[0],
         name="tiny",
-        make=lambda size: tiny((3, size, size), 12),
+        make=lambda: tiny((3, 32, 32), 12),
         layers=lambda: ["a", "b", "c", "d", "e", "f"],
         preprocessing=replace(TO, size=32),
         files=("tiny.pth",),
@@ -236,9 +240,10 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> registry.Entry:
     return made
 
 
-def test_weights_are_found_by_name_and_checked(entry, tmp_path: Path, monkeypatch):
+@pytest.mark.usefixtures("entry")
+def test_weights_are_found_by_name_and_checked(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("CUPOLA_DATA", raising=False)
-    with pytest.raises(PlanError, match="not here; ask the author.*tiny.pth"):
+    with pytest.raises(PlanError, match=r"not here; ask the author.*tiny\.pth"):
         build("tiny")
     with pytest.raises(PlanError, match="is no file; ask the author"):
         build("tiny", weights=str(tmp_path / "none.pth"))

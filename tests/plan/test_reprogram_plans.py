@@ -52,7 +52,8 @@ def test_only_border_and_map_are_trained_sent_and_kept(plan: dict[str, Any], don
     assert set(saved) == {"border.theta", "output.weight", "output.bias"}
     program = compose.training(load(plan))
     state = program.start()
-    assert SEED not in state.arrays and state.arrays[CHECKSUM].shape == (16,)
+    assert SEED not in state.arrays
+    assert state.arrays[CHECKSUM].shape == (16,)
     sent = predict(program).per_site_up
     assert 4 * (BORDER + MAP) < sent < 4 * (BORDER + MAP) + 1000
     model = run.model()
@@ -119,7 +120,7 @@ def test_features_are_those_of_the_rows_asked_for(plan: dict[str, Any]) -> None:
     x, y = space.batch(data, index)
     assert torch.allclose(x, space.module.features(data.inputs(index)), atol=1e-5)
     assert torch.equal(y, data.y[index])
-    moved = replace(data, transform=lambda x, generator: x + 1)
+    moved = replace(data, transform=lambda x, _: x + 1)
     seen, _ = space.batch(moved, index, torch.Generator())
     assert seen.shape == (3, 1, 8, 8)  # augmented inputs have no features of their own
 
@@ -175,4 +176,5 @@ def test_check_says_what_is_trained_and_where_the_rest_comes_from(
     path = tmp_path / "plan.toml"
     path.write_text(load(plan).to_toml())
     said = CliRunner().invoke(app, ["check", str(path)]).output
-    assert f"{BORDER + MAP:,}" in said and "at every site (checksum" in said
+    assert f"{BORDER + MAP:,}" in said
+    assert "at every site (checksum" in said

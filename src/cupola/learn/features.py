@@ -65,7 +65,8 @@ def public_labels(
     """Source classes for the target's, by how often an untrained reprogrammed source takes public
     examples for them; see `frequent_labels`. options: of the model 'pretrained'."""
     module = build("pretrained", input_shape, classes, seed, **{**options, "adapt": "reprogram"})
-    assert isinstance(module, Adapted) and classes is not None
+    assert isinstance(module, Adapted)
+    assert classes is not None
     guessed = features(module, public, torch.device("cpu"), torch.float32).argmax(1)
     counts = np.zeros((classes, module.width))
     np.add.at(counts, (public.y.numpy(), guessed.numpy()), 1)

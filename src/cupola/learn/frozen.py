@@ -8,8 +8,8 @@ Frozen tensors come from (seed, name) (see cupola.nn.regenerate), from Gaussian 
 normalisation layers are trained unless a plan says otherwise. With the seed goes a checksum over
 all frozen bits: a site that made others says so before it trains.
 
-A trained source model that others are built on (Reprogrammable-FL, 000) is frozen as well, but comes
-from a file at every site: only the checksum travels.
+A trained source model that another is built on (Reprogrammable-FL, 000) is frozen as well, but
+comes from a file at every site: only the checksum travels.
 
 Levels, which the paper left open: some sites train less than others. They receive all that is
 trained anywhere, since their forward pass needs it as it is now, and answer for their own part; a
@@ -272,13 +272,12 @@ def require_trainable(training: Training) -> None:
     """Refuse what cannot be bounded or hidden, with the way out."""
     choice, found = training.problem.trainable, training.levels
     mechanism = training.privacy.mechanism
-    if choice.on:
-        # Patterns that fit nothing are found before the first round.
-        if getattr(training.problem.build(), INSTALLED, ()):
-            raise PlanError(
-                "[trainable] makes what it freezes from a seed, which would overwrite the source "
-                "model's weights; say in model.adapt what is trained ('head', 'map', 'reprogram')"
-            )
+    # Patterns that fit nothing are found by building, before the first round.
+    if choice.on and getattr(training.problem.build(), INSTALLED, ()):
+        raise PlanError(
+            "[trainable] makes what it freezes from a seed, which would overwrite the source "
+            "model's weights; say in model.adapt what is trained ('head', 'map', 'reprogram')"
+        )
     if (choice.on or choice.level) and mechanism in ("output", "objective"):
         raise PlanError(
             f"[trainable] with privacy.mechanism = '{mechanism}': it solves for all weights of one "

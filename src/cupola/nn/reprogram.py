@@ -46,9 +46,7 @@ class Placement(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._image(x) if len(self.shape) == 3 else self._square(x)
-        return x.expand(-1, self.to_.channels, -1, -1).contiguous(
-            memory_format=torch.channels_last
-        )
+        return x.expand(-1, self.to_.channels, -1, -1).contiguous(memory_format=torch.channels_last)
 
     def _image(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != (self.inner, self.inner):
@@ -139,7 +137,9 @@ class Labels(nn.Module):
         index = [[i] if isinstance(i, int) else list(i) for i in index]
         flat = [i for row in index for i in row]
         if len(index) != classes or len({len(row) for row in index}) != 1 or not flat:
-            raise PlanError(f"model.labels needs as many source classes for each of {classes} classes")
+            raise PlanError(
+                f"model.labels needs as many source classes for each of {classes} classes"
+            )
         if min(flat) < 0 or max(flat) >= of or len(set(flat)) < len(flat):
             raise PlanError(f"model.labels names source classes 0 to {of - 1}, each at most once")
         self.register_buffer("index", torch.tensor(index), persistent=False)

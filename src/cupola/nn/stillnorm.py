@@ -86,8 +86,11 @@ def _into(convolution: nn.Conv2d, layer: _BatchNorm) -> None:
 
 def _parts(layer: _BatchNorm) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Mean, deviation, scale and shift in float64."""
-    assert layer.running_mean is not None and layer.running_var is not None
-    mean, variance = (t.detach().cpu().double().numpy() for t in (layer.running_mean, layer.running_var))
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    mean, variance = (
+        t.detach().cpu().double().numpy() for t in (layer.running_mean, layer.running_var)
+    )
     ones, zeros = np.ones_like(mean), np.zeros_like(mean)
     weight = ones if layer.weight is None else layer.weight.detach().cpu().double().numpy()
     bias = zeros if layer.bias is None else layer.bias.detach().cpu().double().numpy()

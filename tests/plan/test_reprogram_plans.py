@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import go
-from tiny_sources import write
+from tiny_sources import registered, write
 from typer.testing import CliRunner
 
 import cupola
@@ -25,6 +26,12 @@ from cupola.plan.cost import predict
 
 DP = {"mechanism": "dp-sgd", "noise": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    with registered():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +132,16 @@ def test_features_are_those_of_the_rows_asked_for(plan: dict[str, Any]) -> None:
     assert seen.shape == (3, 1, 8, 8)  # augmented inputs have no features of their own
 
 
-@pytest.mark.parametrize("adapt", ["labels", "full", "scratch"])
+def test_copies_of_private_examples_go_through_the_source(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    data = {**plan["data"], "augment": ["flip"]}
+    private = {**DP, "augmentations": 2}
+    go(tmp_path / "run", plan=adapted({**plan, "data": data, "rounds": 1}, "map", privacy=private))
+    assert cupola.Run.open(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize("adapt", ["labels", "full"])
 def test_the_others_train_privately_too(plan: dict[str, Any], adapt: str, tmp_path: Path) -> None:
     go(tmp_path / "run", plan=adapted(plan, adapt, privacy=DP))
     saved = load_file(tmp_path / "run" / "model.safetensors")

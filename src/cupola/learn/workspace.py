@@ -229,7 +229,7 @@ class Workspace:
     def batch(self, data: Dataset, index: Any, generator: torch.Generator | None = None) -> Example:
         """Model-ready inputs and targets on the device; augmented if a generator is given. Where
         only what follows a frozen source is trained: what the source makes of the inputs."""
-        if self._features is not None and (generator is None or data.transform is None):
+        if self._features is not None and generator is None:
             data = self._features.of(data)
         if (
             isinstance(index, slice)

@@ -224,6 +224,13 @@ class Adapted(nn.Module):
         trained = any(p.requires_grad for m in early for p in m.parameters())
         return not trained and self.place.shape != (self.width,)
 
+    def train(self, mode: bool = True) -> Adapted:
+        """A frozen source stays in evaluation mode: it draws nothing."""
+        super().train(mode)
+        if not any(p.requires_grad for p in self.trunk.parameters()):
+            self.trunk.eval()
+        return self
+
     def features(self, x: Tensor) -> Tensor:
         """What `output` sees, (n, width)."""
         x = self.place(x)

@@ -85,6 +85,12 @@ def pretrained(
     trunk = Narrow(trunk) if compute == "bfloat16" else trunk
     made = Adapted(place, border, trunk, output, given.width)
     make_lean(made)
+    made.train()
+    if any(b.is_floating_point() for b in trunk.buffers()):
+        raise PlanError(
+            f"model.source = '{source}' keeps numbers besides its weights (buffers), which would "
+            "travel and could be changed on the way; take a source without"
+        )
     kept = [name for name, p in made.named_parameters() if not p.requires_grad]
     setattr(made, INSTALLED, (*kept, *(["output.index"] if adapt == "labels" else [])))
     return made

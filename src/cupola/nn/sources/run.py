@@ -40,6 +40,11 @@ def from_run(folder: Path, size: int | None = None) -> Trained:
             f"model.source = '{folder}' is itself made of a source; take that one's, "
             f"'{model.get('source')}'"
         )
+    if ":" in name:
+        raise PlanError(
+            f"model.source = '{folder}' is a model of somebody's own code ('{name}'), which a "
+            "source must not bring along; register it, or train one of `cupola models`"
+        )
     module = build(name, shape, classes, plan.get("seed", 1), **model)
     try:
         missing, strange = module.load_state_dict(

@@ -35,6 +35,7 @@ from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
 from cupola.nn.lean import make_lean
 from cupola.nn.models.pretrained import INSTALLED
+from cupola.nn.reprogram import Adapted
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.registry import suggest
 
@@ -273,7 +274,8 @@ def require_trainable(training: Training) -> None:
     choice, found = training.problem.trainable, training.levels
     mechanism = training.privacy.mechanism
     # Patterns that fit nothing are found by building, before the first round.
-    if choice.on and getattr(training.problem.build(), INSTALLED, ()):
+    built = training.problem.build() if choice.on else None
+    if isinstance(built, Adapted) and built.from_file:
         raise PlanError(
             "[trainable] makes what it freezes from a seed, which would overwrite the source "
             "model's weights; say in model.adapt what is trained ('head', 'map', 'reprogram')"

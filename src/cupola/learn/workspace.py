@@ -106,8 +106,9 @@ class Workspace:
             for name in frozen_names(own, self.module, f"trainable.level[{level}]"):
                 self.received[name] = self.module.get_parameter(name).requires_grad_(False)
             make_lean(self.module)
-        fixed = isinstance(self.module, Adapted) and self.module.fixed
-        self._features = Features(self.module, self.device, problem.dtype) if fixed else None
+        self._features: Features | None = None
+        if isinstance(self.module, Adapted) and self.module.fixed:
+            self._features = Features(self.module, self.device, problem.dtype)
         self._levels: dict[int, Workspace] = {}
         self._sites: dict[int, int | None] = {}
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]

@@ -203,8 +203,11 @@ class Adapted(nn.Module):
     """A source with what is around it: output(trunk(border(place(x)))).
 
     Where only `output` is trained, all before it gives the same in every step: `fixed` is then
-    true, and the model takes `features`, (n, width), as well as inputs.
+    true, and the model takes `features`, (n, width), as well as inputs. from_file: whether the
+    trunk's values are a source's.
     """
+
+    from_file = True
 
     def __init__(
         self,

@@ -63,16 +63,13 @@ def fresh_groups(module: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def _fold_pairs(parent: nn.Sequential) -> None:
-    kept: list[nn.Module] = []
-    for layer in parent:
-        before = kept[-1] if kept else None
+    before: nn.Module | None = None
+    for name, layer in list(parent.named_children()):
         if isinstance(layer, nn.BatchNorm2d) and type(before) is nn.Conv2d:
             _into(before, layer)
+            delattr(parent, name)
         else:
-            kept.append(layer)
-    if len(kept) < len(parent):
-        names = list(parent._modules)
-        parent._modules = dict(zip(names, kept))  # type: ignore[assignment]
+            before = layer
 
 
 def _into(convolution: nn.Conv2d, layer: _BatchNorm) -> None:

@@ -84,6 +84,7 @@ def pretrained(
         output = nn.Sequential(nn.ReLU(), output) if relu else output
     trunk = Narrow(trunk) if compute == "bfloat16" else trunk
     made = Adapted(place, border, trunk, output, given.width)
+    made.from_file = adapt != "scratch"
     make_lean(made)
     made.train()
     if any(b.is_floating_point() for b in trunk.buffers()):
@@ -169,7 +170,7 @@ def _split(given: Trained, headless: bool) -> Trunk:
 def _shared(module: nn.Module) -> nn.Module:
     """A module of its own whose parameters have the same memory: nobody writes to it."""
     memo = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, memo)  # type: ignore[arg-type]
+    return copy.deepcopy(module, memo)
 
 
 def _is_statistic(module: nn.Module, name: str) -> bool:

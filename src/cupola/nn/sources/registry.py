@@ -215,7 +215,7 @@ def _tensors(path: Path, changed: int) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            found = load_file(path)
+            found: dict[str, Any] = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -80,14 +80,15 @@ def measure(workload: str, options: argparse.Namespace) -> dict[str, Any]:
     found = turns.take_turns(workload, sides, options.repeat, options.seconds)
     del sides
     for side, each in found.items():
-        each["memory_mb"] = memory(workload, side, options.batch)
+        each["memory_mb"] = memory(workload, side, options)
         each["bytes_up"] = 4 * parameters(workload, side)
     return {"sides": found, "ratios": ratios(found)}
 
 
-def memory(workload: str, side: str, batch: int) -> float:
+def memory(workload: str, side: str, options: argparse.Namespace) -> float:
     """Peak of a round in a process of its own."""
-    command = [sys.executable, __file__, "--batch", str(batch), "--peak", workload, side]
+    same = ["--batch", str(options.batch), "--threads", str(options.threads)]
+    command = [sys.executable, __file__, *same, "--peak", workload, side]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

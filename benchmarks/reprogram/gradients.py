@@ -1,6 +1,6 @@
 """Why one way of adapting stands noise better than another: norms and signal of its gradients.
 
-    python benchmarks/reprogram/gradients.py [--source efficientnet-lite0] [--size 96] [--images 256]
+    python benchmarks/reprogram/gradients.py [--size 96] [--images 256]
 
 For every way of adapting, at its start, on real images of CIFAR-10: quartiles of the per-sample
 gradients' norms, the share that clipping cuts, and the signal of one private step: the norm of the

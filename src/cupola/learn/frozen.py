@@ -35,9 +35,9 @@ from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
 from cupola.nn.lean import make_lean
 from cupola.nn.models.pretrained import INSTALLED
-from cupola.nn.reprogram import Adapted
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.registry import suggest
+from cupola.nn.reprogram import Adapted
 
 if TYPE_CHECKING:
     from cupola.learn.training import Training

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import nn
 
 from cupola.errors import PlanError
-from cupola.nn.lean import make_lean
+from cupola.nn.lean import make_all_lean
 from cupola.nn.models.parts import Shape, Size, needs_classes
 from cupola.nn.models.registry import model
 from cupola.nn.reprogram import Adapted, Border, Labels, Narrow, Pad, Placement, require_enough
@@ -85,7 +85,8 @@ def pretrained(
     trunk = Narrow(trunk) if compute == "bfloat16" else trunk
     made = Adapted(place, border, trunk, output, given.width)
     made.from_file = adapt != "scratch"
-    make_lean(made)
+    if frozen:
+        make_all_lean(trunk)
     made.train()
     if any(b.is_floating_point() for b in trunk.buffers()):
         raise PlanError(

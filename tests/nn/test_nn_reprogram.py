@@ -165,6 +165,12 @@ def test_trained_weights_are_the_start_of_full_training_and_not_of_scratch(sourc
     assert torch.equal(full.trunk[0].weight, first)
     assert full.trunk[0].weight.data_ptr() != first.data_ptr()
     assert not torch.equal(scratch.trunk[0].weight, first)
+    again, other = (
+        nn.build("pretrained", (3, 12, 12), 5, seed, source=source, adapt="scratch")
+        for seed in (1, 2)
+    )
+    assert torch.equal(again.trunk[0].weight, scratch.trunk[0].weight)
+    assert not torch.equal(other.trunk[0].weight, scratch.trunk[0].weight)
     assert any(isinstance(m, torch_nn.GroupNorm) for m in scratch.modules())
     fresh = build(source, adapt="head", norms="fresh")
     assert any(isinstance(m, torch_nn.GroupNorm) for m in fresh.modules())

@@ -120,11 +120,10 @@ def load(source: str, weights: str | None = None, size: int | None = None) -> Tr
 def fresh_source(source: str, size: int | None = None) -> Trained:
     """The same with untrained weights, drawn from torch's generator; no file is needed."""
     if _is_run(source):
-        module = (found := load(source, None, size)).module
-        for layer in module.modules():
-            if callable(reset := getattr(layer, "reset_parameters", None)):
-                reset()
-        return found
+        from cupola.nn.sources.run import from_run
+
+        seed = int(torch.randint(2**31, ()))
+        return from_run(Path(source).expanduser(), size, fresh=seed)
     entry = find(source)
     return Trained(source, architecture(entry, size), _sized(entry, size), entry.classes)
 

@@ -14,8 +14,9 @@ from cupola.nn.sources.registry import Preprocessing, Trained
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which is no part of the function
 
 
-def from_run(folder: Path, size: int | None = None) -> Trained:
-    """The trained model of an image classifier's run; its data are not needed."""
+def from_run(folder: Path, size: int | None = None, fresh: int | None = None) -> Trained:
+    """The trained model of an image classifier's run; its data are not needed. fresh: a seed for
+    new weights instead."""
     from safetensors.torch import load_file
 
     from cupola.nn.models.registry import build
@@ -45,7 +46,10 @@ def from_run(folder: Path, size: int | None = None) -> Trained:
             f"model.source = '{folder}' is a model of somebody's own code ('{name}'), which a "
             "source must not bring along; register it, or train one of `cupola models`"
         )
-    module = build(name, shape, classes, plan.get("seed", 1), **model)
+    to = _preprocessing(plan, shape)
+    module = build(name, shape, classes, 1 if fresh is None else fresh, **model)
+    if fresh is not None:
+        return Trained(str(folder), module, to, classes)
     try:
         missing, strange = module.load_state_dict(
             load_file(folder / "model.safetensors"), strict=False
@@ -57,7 +61,7 @@ def from_run(folder: Path, size: int | None = None) -> Trained:
         raise PlanError(
             f"{folder / 'model.safetensors'} does not fit the model '{name}' of its plan: {problem}"
         )
-    return Trained(str(folder), module, _preprocessing(plan, shape), classes)
+    return Trained(str(folder), module, to, classes)
 
 
 def _preprocessing(plan: Mapping[str, Any], shape: list[int]) -> Preprocessing:

@@ -27,6 +27,7 @@ LAYERS = {
     "cupola.privacy.convex": "Output and objective perturbation.",
     "cupola.secure": "Masked sums: parties, rosters, protocols.",
     "cupola.nn": "Models, losses, and what can be said of them before training.",
+    "cupola.nn.sources": "Trained models to build on.",
     "cupola.data": "Data sets, partitions, transforms.",
     "cupola.federation": "Sites, tasks, sum and gather, ledger, engines.",
     "cupola.federation.randomness": "Counter-based randomness.",

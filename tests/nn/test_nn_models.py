@@ -105,7 +105,10 @@ def test_forward_and_backward_on_natural_input(name, shape, classes, options, ou
 
 
 def test_every_model_is_described_and_tried_here():
-    assert set(cupola_nn.describe()) == set(cupola_nn.names()) == {case[0] for case in NATURAL}
+    known = set(cupola_nn.describe())
+    assert known == set(cupola_nn.names())
+    # 'pretrained' needs a source; it has tests of its own.
+    assert known - {"pretrained"} == {case[0] for case in NATURAL}
     assert all("\n" not in about and about for about in cupola_nn.describe().values())
 
 

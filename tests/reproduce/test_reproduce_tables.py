@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -314,3 +315,14 @@ def test_commands(plans, tmp_path):
     unknown = CliRunner().invoke(app, ["reproduce", "tin", "--plans", str(plans)])
     assert unknown.exit_code == 2
     assert "did you mean 'tiny'" in unknown.stderr
+
+
+def test_the_area_under_accuracy_against_epsilon_is_a_sum_of_trapezoids():
+    held = [({"round": r}, a) for r, a in ((5, 0.2), (10, 0.6))]
+    run = SimpleNamespace(
+        result={"privacy": {"course": [(0.5, 1.0), (1.0, 3.0)]}},
+        curve=lambda metric, split: held if (metric, split) == ("accuracy", "test") else [],
+    )
+    assert measure(run, "privacy_area") == pytest.approx(2.0 * 40)
+    run.result = {"privacy": None}
+    assert measure(run, "privacy_area") is None

@@ -1,6 +1,14 @@
 """The command `cupola`."""
 
-from cupola.cli import audit, demo, look, runs, search, study  # noqa: F401 (they register their commands)
+from cupola.cli import (  # noqa: F401 (they register their commands)
+    audit,
+    demo,
+    look,
+    runs,
+    search,
+    sources,
+    study,
+)
 from cupola.cli.shell import app, main
 
 __all__ = ["app", "main"]

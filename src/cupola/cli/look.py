@@ -89,7 +89,7 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "trainable",
             f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
-            "are frozen and come from a seed",
+            f"are frozen and come from {_origin(model)}",
         )
     ]
     lines += [
@@ -97,6 +97,12 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         for level in model["levels"]
     ]
     return lines
+
+
+def _origin(model: dict[str, Any]) -> str:
+    if not model["source"]:
+        return "a seed"
+    return f"'{model['source']}' at every site (checksum {model['checksum'][:8]})"
 
 
 def _rounds(facts: dict[str, Any]) -> str:
@@ -204,6 +210,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "name": plan.model.name,
             "parameters": counted.parameters,
             "trainable": counted.trained,
+            "source": plan.model.options.get("source"),
+            "checksum": program.space.frozen.installed,
             "levels": _levels(program),
         },
         "bytes": {
@@ -276,7 +284,7 @@ def recipes(as_json: AsJson = False) -> None:
         }
         for r in RECIPES.values()
     ]
-    _list(rows, ["name", "summary", "source"], as_json)
+    show(rows, ["name", "summary", "source"], as_json)
 
 
 @app.command()
@@ -288,7 +296,7 @@ def models(as_json: AsJson = False) -> None:
         {"name": name, "summary": about, "options": _options(nn.options(name))}
         for name, about in nn.describe().items()
     ]
-    _list(rows, ["name", "summary", "options"], as_json)
+    show(rows, ["name", "summary", "options"], as_json)
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +305,8 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     return {k: "(needed)" if v is inspect.Parameter.empty else v for k, v in options.items()}
 
 
-def _list(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
+def show(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
+    """Print rows as a table of these columns, or all of them as JSON."""
     if as_json:
         print_json(rows)
         return
@@ -336,7 +345,7 @@ def data(context: typer.Context, as_json: AsJson = False) -> None:
         }
         for name in datasets.names()
     ]
-    _list(rows, ["name", "summary"], as_json)
+    show(rows, ["name", "summary"], as_json)
 
 
 @data_app.command("get")

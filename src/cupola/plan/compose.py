@@ -15,9 +15,10 @@ from cupola import data as datasets
 from cupola import nn
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
 from cupola.learn import Problem, Training, TrainingHost
+from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan
@@ -64,6 +65,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("vocabulary", data.vocabulary)
     if data.words and "words" in nn.options(plan.model.name):
         options.setdefault("words", data.words)
+    if plan.model.name == "pretrained":
+        options |= _source_options(plan, data)
     build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
     if plan.loss is None:
         loss = nn.default_loss(data.kind, data.padding)
@@ -82,6 +85,25 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         tokens=data.vocabulary,
     )
     return partly(whole, plan.trainable, plan.seed)
+
+
+def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:
+    """What a source model needs of the data: inputs as they are, and labels it is mapped by."""
+    steps = [s if isinstance(s, str) else next(iter(s)) for s in plan.data.augment]
+    if "normalise" in steps:
+        raise PlanError(
+            "data.augment: 'normalise' would be done twice; model = 'pretrained' normalises images "
+            "as its source needs them"
+        )
+    if data.vocabulary is not None or data.kind != "classification":
+        raise PlanError(
+            f"model = 'pretrained' classifies images, series or numbers; {plan.data.name} is of "
+            f"kind '{data.kind}'"
+        )
+    options, public = plan.model.options, data.public.get("validation")
+    if options.get("adapt") != "labels" or "labels" in options or not public:
+        return {}
+    return {"labels": public_labels(options, data.input_shape, data.classes, plan.seed, public)}
 
 
 def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:

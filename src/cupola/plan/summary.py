@@ -52,7 +52,10 @@ def result(
         "parameters": None if model is None else share(model).parameters,
         "trainable": None if model is None else share(model).trained,
         "model": plan.model.name,
+        "source": None if program is None else program.space.frozen.installed,
         "data": plan.data.name,
+        "input_shape": None if host is None else list(host.problem.input_shape),
+        "classes": None if host is None else host.problem.classes,
         "sites": None if host is None else len(host),
         "versions": {
             "cupola": cupola.__version__,

@@ -23,6 +23,7 @@ WORDS = {
     **OF_SITES,
     "train_loss": "loss on what sites train on",
     "epsilon": "epsilon, rigorous, of the site that spends most",
+    "privacy_area": "area under accuracy (%) against epsilon, over the evaluated rounds",
     "epsilon_published": "epsilon by the formulas of 003 for the same noise, mean over sites",
     "seconds": "seconds",
     "bytes": "bytes sent",
@@ -80,11 +81,27 @@ def measure(run: RunFolder, what: str, target: float | None = None) -> float | N
     if what == "epsilon":
         value = (run.result.get("privacy") or {}).get("epsilon")
         return float(value) if finite(value) else None
+    if what == "privacy_area":
+        return _privacy_area(run)
     if what == "epsilon_published":
         from cupola.reproduce.published import upcycled_epsilon
 
         return upcycled_epsilon(run)
     return kept(run, what)
+
+
+def _privacy_area(run: RunFolder) -> float | None:
+    """From the first evaluated round to the last, by trapezoids (000, Table VI)."""
+    course = (run.result.get("privacy") or {}).get("course")
+    points = [
+        (r.get("round", 0), v) for split in _HELD_OUT for r, v in run.curve("accuracy", split)
+    ]
+    if not course or len(points) < 2:
+        return None
+    share, spent = zip(*((0.0, 0.0), *course))
+    rounds, accuracy = zip(*points)
+    epsilon = np.interp(np.array(rounds) / max(rounds), share, spent)
+    return float(np.trapezoid(100 * np.array(accuracy), epsilon))
 
 
 def _over_sites(run: RunFolder, what: str) -> float | None:

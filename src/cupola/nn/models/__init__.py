@@ -9,6 +9,7 @@ from cupola.nn.models import (  # noqa: F401
     dense,
     densenet,
     knresnets,
+    pretrained,
     recurrent,
     residual,
     resnets,

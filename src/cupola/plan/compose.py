@@ -5,6 +5,8 @@ The same objects can be made by hand; see `examples/quickstart.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,13 @@ from cupola import data as datasets
 from cupola import nn
 from cupola.data import NO_LABEL, Dataset, FederatedData, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
-from cupola.learn import Problem, Training, TrainingHost
+from cupola.federation.program import Program
+from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.personalize import Personalisation
 from cupola.plan import registries
-from cupola.plan.plan import Loss, Plan
+from cupola.plan.plan import Loss, Plan, changed
 
 if TYPE_CHECKING:
     from cupola.secure.simulation import Parties
@@ -119,7 +123,7 @@ class CheckedHost(TrainingHost):
 
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
-    """The program of a plan."""
+    """The federated training of a plan."""
     from cupola.plan.privacy import resolved
 
     of = host(**plan.to_dict()) if of is None else of
@@ -141,6 +145,51 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
+
+
+def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
+    """All of a plan: its training `whole`, and what follows from the federated model."""
+    choice = plan.personalise
+    if choice is None:
+        return whole
+    adapted = adaptation(plan)
+    if adapted.local.control_variates:
+        raise PlanError(
+            "personalise: control variates belong to the federation they were made in; choose "
+            "another recipe for the groups (personalise.adapt.recipe)"
+        )
+    if "distill" in choice.methods and of.problem.kind == "regression":
+        raise PlanError("personalise: method 'distill' needs classes, the data have none")
+
+    def make(sites: Sequence[int], seed: int) -> Training:
+        return replace(
+            whole,
+            rounds=adapted.rounds,
+            sites=len(sites),
+            seed=seed,
+            local=adapted.local,
+            server=adapted.server,
+            participation=adapted.participation,
+            evaluation=Evaluation(),
+            site_splits=frozenset(),
+        )
+
+    splits = _splits(plan, of.sites)
+    return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)
+
+
+def adaptation(plan: Plan) -> Plan:
+    """The plan by which groups train: the same with other rounds, and what `adapt` changes."""
+    choice = plan.personalise
+    assert choice is not None
+    given = {k: v for k, v in plan.given().items() if k not in ("personalise", "seeds", "grid")}
+    settings: dict[str, Any] = {"rounds": choice.rounds, "twin": False}
+    for section, value in choice.adapt.items():
+        if not isinstance(value, dict):
+            settings[section] = value
+            continue
+        settings |= {f"{section}.{key}": inner for key, inner in value.items()}
+    return Plan.model_validate(changed(given, settings))
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:
@@ -172,11 +221,18 @@ def federation(
         sites=len(of),
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
-        openly=["evaluate"] if plan.evaluation.per_site else [],
+        openly=_openly(plan),
     )
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "separate"
     return hidden_sums(engine, parties, folder, own_processes=own_processes)
+
+
+def _openly(plan: Plan) -> list[str]:
+    """Tasks that sites answer without masks, each for itself."""
+    if plan.personalise is not None:
+        return ["evaluate", "sparsity", "adapt"]
+    return ["evaluate"] if plan.evaluation.per_site else []
 
 
 def _engine(

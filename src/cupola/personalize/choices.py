@@ -58,7 +58,7 @@ class Personalise(Choice):
 
     methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("pfa", "finetune")
     rounds: Annotated[int, Field(ge=1)] = 30
-    adapt: dict[str, Any] = {}
+    adapt: Annotated[dict[str, Any], Field(default_factory=dict)]
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = (0,)
     channels: Annotated[int, Field(ge=1)] = 30
     groups: Annotated[int, Field(ge=1)] | None = None

@@ -12,7 +12,7 @@ start counts among the candidates. Test data choose nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from cupola.federation.randomness import derive
 from cupola.learn import Evaluation, Training
 from cupola.learn.metrics import expected, metrics
 from cupola.learn.training import LOWER_IS_BETTER
-from cupola.learn.workspace import probe_inputs
+from cupola.learn.workspace import Problem, probe_inputs
 from cupola.personalize.alone import SPLITS, ask_adapt
 from cupola.personalize.choices import GROUPED, Personalise
 from cupola.personalize.grouping import from_matrix, from_references, members_of, shuffled
@@ -66,16 +66,24 @@ class Personalisation:
     make: Make
     splits: frozenset[str] = frozenset()
     private: bool = False  # a budget forbids answers that nothing protects
-    _groups: dict[tuple[str, int, tuple[int, ...]], Training] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.adaptation = self.make(range(self.training.sites), self.training.seed)
+        self._groups: dict[tuple[str, int, tuple[int, ...]], Training] = {}
+        self.adaptation = self.make(range(self.training.sites), self.seed)
         self.layers: tuple[Layer, ...] = ()
         if "pfa" in self.choice.methods:
-            probe = probe_inputs(self.training.problem, 2).to(self.training.space.device)
+            probe = probe_inputs(self.problem, 2).to(self.training.space.device)
             self.layers = find_layers(self.training.space.module, probe, self.choice.layers)
-        chosen = drawn_channels(self.layers, self.choice.channels, self.training.seed)
+        chosen = drawn_channels(self.layers, self.choice.channels, self.seed)
         self.channels = [(layer.name, c) for layer, c in zip(self.layers, chosen)]
+
+    @property
+    def problem(self) -> Problem:
+        return self.training.problem
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
 
     # The federated training comes first
 
@@ -181,11 +189,14 @@ class Personalisation:
         state = _with(State(state.step, arrays, state.values), done=done, inner=None, **personal)
         return self._enter(state)
 
-    def _first_round(self, job: Job) -> int:
-        """Rounds that came before: no two uses of a site's randomness share a number."""
+    def first_round(self, personal: Mapping[str, Any], job: Job) -> int:
+        """The number of a job's first round: no two uses of a site's randomness share one, and no
+        two groups are asked the same question."""
         place = list(self.choice.methods).index(job.method)  # type: ignore[arg-type]
+        parts = max(personal["groups"], default=0) + 2  # of a method: its groups, and sites alone
         each = max(self.adaptation.training_rounds, self.choice.rounds)
-        return self.training.training_rounds + 1 + place * each
+        before = self.training.training_rounds + 1  # the vectors have a round of their own
+        return before + 1 + each * (place * parts + job.group + 1)
 
     # Questions and answers
 
@@ -237,7 +248,7 @@ class Personalisation:
             state,
             answered=sites,
             groups=labels.tolist(),
-            random=shuffled(labels, self.training.seed).tolist(),
+            random=shuffled(labels, self.seed).tolist(),
             vector_bytes=sum(contribution_size(c.arrays) for c in reply.values()),
         )
 
@@ -246,7 +257,7 @@ class Personalisation:
         choice = self.choice
         if not choice.references:
             return from_matrix(full_matrix(vectors), choice.groups)
-        references = draw_references(len(vectors), choice.references, self.training.seed)
+        references = draw_references(len(vectors), choice.references, self.seed)
         return from_references(to_references(vectors, references), choice.groups)
 
     def _ask_judgement(self, state: State, job: Job) -> Question:
@@ -259,7 +270,7 @@ class Personalisation:
             "evaluate",
             judged or self.federated(state),
             options,
-            expected(self.training.problem, options),
+            expected(self.problem, options),
             step=state.step,
             round=self.training.training_rounds + 1,
             reveals=f"each site's own: counts of the model ({job.method}) on {split} data",
@@ -285,8 +296,8 @@ class Personalisation:
             "strength": choice.strength,
             **self._evaluation("test"),
         }
-        first = self._first_round(job)
-        return ask_adapt(self.training.problem, arrays, options, state.step, first)
+        first = self.first_round(state.values["personal"], job)
+        return ask_adapt(self.problem, arrays, options, state.step, first)
 
     def _scored(self, state: State, job: Job, reply: Mapping[int, Contribution]) -> dict[str, Any]:
         """Scores of a method with those of these sites added, and the rounds that were kept."""
@@ -313,7 +324,7 @@ class Personalisation:
         """The adaptation of a group, judged on its sites' validation data only."""
         key = (job.method, job.group, job.sites)
         if key not in self._groups:
-            seed = derive(self.training.seed, f"personalise {job.method}", job.group)
+            seed = derive(self.seed, f"personalise {job.method}", job.group)
             judge = self.training.evaluation
             watched = "validation" in self.splits and not self.private
             self._groups[key] = replace(
@@ -360,7 +371,8 @@ class Personalisation:
     def _ask_group(self, state: State, job: Job) -> Ask:
         ask = self.inner(job).ask(self._inner_state(state))
         assert ask is not None
-        question, before = ask.question, self._first_round(job) - 1
+        question = ask.question
+        before = self.first_round(state.values["personal"], job) - 1
         options = dict(question.options)
         if "pattern" in options:  # rounds of a site's pattern are counted in its questions' rounds
             pattern = options["pattern"]

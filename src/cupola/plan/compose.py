@@ -23,7 +23,7 @@ from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.personalize import Personalisation
 from cupola.plan import registries
-from cupola.plan.plan import Loss, Plan, changed
+from cupola.plan.plan import Loss, Plan
 
 if TYPE_CHECKING:
     from cupola.secure.simulation import Parties
@@ -152,7 +152,7 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
     choice = plan.personalise
     if choice is None:
         return whole
-    adapted = adaptation(plan)
+    adapted = plan.adaptation()
     if adapted.local.control_variates:
         raise PlanError(
             "personalise: control variates belong to the federation they were made in; choose "
@@ -176,20 +176,6 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
 
     splits = _splits(plan, of.sites)
     return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)
-
-
-def adaptation(plan: Plan) -> Plan:
-    """The plan by which groups train: the same with other rounds, and what `adapt` changes."""
-    choice = plan.personalise
-    assert choice is not None
-    given = {k: v for k, v in plan.given().items() if k not in ("personalise", "seeds", "grid")}
-    settings: dict[str, Any] = {"rounds": choice.rounds, "twin": False}
-    for section, value in choice.adapt.items():
-        if not isinstance(value, dict):
-            settings[section] = value
-            continue
-        settings |= {f"{section}.{key}": inner for key, inner in value.items()}
-    return Plan.model_validate(changed(given, settings))
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:

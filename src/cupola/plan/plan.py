@@ -12,11 +12,19 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from cupola.data import IID, Partition
-from cupola.errors import CupolaError
+from cupola.errors import CupolaError, PlanError
 from cupola.federation.inprocess import Mode
 from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.personalize.choices import Personalise
@@ -124,6 +132,8 @@ class Plan(BaseModel):
         given = normal(value)
         plan: Plan = handler(_under(given))
         plan._given = given
+        if plan.personalise is not None:
+            _checked(plan, _adaptable)
         return plan
 
     @field_validator("grid", mode="after")
@@ -174,6 +184,14 @@ class Plan(BaseModel):
         """Every run of this plan with its label ('lr=0.1,seed=2'); one without label if single."""
         return [(label, self.change(settings)) for label, settings in self.settings()]
 
+    def adaptation(self) -> Plan:
+        """The plan by which groups train: the same with other rounds, and what `adapt` changes."""
+        choice = self.personalise
+        assert choice is not None
+        given = {k: v for k, v in self._given.items() if k not in ("personalise", "seeds", "grid")}
+        settings = {"rounds": choice.rounds, "twin": False, **dict(_flat(choice.adapt))}
+        return Plan.model_validate(changed(given, settings))
+
     def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Label and settings of every run, grid first, seeds innermost."""
         axes: dict[str, list[Any]] = dict(self.grid)
@@ -195,6 +213,17 @@ class Plan(BaseModel):
     def to_toml(self) -> str:
         """TOML that loads to an equal plan."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _adaptable(plan: Plan) -> None:
+    """Refuse settings of the adaptation that no plan could have."""
+    try:
+        plan.adaptation()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise PlanError(f"personalise.adapt: {key + ': ' if key else ''}{said}") from None
 
 
 def _require_personal(plan: Plan, choice: Personalise) -> None:

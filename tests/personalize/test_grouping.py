@@ -91,7 +91,8 @@ def test_kinds_that_are_far_apart_are_found_without_their_number(seed):
     assume(heights[0] > 0.25)  # the gap below the first merge of kinds must be the largest
     found = from_matrix(full_matrix(vectors))
     coarser = all(len(set(found[types == t])) == 1 for t in range(4))
-    assert coarser and found.max() >= 1
+    assert coarser
+    assert found.max() >= 1
     assert agreement(from_matrix(full_matrix(vectors), 4), types)["ari"] == 1.0
 
 
@@ -101,7 +102,8 @@ def test_one_reference_merges_what_is_equally_far_and_a_second_tells_it_apart():
     types = np.repeat(np.arange(4), 5)
     vectors = centres[types] + jitter
     alone = from_references(to_references(vectors, np.array([0])))
-    assert len(np.unique(alone)) == 3 and alone[5] == alone[10]
+    assert len(np.unique(alone)) == 3
+    assert alone[5] == alone[10]
     both = from_references(to_references(vectors, np.array([0, 5])), 4)
     assert agreement(both, types)["ari"] == 1.0
 
@@ -118,7 +120,8 @@ def test_small_groups_do_not_train_together_and_random_ones_have_the_same_sizes(
     assert members_of(labels, 3) == {0: [0, 1, 3]}
     assert members_of(labels, 2) == {0: [0, 1, 3], 1: [2, 5]}
     mixed = shuffled(labels, seed=4)
-    assert sorted(mixed) == sorted(labels) and mixed.tolist() != labels.tolist()
+    assert sorted(mixed) == sorted(labels)
+    assert mixed.tolist() != labels.tolist()
 
 
 def test_agreement_is_one_for_any_numbering():

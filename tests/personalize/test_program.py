@@ -184,7 +184,8 @@ def test_a_start_that_nothing_beats_on_validation_data_is_kept():
     made = program(data, ("pfa", "finetune"), rounds=8, adapted=steep)
     end = run(made, data)
     scores, kept = personal(end)["scores"], personal(end)["kept"]
-    assert set(kept["pfa"].values()) == {0} and 0 in kept["finetune"].values()
+    assert set(kept["pfa"].values()) == {0}
+    assert 0 in kept["finetune"].values()
     for site in kept["pfa"]:
         assert scores["pfa"][site] == scores["federated"][site]
 
@@ -207,7 +208,8 @@ def test_groups_below_the_minimum_keep_the_federated_model_or_fine_tune_but_neve
         asked = [e for e in entries if e["step"] > 5 and e["task"] in ("train", "adapt")]
         assert {e["task"] for e in asked if e["round"] > 2} == methods
         found = outcome(made, end, data.sizes(), np.repeat([0, 1], 3))
-        assert found["groups"]["left_over"] == 6 and found["groups"]["training"] == 0
+        assert found["groups"]["left_over"] == 6
+        assert found["groups"]["training"] == 0
         assert found["methods"]["pfa"]["sites"] == 6
         if small_ones == "federated":
             assert found["sites"]["pfa"] == found["sites"]["federated"]
@@ -219,13 +221,16 @@ def test_outcome_says_what_was_gained_where_and_what_vectors_cost():
     end = run(made, data)
     found = outcome(made, end, data.sizes(), np.repeat([0, 1], 3), ["a"] * 6)
     groups = found["groups"]
-    assert groups["ari"] == 1.0 and groups["matched"] == 1.0 and groups["sizes"] == [3, 3]
+    assert groups["ari"] == 1.0
+    assert groups["matched"] == 1.0
+    assert groups["sizes"] == [3, 3]
     assert groups["numbers_bytes"] == 2 * 8 * 4 < groups["vector_bytes"] < 300
     assert [(h["layer"], h["channels"]) for h in groups["heat"]] == [("2", 8), ("1", 8)]
     assert groups["heat"][0]["separation"] > 1
     mean = np.mean([s["test"] for s in found["sites"]["pfa"].values()])
     assert found["methods"]["pfa"]["test"] == pytest.approx(mean)
-    assert found["done"] and len(found["history"]) == 2 * 2 * 2
+    assert found["done"]
+    assert len(found["history"]) == 2 * 2 * 2
 
 
 # Privacy
@@ -245,7 +250,8 @@ def test_noise_is_never_drawn_twice_for_a_site():
     for site in range(6):
         kinds = {event.kind: event.count for event in book.history(site)}
         assert kinds == {"gaussian": 1, "sampled-gaussian": 6 * 2}
-    assert book.unprotected["evaluate"] > 0 and "sparsity" not in book.unprotected
+    assert book.unprotected["evaluate"] > 0
+    assert "sparsity" not in book.unprotected
     assert personal(end)["groups"]
 
 

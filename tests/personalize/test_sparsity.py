@@ -116,7 +116,8 @@ def test_every_kind_of_network_has_layers_to_tell_of():
         vector = sparsity_of(
             work, Dataset(x, torch.zeros(4, dtype=torch.int64)), {first.name: range(first.channels)}
         )[first.name]
-        assert vector.shape == (first.channels,) and 0 < vector.mean() < 1, name
+        assert vector.shape == (first.channels,), name
+        assert 0 < vector.mean() < 1, name
         assert work.module.training
 
 
@@ -190,7 +191,8 @@ def test_a_release_is_charged_as_what_it_does_and_an_exact_vector_is_unprotected
     assert (event.noise, event.count, event.neighbours) == (3.0, 1, "add-remove")
     exact = sparsity(*asked()).arrays["sparsity/0"]
     noised = sparsity(*asked(noise=3.0)).arrays["sparsity/0"]
-    assert exact.dtype == np.float32 and not np.array_equal(exact, noised)
+    assert exact.dtype == np.float32
+    assert not np.array_equal(exact, noised)
     with pytest.raises(Declined, match="above 0"):
         sparsity.charge(*asked(noise=0.0))
     with pytest.raises(Declined, match="no samples"):

@@ -260,6 +260,9 @@ class _Session:
             self._save(reach)
         if new and self.watch is not None:
             self.watch(self._pace(record))
+        elif self.watch is not None and "personal" in state.values:
+            assert isinstance(self.whole, Personalisation)
+            self.watch(self._personal_pace(self.whole))
 
     def _save(self, reach: Federation) -> None:
         """Save the last complete step; what was booked after it does not belong to it."""
@@ -290,6 +293,13 @@ class _Session:
         pace = done / max(time.monotonic() - self.began, 1e-9)
         left = (self.plan.rounds - record["round"]) / pace if pace else float("inf")
         return Progress(record["round"], self.plan.rounds, record, pace, left, self.folder)
+
+    def _personal_pace(self, whole: Personalisation) -> Progress:
+        """Of what follows the training: jobs, in the place of rounds."""
+        done, jobs = whole.progress(self.state)
+        pace = done / max(time.monotonic() - self.began, 1e-9)
+        left = (jobs - done) / pace if pace else float("inf")
+        return Progress(done, jobs, {}, pace, left, self.folder / "personalise")
 
     def _stop(self) -> None:
         if self.stopping:

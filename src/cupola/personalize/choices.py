@@ -45,7 +45,7 @@ class Personalise(Choice):
     layers: whose sparsity is told, by name or by place among the activations (0: the first); the
         first of them makes the groups, the others are for the report. channels: so many of each,
         drawn by the seed, the same for all sites.
-    groups: their number; without it the largest gap decides. references: 0 compares every pair of
+    groups: their number, or 'found': the largest gap decides. references: 0 compares every pair of
         sites; else every site with so many reference sites, for large federations.
     minimum: sites of a group that trains together. small: what sites of smaller groups get: the
         'federated' model as it is, or 'finetune'.
@@ -61,7 +61,7 @@ class Personalise(Choice):
     adapt: Annotated[dict[str, Any], Field(default_factory=dict)]
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = (0,)
     channels: Annotated[int, Field(ge=1)] = 30
-    groups: Annotated[int, Field(ge=1)] | None = None
+    groups: Annotated[int, Field(ge=1)] | Literal["found"] = "found"
     references: Annotated[int, Field(ge=0)] = 0
     minimum: Annotated[int, Field(ge=2)] = 3
     small: Literal["federated", "finetune"] = "federated"

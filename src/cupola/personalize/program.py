@@ -255,10 +255,11 @@ class Personalisation:
     def group(self, vectors: np.ndarray) -> np.ndarray:
         """FSC and CSM: the group of each vector."""
         choice = self.choice
+        count = None if choice.groups == "found" else choice.groups
         if not choice.references:
-            return from_matrix(full_matrix(vectors), choice.groups)
+            return from_matrix(full_matrix(vectors), count)
         references = draw_references(len(vectors), choice.references, self.seed)
-        return from_references(to_references(vectors, references), choice.groups)
+        return from_references(to_references(vectors, references), count)
 
     def _ask_judgement(self, state: State, job: Job) -> Question:
         split = state.values["personal"]["waiting"][0]

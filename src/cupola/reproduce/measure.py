@@ -22,6 +22,7 @@ OF_SITES = {
 PERSONAL = {
     "ari": "adjusted Rand index of the groups against the known types",
     "matched": "sites in the right group",
+    "ari_random": "the same of the random groups",
 }
 _OF_PERSONAL = ("personal_", "ari_at_", "matched_at_")
 WORDS = {
@@ -106,6 +107,8 @@ def _personal(run: RunFolder, what: str) -> float | None:
         name, at = what.split("_at_")
         points = {p["epsilon"]: p[name] for p in groups.get("curve") or ()}
         value = points.get(float(at))
+    elif what.endswith("_random"):
+        value = (groups.get("random") or {}).get(what.removesuffix("_random"))
     else:
         value = groups.get(what)
     return float(value) if finite(value) else None

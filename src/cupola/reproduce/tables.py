@@ -36,11 +36,12 @@ class _Part(BaseModel):
 
 
 class Column(_Part):
-    """A column: settings on top of the table's."""
+    """A column: settings on top of the table's. measure: instead of the table's and the row's."""
 
     name: str
     plan: str | None = None
     settings: tuple[str, ...] = ()
+    measure: str | None = None
 
 
 class Row(Column):
@@ -55,15 +56,15 @@ class Row(Column):
     also: dict[str, dict[str, Number]] = {}
     skip: tuple[str, ...] = ()
     against: tuple[str, ...] | None = None
-    measure: str | None = None
 
 
 class Special(_Part):
-    """Settings of one cell, on top of everything."""
+    """Settings and measure of one cell, on top of everything."""
 
     row: str
     column: str
     plan: str | None = None
+    measure: str | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -174,7 +175,7 @@ class Table(_Part):
                         settings=(*settings, *(own.settings if own else ())),
                         published=mean,
                         spread=spread,
-                        measure=row.measure,
+                        measure=(own and own.measure) or column.measure or row.measure,
                     )
                 )
         return found

@@ -28,7 +28,7 @@ CHANNELS, KINDS, SEED = 30, 5, 0
 def case(sites: int, references: int, count: int | None) -> dict[str, Any]:
     from cupola.personalize.grouping import from_matrix, from_references
     from cupola.personalize.outcome import agreement
-    from cupola.personalize.similarity import draw_references, full_matrix, to_references
+    from cupola.personalize.similarity import draw_references, pairs, to_references
 
     rng = np.random.default_rng(SEED)
     types = rng.integers(0, KINDS, sites)
@@ -40,7 +40,7 @@ def case(sites: int, references: int, count: int | None) -> dict[str, Any]:
         places = draw_references(sites, references, SEED)
         labels = from_references(to_references(vectors, places), count)
     else:
-        labels = from_matrix(full_matrix(vectors), count)
+        labels = from_matrix(pairs(vectors), count)
     took = time.process_time() - began
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {

@@ -108,7 +108,8 @@ def psnr(one: Tensor, other: Tensor) -> float:
 def ssim(one: Tensor, other: Tensor) -> float:
     """Structural similarity (Wang et al. 2004) of images (1, C, H, W) in [0, 1]: Gaussian window of
     11 pixels (deviation 1.5), smaller for smaller images, mean over places and channels."""
-    side = min(11, one.shape[-1] // 2 * 2 - 1, one.shape[-2] // 2 * 2 - 1)
+    side = min(11, *one.shape[-2:])
+    side -= 1 - side % 2  # odd
     line = torch.exp(-((torch.arange(side) - side // 2) ** 2) / (2 * 1.5**2)).double()
     line = line / line.sum()
     channels = one.shape[1]

@@ -9,6 +9,7 @@ data equally far from every reference cannot be told apart: take more references
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,12 +22,16 @@ MOST_FOUND = 64  # groups that are looked for where their number is not given
 
 
 def from_matrix(distances: np.ndarray, count: int | None = None) -> np.ndarray:
-    """Group (n,) of each site from distances (n, n). count None: found, at least 2 (one group
-    has no gap above it)."""
-    n = len(distances)
+    """Group (n,) of each site from distances (n, n), or from all pairs of them (see `pairs`).
+
+    count None: found, at least 2 (one group has no gap above it).
+    """
+    if distances.ndim == 2:
+        distances = squareform(distances, checks=False)
+    n = round((1 + math.sqrt(1 + 8 * len(distances))) / 2)
     if n < 3 or (count is not None and count >= n):
         return np.arange(n) if count is not None and count >= n else np.zeros(n, np.int64)
-    merges = linkage(squareform(distances, checks=False), "average")
+    merges = linkage(distances, "average")
     if count is None:
         gaps = np.diff(merges[:, 2])  # behind merge i there are n - 1 - i groups
         first = max(0, n - 1 - MOST_FOUND)

@@ -28,7 +28,7 @@ from cupola.personalize.alone import SPLITS, ask_adapt
 from cupola.personalize.choices import GROUPED, Personalise
 from cupola.personalize.grouping import from_matrix, from_references, members_of, shuffled
 from cupola.personalize.layers import Layer, find_layers
-from cupola.personalize.similarity import draw_references, full_matrix, to_references
+from cupola.personalize.similarity import draw_references, pairs, to_references
 from cupola.personalize.sparsity import ask_sparsity, drawn_channels
 
 AT_ONCE = 16  # sites that adapt alone in one step, at least; a crash loses no more
@@ -257,7 +257,7 @@ class Personalisation:
         choice = self.choice
         count = None if choice.groups == "found" else choice.groups
         if not choice.references:
-            return from_matrix(full_matrix(vectors), count)
+            return from_matrix(pairs(vectors), count)
         references = draw_references(len(vectors), choice.references, self.seed)
         return from_references(to_references(vectors, references), count)
 

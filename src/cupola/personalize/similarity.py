@@ -11,16 +11,21 @@ from scipy.spatial.distance import cdist, pdist, squareform
 from cupola.errors import PlanError
 from cupola.federation.randomness import generator
 
-MOST_PAIRED = 10_000  # sites whose full matrix (800 MB) and linkage are still made
+MOST_PAIRED = 10_000  # sites whose pairs (400 MB) and linkage are still made
 
 
-def full_matrix(vectors: np.ndarray) -> np.ndarray:
-    """Distances (n, n) of vectors (n, q)."""
+def pairs(vectors: np.ndarray) -> np.ndarray:
+    """Distances of all pairs of vectors (n, q), each once: n (n - 1) / 2 of them."""
     if len(vectors) > MOST_PAIRED:
         raise PlanError(
             f"{len(vectors):,} sites: their full matrix does not fit; set personalise.references"
         )
-    return squareform(pdist(np.asarray(vectors, np.float64)))
+    return pdist(np.asarray(vectors, np.float64))
+
+
+def full_matrix(vectors: np.ndarray) -> np.ndarray:
+    """Distances (n, n) of vectors (n, q)."""
+    return squareform(pairs(vectors))
 
 
 def draw_references(sites: int, count: int, seed: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from scipy.spatial.distance import squareform
 
 from cupola.federation.randomness import generator
 
+NARROW = 1e-3  # gaps below this share of the widest are all alike
 MOST_FOUND = 64  # groups that are looked for where their number is not given
 
 
@@ -55,7 +56,7 @@ def from_references(distances: np.ndarray, count: int | None = None) -> np.ndarr
     """Group (n,) of each site from distances (n, r) to references.
 
     Splits the group with the widest gap along any reference, again and again: n log n for each.
-    count None: as many as come before the largest drop in the width of the gaps cut.
+    count None: cut until the next gap would be narrower than the last by the largest factor.
     """
     n = len(distances)
     most = min(n, MOST_FOUND + 1 if count is None else count)
@@ -77,9 +78,11 @@ def from_references(distances: np.ndarray, count: int | None = None) -> np.ndarr
         return numbered(history[-1])
     if not widths:
         return numbered(labels)
-    uncut = max(0.0, -heap[0][0]) if heap else 0.0
-    ladder = np.minimum.accumulate([*widths, uncut])
-    return numbered(history[1 + int(np.argmax(ladder[:-1] - ladder[1:]))])
+    if len(history) < n:  # else every site stands alone, and there is no next gap
+        widths.append(max(0.0, -heap[0][0]) if heap else 0.0)
+    ladder = np.minimum.accumulate(widths)
+    drops = ladder[:-1] / np.maximum(ladder[1:], NARROW * ladder[0])
+    return numbered(history[1 + int(np.argmax(drops)) if len(drops) else 1])
 
 
 def _widest(distances: np.ndarray, members: np.ndarray) -> tuple[float, int, float]:

@@ -63,10 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", choices=sorted(SIDE))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--rows", type=int, help="only so many, for a trial")
+    parser.add_argument("--rows", type=int, help="only so many, evenly spaced, for a trial")
     given = parser.parse_args()
     source = load("pacs", size=128) if given.data == "pacs" else load("cifar10", variant="10k")
-    rows = slice(0, given.rows)
+    whole = len(source.train)
+    rows = np.linspace(0, whole - 1, given.rows or whole).astype(np.int64)
     x, y = source.train.x[rows], source.train.y[rows]
     network = ResNet50(Path(os.environ["CUPOLA_DATA"]) / WEIGHTS)
     with torch.inference_mode():

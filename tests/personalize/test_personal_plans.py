@@ -168,7 +168,8 @@ def test_a_budget_covers_vectors_and_groups(tmp_path):
              "personalise__release__noise": 1, "local__weighting": "uniform"},
             "whole sites",
         ),
-        ({"sum": "masked"}, r"below sum\.minimum"),
+        ({"sum": "masked"}, "differences of their masked totals"),
+        ({"sum": "masked", "personalise__methods": "['pfa']"}, r"below sum\.minimum"),
         ({"personalise__release__epsilon": 1}, "curve needs exact vectors"),
     ],
 )  # fmt: skip

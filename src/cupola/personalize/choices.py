@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.learn.choices import Choice, NonNegative, Positive, Share
+from cupola.learn.choices import Choice, NonNegative, Positive, Privacy, Share, Sum
 
 Method = Literal["pfa", "random", "finetune", "distill", "ewc", "scratch"]
 GROUPED = ("pfa", "random")
@@ -83,3 +83,36 @@ class Personalise(Choice):
         if self.curve and self.release is not None:
             raise ValueError("curve needs exact vectors: leave release out")
         return self
+
+
+def require_tellable(choice: Personalise, privacy: Privacy, sums: Sum, task: str) -> None:
+    """Refuse what personalisation would tell beyond what a plan promises."""
+    private = privacy.budget is not None
+    if task != "train":
+        raise ValueError("personalise adapts by the task 'train', not by one of your own")
+    if privacy.epsilon is not None or privacy.answer_epsilon is not None:
+        raise ValueError(
+            "privacy.epsilon promises a total for the training, and personalise adds answers: "
+            "give privacy.noise and read the total in the result"
+        )
+    if privacy.of_sites and choice.release is not None:
+        raise ValueError(
+            f"personalise.release hides examples, privacy.mechanism = '{privacy.mechanism}' whole "
+            "sites: the two make no common epsilon"
+        )
+    if private and "pfa" in choice.methods and choice.release is None:
+        raise ValueError("privacy.budget: sites refuse exact vectors; set personalise.release")
+    if private and set(choice.methods) - {"pfa"}:
+        raise ValueError(
+            "privacy.budget: rivals are there to be measured at sites, which is refused under a "
+            "budget; use methods = ['pfa']"
+        )
+    if sums.masked and "random" in choice.methods:
+        raise ValueError(
+            "personalise.methods: random groups overlap those of 'pfa', and both begin with one "
+            "model: differences of their masked totals would tell of single sites"
+        )
+    if sums.masked and choice.minimum < sums.minimum:
+        raise ValueError(
+            f"personalise.minimum = {choice.minimum} is below sum.minimum = {sums.minimum}"
+        )

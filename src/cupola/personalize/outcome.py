@@ -13,6 +13,7 @@ from cupola.federation import State
 from cupola.learn.training import LOWER_IS_BETTER
 from cupola.personalize.choices import GROUPED, Release
 from cupola.personalize.grouping import members_of
+from cupola.personalize.jobs import members_in
 from cupola.personalize.program import Personalisation
 from cupola.personalize.similarity import full_matrix
 from cupola.personalize.sparsity import epsilon_of, noise_of, released
@@ -91,7 +92,9 @@ def _filled(
     if not personal["groups"]:
         return {}
     own = dict(scores.get(method, {}))
-    trained = {str(s) for sites in program.members(personal, method).values() for s in sites}
+    trained = {
+        str(s) for sites in members_in(program.choice, personal, method).values() for s in sites
+    }
     for site, told in scores.get("federated", {}).items():
         if site not in trained and program.choice.small == "federated":
             own[site] = told

@@ -21,32 +21,27 @@ from cupola.federation import Arrays, Ask, Contribution, Question, Reply, State,
 from cupola.federation.message import contribution_size
 from cupola.federation.randomness import derive
 from cupola.learn import Evaluation, Training
-from cupola.learn.metrics import expected, metrics
-from cupola.learn.training import LOWER_IS_BETTER
+from cupola.learn.metrics import expected
 from cupola.learn.workspace import Problem, probe_inputs
 from cupola.personalize.alone import SPLITS, ask_adapt
 from cupola.personalize.choices import GROUPED, Personalise
-from cupola.personalize.grouping import from_matrix, from_references, members_of, shuffled
+from cupola.personalize.grouping import from_matrix, from_references, shuffled
+from cupola.personalize.jobs import Job, jobs_of
 from cupola.personalize.layers import Layer, find_layers
+from cupola.personalize.parts import (
+    course,
+    model_of,
+    pooled,
+    prefixed,
+    scored,
+    unprefixed,
+    with_facts,
+    within,
+)
 from cupola.personalize.similarity import draw_references, pairs, to_references
 from cupola.personalize.sparsity import ask_sparsity, drawn_channels
 
-AT_ONCE = 16  # sites that adapt alone in one step, at least; a crash loses no more
-STEPS = 64  # of a method that sites carry out alone, at most
 Make = Callable[[Sequence[int], int], Training]  # (sites, seed) -> their training
-
-
-@dataclass(frozen=True)
-class Job:
-    """What comes next: 'vectors'; 'judge' a model at sites; 'train' a group; sites adapt 'alone'.
-
-    group: -1 for the federated model.
-    """
-
-    kind: str
-    method: str = ""
-    group: int = -1
-    sites: tuple[int, ...] = ()
 
 
 @dataclass
@@ -128,34 +123,7 @@ class Personalisation:
 
     def jobs(self, personal: Mapping[str, Any]) -> list[Job]:
         """All jobs that are known by now."""
-        everybody = tuple(range(self.training.sites))
-        found = [Job("vectors", sites=everybody)] if self.layers else []
-        found.append(Job("judge", "federated", sites=everybody))
-        if self.layers and not personal["groups"]:
-            return found
-        for method in self.choice.methods:
-            if method not in GROUPED:
-                found += self._alone(method, everybody)
-                continue
-            together = self.members(personal, method)
-            for group, sites in together.items():
-                found += [Job("train", method, group, sites), Job("judge", method, group, sites)]
-            if self.choice.small == "finetune":
-                trained = {site for sites in together.values() for site in sites}
-                found += self._alone(method, [s for s in everybody if s not in trained])
-        return found
-
-    @staticmethod
-    def _alone(method: str, sites: Sequence[int]) -> list[Job]:
-        each = max(AT_ONCE, -(-len(sites) // STEPS))
-        parts = (sites[i : i + each] for i in range(0, len(sites), each))
-        return [Job("alone", method, sites=tuple(part)) for part in parts]
-
-    def members(self, personal: Mapping[str, Any], method: str) -> dict[int, tuple[int, ...]]:
-        """Sites of every group that trains together."""
-        labels = personal["groups" if method == "pfa" else "random"]
-        large = members_of(labels, self.choice.minimum)
-        return {g: tuple(personal["answered"][i] for i in places) for g, places in large.items()}
+        return jobs_of(self.choice, self.training.sites, personal)
 
     def job(self, state: State) -> Job | None:
         personal = state.values["personal"]
@@ -176,7 +144,7 @@ class Personalisation:
             waiting = [split for split in SPLITS if split in self.splits]
             if not waiting:
                 return self._leave(state)
-            return _with(state, waiting=waiting)
+            return with_facts(state, waiting=waiting)
         if job.kind == "train":
             return self._enter_group(state, job)
         return state
@@ -186,7 +154,9 @@ class Personalisation:
         gone = ("group/", "judged/") if personal.pop("clear", True) else ("group/",)
         arrays = {n: a for n, a in state.arrays.items() if not n.startswith(gone)}
         done = state.values["personal"]["done"] + 1
-        state = _with(State(state.step, arrays, state.values), done=done, inner=None, **personal)
+        state = with_facts(
+            State(state.step, arrays, state.values), done=done, inner=None, **personal
+        )
         return self._enter(state)
 
     def first_round(self, personal: Mapping[str, Any], job: Job) -> int:
@@ -229,12 +199,12 @@ class Personalisation:
         told = {s: {f"{split}/{n}": a for n, a in c.arrays.items()} for s, c in reply.items()}
         found = self._scored(state, job, {s: Contribution(a) for s, a in told.items()})
         if waiting:
-            return _with(state, waiting=waiting, **found)
+            return with_facts(state, waiting=waiting, **found)
         return self._leave(state, waiting=[], **found)
 
     def federated(self, state: State) -> Arrays:
         """The federated model: the best on validation data if kept, else the last."""
-        return _model(_unprefixed("best/", state.arrays) or state.arrays)
+        return model_of(unprefixed("best/", state.arrays) or state.arrays)
 
     def _grouped(self, state: State, reply: dict[int, Contribution]) -> State:
         sites = sorted(reply)
@@ -285,7 +255,7 @@ class Personalisation:
         choice, judge = self.choice, self.training.evaluation
         method = "finetune" if job.method in GROUPED else job.method
         scratch = method == "scratch"
-        arrays = _model(self.training.start().arrays) if scratch else self.federated(state)
+        arrays = model_of(self.training.start().arrays) if scratch else self.federated(state)
         options = {
             "method": method,
             "local": self.adaptation.local.model_dump(exclude_defaults=True, mode="json"),
@@ -302,22 +272,7 @@ class Personalisation:
 
     def _scored(self, state: State, job: Job, reply: Mapping[int, Contribution]) -> dict[str, Any]:
         """Scores of a method with those of these sites added, and the rounds that were kept."""
-        personal = state.values["personal"]
-        own = dict(personal["scores"].get(job.method, {}))
-        kept = dict(personal["kept"].get(job.method, {}))
-        for site, answer in reply.items():
-            mine = dict(own.get(str(site), {}))
-            for split in SPLITS:
-                counts = _unprefixed(f"{split}/", answer.arrays)
-                if counts:
-                    mine[split] = metrics(counts)
-            own[str(site)] = mine
-            if "round" in answer.arrays:
-                kept[str(site)] = int(answer.arrays["round"])
-        return {
-            "scores": {**personal["scores"], job.method: own},
-            "kept": {**personal["kept"], job.method: kept} if kept else personal["kept"],
-        }
+        return scored(state.values["personal"], job.method, reply)
 
     # A group's training: a program within the program
 
@@ -349,42 +304,25 @@ class Personalisation:
         if training.evaluation.best and score is not None:
             values |= {"best": {"score": score, "round": 0}, "waited": 0}
             arrays |= {f"best/{n}": a for n, a in model.items()}
-        return _with(
-            State(state.step, {**state.arrays, **_prefixed("group/", arrays)}, state.values),
+        return with_facts(
+            State(state.step, {**state.arrays, **prefixed("group/", arrays)}, state.values),
             inner=values,
         )
 
     def _start_score(self, state: State, job: Job) -> float | None:
         """The federated model on the validation data of this group's sites."""
-        own = state.values["personal"]["scores"].get("federated", {})
-        metric = self.training.evaluation.metric
-        told = [own.get(str(s), {}).get("validation", {}) for s in job.sites]
-        pairs = [(t[metric], t["samples"]) for t in told if metric in t]
-        if not pairs or metric not in ("accuracy", "loss"):
-            return None
-        mean = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        return -mean if metric in LOWER_IS_BETTER else mean
+        told = state.values["personal"]["scores"].get("federated", {})
+        return pooled(told, job.sites, self.training.evaluation.metric)
 
     def _inner_state(self, state: State) -> State:
-        arrays = _unprefixed("group/", state.arrays)
+        arrays = unprefixed("group/", state.arrays)
         return State(state.step, arrays, state.values["personal"]["inner"])
 
     def _ask_group(self, state: State, job: Job) -> Ask:
         ask = self.inner(job).ask(self._inner_state(state))
         assert ask is not None
-        question = ask.question
         before = self.first_round(state.values["personal"], job) - 1
-        options = dict(question.options)
-        if "pattern" in options:  # rounds of a site's pattern are counted in its questions' rounds
-            pattern = options["pattern"]
-            options["pattern"] = {**pattern, "after": pattern["after"] + before}
-        question = replace(
-            question,
-            options=options,
-            round=question.round + before,
-            reveals=f"{question.reveals} of group {job.group} ({job.method})",
-        )
-        return Ask(ask.kind, question, [job.sites[i] for i in ask.sites])
+        return within(ask, job.sites, before, f"of group {job.group} ({job.method})")
 
     def _group_answered(self, state: State, job: Job, reply: Reply) -> State:
         training, before = self.inner(job), self._inner_state(state)
@@ -394,40 +332,19 @@ class Personalisation:
         personal = state.values["personal"]
         history = personal["history"]
         if inner.values["round"] > before.values["round"]:
-            last = inner.values["last"]
-            told = {k: v for k, v in last.get("sites_validation", {}).items() if k != "confusion"}
-            row = {"method": job.method, "group": job.group, "round": last["round"]}
-            history = [*history, {**row, "sites": last["sites"], "validation": told}]
+            history = [*history, course(job.method, job.group, inner.values["last"])]
         kept = {n: a for n, a in state.arrays.items() if not n.startswith("group/")}
         if training.ask(inner) is not None:
-            arrays = {**kept, **_prefixed("group/", inner.arrays)}
-            return _with(
+            arrays = {**kept, **prefixed("group/", inner.arrays)}
+            return with_facts(
                 State(inner.step, arrays, state.values), inner=inner.values, history=history
             )
-        model = _model(_unprefixed("best/", inner.arrays) or inner.arrays)
-        arrays = {**kept, **_prefixed("judged/", model)}
+        model = model_of(unprefixed("best/", inner.arrays) or inner.arrays)
+        arrays = {**kept, **prefixed("judged/", model)}
         if job.method == "pfa":
-            arrays |= _prefixed(f"personal/{job.group}/", model)
+            arrays |= prefixed(f"personal/{job.group}/", model)
         chosen = inner.values.get("best", {}).get("round", inner.values["round"])
         rounds = {**personal["kept"].get(job.method, {}), **{str(s): chosen for s in job.sites}}
         kept_rounds = {**personal["kept"], job.method: rounds}
         state = State(inner.step, arrays, state.values)
         return self._leave(state, clear=False, history=history, kept=kept_rounds)
-
-
-def _model(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))}
-
-
-def _prefixed(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {f"{prefix}{name}": array for name, array in arrays.items()}
-
-
-def _unprefixed(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-
-def _with(state: State, **personal: Any) -> State:
-    """The same step with other facts about personalisation."""
-    values = {**state.values, "personal": {**state.values["personal"], **personal}}
-    return State(state.step, state.arrays, values)

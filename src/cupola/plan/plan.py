@@ -27,7 +27,7 @@ from cupola.data import IID, Partition
 from cupola.errors import CupolaError, PlanError
 from cupola.federation.inprocess import Mode
 from cupola.learn.choices import Choice, Evaluation, Local, Participation, Privacy, Server, Sum
-from cupola.personalize.choices import Personalise
+from cupola.personalize.choices import Personalise, require_tellable
 from cupola.plan import registries
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -159,7 +159,7 @@ class Plan(BaseModel):
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         if self.personalise is not None:
-            _require_personal(self, self.personalise)
+            require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -224,34 +224,6 @@ def _adaptable(plan: Plan) -> None:
         key = ".".join(str(part) for part in first["loc"])
         said = first["msg"].removeprefix("Value error, ")
         raise PlanError(f"personalise.adapt: {key + ': ' if key else ''}{said}") from None
-
-
-def _require_personal(plan: Plan, choice: Personalise) -> None:
-    """Refuse what personalisation cannot keep."""
-    privacy, private = plan.privacy, plan.privacy.budget is not None
-    if plan.task != "train":
-        raise ValueError("personalise adapts by the task 'train', not by one of your own")
-    if privacy.epsilon is not None or privacy.answer_epsilon is not None:
-        raise ValueError(
-            "privacy.epsilon promises a total for the training, and personalise adds answers: "
-            "give privacy.noise and read the total in the result"
-        )
-    if privacy.of_sites and choice.release is not None:
-        raise ValueError(
-            f"personalise.release hides examples, privacy.mechanism = '{privacy.mechanism}' whole "
-            "sites: the two make no common epsilon"
-        )
-    if private and "pfa" in choice.methods and choice.release is None:
-        raise ValueError("privacy.budget: sites refuse exact vectors; set personalise.release")
-    if private and set(choice.methods) - {"pfa"}:
-        raise ValueError(
-            "privacy.budget: rivals are there to be measured at sites, which is refused under a "
-            "budget; use methods = ['pfa']"
-        )
-    if plan.sum.masked and choice.minimum < plan.sum.minimum:
-        raise ValueError(
-            f"personalise.minimum = {choice.minimum} is below sum.minimum = {plan.sum.minimum}"
-        )
 
 
 def normal(value: Any) -> Any:

@@ -144,25 +144,22 @@ def test_fine_tuning_alone_is_a_federation_of_one_site(local):
 
 
 def test_rivals_do_what_they_say():
-    data = sites()
-    methods = ("finetune", "distill", "ewc", "scratch")
-    settings = {"adapt_rounds": 4}
-    free = personal(run(program(data, methods, **settings), data))["scores"]
+    data = sites(each=1)
 
-    def loss(scores, method):
-        return np.mean([s["test"]["loss"] for s in scores[method].values()])
+    def loss(method, **more):
+        """Mean over sites, and that of the federated model."""
+        scores = personal(run(program(data, (method,), adapt_rounds=3, **more), data))["scores"]
+        told = [[s["test"]["loss"] for s in scores[m].values()] for m in (method, "federated")]
+        return np.mean(told, axis=1)
 
-    base = loss(free, "federated")
-    assert loss(free, "finetune") < base
-    # distillation by a copy of the data alone (alpha 0) is fine-tuning, up to which batches
-    plain = personal(run(program(data, ("distill",), alpha=0.0, **settings), data))["scores"]
-    tuned = personal(run(program(data, ("finetune",), **settings), data))["scores"]
-    assert loss(plain, "distill") == pytest.approx(loss(tuned, "finetune"), rel=1e-9)
-    # without a penalty EWC is fine-tuning; with an infinite one the model cannot move
-    loose = personal(run(program(data, ("ewc",), strength=0.0, **settings), data))["scores"]
-    assert loss(loose, "ewc") == pytest.approx(loss(tuned, "finetune"), rel=1e-9)
-    stiff = personal(run(program(data, ("ewc",), strength=1e12, **settings), data))["scores"]
-    assert abs(loss(stiff, "ewc") - base) < 0.2 * abs(base - loss(tuned, "finetune"))
+    tuned, base = loss("finetune")
+    assert tuned < base
+    # without its teacher distillation is fine-tuning; with nothing but a teacher it stays
+    assert loss("distill", alpha=0.0)[0] == pytest.approx(tuned, rel=1e-9)
+    assert tuned < loss("distill", alpha=0.999)[0] <= base + 1e-3
+    # without a penalty EWC is fine-tuning; with a huge one the model hardly moves
+    assert loss("ewc", strength=0.0)[0] == pytest.approx(tuned, rel=1e-9)
+    assert abs(loss("ewc", strength=1e12)[0] - base) < 0.3 * (base - tuned)
 
 
 def test_test_data_choose_nothing():

@@ -3,8 +3,9 @@
     python benchmarks/personalize/run.py > personalize.json
 
 The full matrix with average linkage up to 10,000 sites; one and three references up to 100,000.
-Vectors of 30 channels around 5 kinds. Each case runs in a process of its own: `peak_mb` is what it
-needs beyond the vectors. `exponent`: slope of log time over log sites between the two largest.
+Vectors of 30 channels around 5 kinds. Each case runs in a process of its own, once for its time and
+once for its memory: `peak_mb` is the largest amount that arrays take beyond the vectors.
+`exponent`: slope of log time over log sites between the two largest.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import json
 import math
 import multiprocessing
 import platform
-import resource
 import sys
 import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -34,21 +35,26 @@ def case(sites: int, references: int, count: int | None) -> dict[str, Any]:
     types = rng.integers(0, KINDS, sites)
     centres = rng.random((KINDS, CHANNELS))
     vectors = (centres[types] + 0.02 * rng.standard_normal((sites, CHANNELS))).astype(np.float32)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.process_time()
-    if references:
+
+    def groups() -> np.ndarray:
+        if not references:
+            return from_matrix(pairs(vectors), count)
         places = draw_references(sites, references, SEED)
-        labels = from_references(to_references(vectors, places), count)
-    else:
-        labels = from_matrix(pairs(vectors), count)
+        return from_references(to_references(vectors, places), count)
+
+    began = time.process_time()
+    labels = groups()
     took = time.process_time() - began
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    groups()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     return {
         "sites": sites,
         "references": references,
         "groups": "given" if count else "found",
         "seconds": round(took, 4),
-        "peak_mb": round((after - before) / 1024, 1),
+        "peak_mb": round(peak / 2**20, 1),
         "groups_made": int(labels.max()) + 1,
         "ari": round(agreement(labels, types)["ari"], 4),
     }

@@ -15,6 +15,7 @@ LAYERS = {
     "cupola.plan": "Plans, the objects they stand for, and run folders.",
     "cupola.report": "Reports and pictures of runs.",
     "cupola.reproduce": "Published tables and sweeps.",
+    "cupola.personalize": "One model for every site: PFA and its rivals.",
     "cupola.learn": "Training: the loop and its choices.",
     "cupola.learn.utility": "Whether a training equals centralised training.",
     "cupola.learn.guarantee": "What a training promises, and the noise it needs.",

@@ -40,7 +40,7 @@ def audit(
     from cupola.audit import audit as carry_out
 
     Shell.json = as_json
-    with _progress(quiet or as_json) as step:
+    with showing(quiet or as_json) as step:
         found = carry_out(
             folder,
             trials=trials,
@@ -64,7 +64,7 @@ def audit(
 
 
 @contextmanager
-def _progress(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def showing(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """A bar on a terminal, else a line when a part begins."""
     from rich.console import Console
 

@@ -49,7 +49,7 @@ def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], Non
                 folder = progress.folder
                 task = bar.add_task(folder.name, total=progress.rounds, pace="")
             assert task is not None
-            bar.update(task, completed=progress.round, pace=pace(progress))
+            bar.update(task, completed=progress.round, total=progress.rounds, pace=pace(progress))
 
         yield show
 
@@ -110,6 +110,8 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         )
     if result.get("reason"):
         console.print(f"stopped early: {result['reason']}", highlight=False)
+    if result.get("personal"):
+        console.print(methods(result["personal"]))
     if result.get("twin"):
         console.print(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
     failures = final.get("failed") or {}
@@ -117,6 +119,31 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         console.print(f"[yellow]{words.count(n, 'site')} without answer:[/] {code}")
     if not quiet:
         console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
+
+
+def methods(personal: dict[str, Any]) -> Table:
+    """Personalisation: every method's mean over sites, and who gained or lost by it."""
+    from cupola.report.personal import METHODS
+
+    name, groups = personal["metric"], personal.get("groups") or {}
+    said = "personalisation"
+    if groups:
+        said += f": {words.count(groups['number'], 'group')}"
+    if groups.get("ari") is not None:
+        said += f", adjusted Rand index {groups['ari']:.3g}"
+    table = Table(title=said, title_justify="left")
+    table.add_column("")
+    for heading in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
+        table.add_column(heading, justify="right")
+    for method, facts in personal["methods"].items():
+        table.add_row(
+            METHODS.get(method, method),
+            words.metric(name, facts.get("test")),
+            words.metric(name, facts.get("worst")),
+            words.number(facts.get("better")),
+            words.number(facts.get("worse")),
+        )
+    return table
 
 
 def comparison(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cupola.data import FederatedData
+    from cupola.federation import Program
     from cupola.learn import Training, TrainingHost
     from cupola.plan.plan import Plan
 
@@ -60,6 +61,8 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     if facts["privacy"]:
         _print_privacy(console, facts["privacy"])
     _print_parties(console, facts["sum"], facts["parties"])
+    if facts["personalise"] is not None:
+        _print_personalise(console, facts["personalise"])
     utility = facts["utility"]
     answer = "[green]yes" if utility["preserved"] else "[red]no"
     console.print(
@@ -181,6 +184,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
+    whole = compose.program(plan, host, program)
     cost = predict(program)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
@@ -230,6 +234,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "sum": masking(program),
         "parties": [{"party": party, "learns": what} for party, what in learned(program)],
         "utility": _utility(program, data),
+        "personalise": _personalise(whole),
     }
 
 
@@ -244,6 +249,39 @@ def _levels(program: Training) -> list[dict[str, int]]:
         {"sites": many, "trainable": whole - sum(sizes[n] for n in frozen)}
         for frozen, many in zip(found.frozen, found.counts)
     ]
+
+
+def _personalise(whole: Program) -> dict[str, Any] | None:
+    from cupola.personalize import Personalisation
+    from cupola.personalize.sparsity import epsilon_of
+
+    if not isinstance(whole, Personalisation):
+        return None
+    choice = whole.choice
+    return {
+        "methods": list(choice.methods),
+        "rounds": choice.rounds,
+        "layers": [
+            {"name": layer.name, "channels": len(chosen), "of": layer.channels}
+            for layer, (_, chosen) in zip(whole.layers, whole.channels)
+        ],
+        "vector_bytes": 4 * sum(len(chosen) for _, chosen in whole.channels),
+        "epsilon": None if choice.release is None else epsilon_of(choice.release),
+        "minimum": choice.minimum,
+    }
+
+
+def _print_personalise(console: Console, facts: dict[str, Any]) -> None:
+    told = f"{', '.join(facts['methods'])}; {facts['rounds']} rounds of adaptation"
+    console.print(f"[bold]personal  [/] {told}", soft_wrap=True)
+    for layer in facts["layers"]:
+        release = facts["epsilon"]
+        said = "exact: nothing protects it" if release is None else f"epsilon {release:.3g} a site"
+        console.print(
+            f"[bold]          [/] each site tells how often {layer['channels']} of "
+            f"{layer['of']} channels of layer '{layer['name']}' are silent ({said})",
+            soft_wrap=True,
+        )
 
 
 def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:

@@ -1,13 +1,9 @@
 """Layers of frozen models that keep little or nothing for the backward pass.
 
 torch keeps a convolution's input whether or not the gradient of its weight is asked for (a linear
-<<<<<<< HEAD
 layer's it does not). The gradient of the input is a transposed convolution with the weight, which
-needs nothing else.
-=======
-layer's it does not). The gradient of the input needs the weight alone. Of a rectifier it keeps all
-values, where a bit for each would do; here it is a byte.
->>>>>>> reprogram
+needs nothing else. Of a rectifier it keeps all values, where a bit for each would do; here it is a
+byte.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ The same objects can be made by hand; see `examples/quickstart.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,11 @@ from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Sour
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
-from cupola.learn import Problem, Training, TrainingHost
+from cupola.federation.program import Program
+from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
+from cupola.personalize import Personalisation
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan
 
@@ -145,7 +149,7 @@ class CheckedHost(TrainingHost):
 
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
-    """The program of a plan."""
+    """The federated training of a plan."""
     from cupola.plan.privacy import resolved
 
     of = host(**plan.to_dict()) if of is None else of
@@ -167,6 +171,37 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
+
+
+def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
+    """All of a plan: its training `whole`, and what follows from the federated model."""
+    choice = plan.personalise
+    if choice is None:
+        return whole
+    adapted = plan.adaptation()
+    if adapted.local.control_variates:
+        raise PlanError(
+            "personalise: control variates belong to the federation they were made in; choose "
+            "another recipe for the groups (personalise.adapt.recipe)"
+        )
+    if "distill" in choice.methods and of.problem.kind == "regression":
+        raise PlanError("personalise: method 'distill' needs classes, the data have none")
+
+    def make(sites: Sequence[int], seed: int) -> Training:
+        return replace(
+            whole,
+            rounds=adapted.rounds,
+            sites=len(sites),
+            seed=seed,
+            local=adapted.local,
+            server=adapted.server,
+            participation=adapted.participation,
+            evaluation=Evaluation(),
+            site_splits=frozenset(),
+        )
+
+    splits = _splits(plan, of.sites)
+    return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:
@@ -198,11 +233,18 @@ def federation(
         sites=len(of),
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
-        openly=["evaluate"] if plan.evaluation.per_site else [],
+        openly=_openly(plan),
     )
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "separate"
     return hidden_sums(engine, parties, folder, own_processes=own_processes)
+
+
+def _openly(plan: Plan) -> list[str]:
+    """Tasks that sites answer without masks, each for itself."""
+    if plan.personalise is not None:
+        return ["evaluate", "sparsity", "adapt"]
+    return ["evaluate"] if plan.evaluation.per_site else []
 
 
 def _engine(

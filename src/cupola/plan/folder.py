@@ -23,7 +23,8 @@ LOCK = ".lock"
 CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
     "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
-    "privacy.jsonl", "privacy.id", "audit.json",
+    "privacy.jsonl", "privacy.id", "audit.json", "personal.json", "personal.safetensors",
+    "inversion.json", "inversion.png",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ def result(
     model: nn.Module | None = None,
     program: Training | None = None,
     twin: dict[str, Any] | None = None,
+    personal: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
 
@@ -65,8 +66,11 @@ def result(
         },
         "confusion": _confusion(record),
         "simulated": True,
-        "privacy": None if program is None else spent(program, run.folder, last.get("round", 0)),
+        "privacy": None
+        if program is None
+        else spent(program, run.folder, last.get("round", 0), personal is not None),
         "twin": twin,
+        "personal": personal,
     }
 
 

@@ -9,6 +9,7 @@ from cupola.nn.models import (  # noqa: F401
     dense,
     densenet,
     knresnets,
+    mobile,
     pretrained,
     recurrent,
     residual,

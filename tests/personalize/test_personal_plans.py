@@ -112,12 +112,12 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(finished, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="one of 40 test rows is judged otherwise; the cause is not found yet")
 def test_sites_in_processes_of_their_own_answer_alike(tmp_path):
     settings = {"personalise__methods": "['pfa','finetune']", "engine__kind": "separate"}
     settings |= {"data__partition__sites_per_type": 2, "personalise__curve": "[]"}
-    settings |= {"dtype": "float64", "engine__mode": "one-by-one"}
+    settings |= {"dtype": "float64", "engine__mode": "one-by-one", "engine__timeout": 900}
     apart = cupola.run(plan(**settings), tmp_path / "apart", report=False)
+    assert not any(record["failed"] for record in apart.history)  # a late site trains another model
     settings["engine__kind"] = "in-process"
     here = cupola.run(plan(**settings), tmp_path / "here", report=False)
     assert apart.result["personal"]["groups"] == here.result["personal"]["groups"]

@@ -223,6 +223,8 @@ def test_labels_are_assigned_by_frequency_each_once():
         ((3, 12, 12), {"labels": [0, 1, 2, 3, 4]}, "model.labels is for"),
         ((3, 12, 12), {"adapt": "full", "compute": "bfloat16"}, "frozen source"),
         ((3, 12, 12), {"norms": "fresh"}, "destroys"),
+        ((3, 12, 12), {"norms": "folded", "adapt": "scratch"}, "no trained BatchNorm"),
+        ((3, 12, 12), {"relu": True, "adapt": "labels", "labels": [0, 1, 2, 3, 4]}, "has none"),
         ((3, 12, 12), {"size": 32}, "takes images of 16 pixels"),
         ((3, 12, 12), {"weights": "other.pth"}, "holds its own weights"),
     ],

@@ -51,7 +51,7 @@ def pretrained(
     """Around a source of 224 x 224 x 3 and 1,000 classes `reprogram` trains 150,528 + 1,001 K
     parameters for K classes: 160,538 for 10.
 
-    source: a name (see `cupola models`) or the folder of a finished run; weights: its file.
+    source: a name (see `cupola sources`) or the folder of a finished run; weights: its file.
     size: of the source's input. inner: of the target image within it; default 200 / 224 of it
         where a border is trained, else all of it. pad, relu: as 000's code has it: a black border,
         a ReLU before the map.
@@ -61,7 +61,7 @@ def pretrained(
     """
     wanted = needs_classes("pretrained", classes)
     bordered, frozen = adapt in ("reprogram", "labels"), adapt not in ("full", "scratch")
-    _require_possible(adapt, labels, norms, compute, frozen)
+    _require_possible(adapt, labels, norms, compute, relu)
     headless = adapt in ("head", "full", "scratch")
     if adapt == "scratch":
         given = _split(_untrained(source, size), headless)
@@ -98,12 +98,14 @@ def pretrained(
     return made
 
 
-def _require_possible(
-    adapt: Adapt, labels: object, norms: Norms, compute: str, frozen: bool
-) -> None:
+def _require_possible(adapt: Adapt, labels: object, norms: Norms, compute: str, relu: bool) -> None:
     if labels is not None and adapt != "labels":
         raise PlanError(f"model.labels is for model.adapt = 'labels', not '{adapt}'")
-    if compute == "bfloat16" and not frozen:
+    if relu and adapt == "labels":
+        raise PlanError("model.relu stands before a trained map; adapt = 'labels' has none")
+    if norms in ("folded", "still") and adapt == "scratch":
+        raise PlanError(f"model.norms = '{norms}': from scratch there is no trained BatchNorm")
+    if compute == "bfloat16" and adapt in ("full", "scratch"):
         raise PlanError(f"model.compute = 'bfloat16' is for a frozen source, not adapt = '{adapt}'")
     if norms == "fresh" and adapt in ("reprogram", "labels", "map"):
         raise PlanError(

@@ -59,7 +59,7 @@ def test_a_feature_map_gives_the_image_away_and_whole_sparsity_does_not():
 def test_a_runs_model_is_attacked_and_pictures_are_left(tmp_path):
     plan = {"name": "small", "rounds": 1, "data": "digits", "model": "cnn"}
     run = cupola.run(plan, tmp_path / "run", report=False)
-    found = inversion_audit(run.folder, layers=[0, "0"], images=1, attack=Attack(steps=2))
+    found = inversion_audit(run.folder, layers=[0, "conv1"], images=1, attack=Attack(steps=2))
     assert len(found["attacks"]) == 2 * 4
     assert (run.folder / "inversion.png").read_bytes()[:4] == b"\x89PNG"
     assert set(found["chance"]) == {"ssim", "psnr"}

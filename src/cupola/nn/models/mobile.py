@@ -7,9 +7,21 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from cupola.nn.models.parts import Init, Shape, Size, Stem, image, initialise, pooled, small
+from cupola.nn.activations import Activation
+from cupola.nn.models.parts import (
+    Init,
+    Layers,
+    Shape,
+    Share,
+    Size,
+    Stem,
+    image,
+    initialise,
+    pooled,
+    small,
+)
 from cupola.nn.models.registry import model
-from cupola.nn.normalisation import Norm, norm
+from cupola.nn.normalisation import Norm
 
 Width = Annotated[float, Field(gt=0, le=4)]
 
@@ -26,39 +38,17 @@ def _channels(wanted: float) -> int:
     return made + 8 if made < 0.9 * wanted else made
 
 
-def _block(
-    inputs: int,
-    outputs: int,
-    size: int,
-    stride: int,
-    groups: int,
-    kind: Norm,
-    group_size: int,
-    act: bool = True,
-) -> list[nn.Module]:
-    """Convolution, normalisation, ReLU6."""
-    bare = kind == "none"
-    return [
-        nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=bare),
-        *([] if bare else [norm(kind, outputs, group_size)]),
-        *([nn.ReLU6()] if act else []),
-    ]
-
-
 class _Inverted(nn.Module):
     """Wider by 1x1, depthwise 3x3, narrower by 1x1 without activation; plus x if shapes agree."""
 
     def __init__(
-        self, inputs: int, outputs: int, stride: int, expansion: int, kind: Norm, group_size: int
+        self, inputs: int, outputs: int, stride: int, expansion: int, make: Layers
     ) -> None:
         super().__init__()
         wide = inputs * expansion
-        layers: list[nn.Module] = []
-        if expansion > 1:
-            layers += _block(inputs, wide, 1, 1, 1, kind, group_size)
-        layers += _block(wide, wide, 3, stride, wide, kind, group_size)
-        layers += _block(wide, outputs, 1, 1, 1, kind, group_size, act=False)
-        self.layers = nn.Sequential(*layers)
+        layers = make.block(inputs, wide, 1) if expansion > 1 else []
+        layers += make.block(wide, wide, 3, stride, groups=wide)
+        self.layers = nn.Sequential(*layers, *make.conv(wide, outputs, 1))
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +64,10 @@ def mobilenet_v2(
     width: Width = 0.25,
     last: bool = False,
     norm: Norm = "batch",
+    activation: Activation = "relu6",
     group_size: Size = 8,
+    kernel_dropout: Share = 0.1,
+    always_drop: bool = False,
     stem: Stem = "auto",
     init: Init = "he",
 ) -> nn.Module:
@@ -87,15 +80,19 @@ def mobilenet_v2(
     channels, _, _ = image("mobilenet_v2", input_shape, 16)
     low = small(stem, input_shape)
     now = _channels(32 * width)
-    layers = _block(channels, now, 3, 1 if low else 2, 1, norm, group_size)
+    make = Layers(
+        norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
+        always=always_drop,
+    )  # fmt: skip
+    layers = make.block(channels, now, 3, 1 if low else 2)
     for stage, (expansion, wanted, blocks, stride) in enumerate(_STAGES):
         outputs = _channels(wanted * width)
         for i in range(blocks):
             step = stride if i == 0 and not (low and stage == 1) else 1
-            layers.append(_Inverted(now, outputs, step, expansion, norm, group_size))
+            layers.append(_Inverted(now, outputs, step, expansion, make))
             now = outputs
     if last:
         wide = max(1280, _channels(1280 * width))
-        layers += _block(now, wide, 1, 1, 1, norm, group_size)
+        layers += make.block(now, wide, 1)
         now = wide
     return initialise(nn.Sequential(*layers, *pooled(now, classes)), init)

@@ -116,12 +116,8 @@ class Layers:
         groups: that its channels fall into."""
         padding = size // 2 if padding is None else padding
         if self.kernel:
-            assert groups == 1, "kernel normalisation has no groups"
-            return [
-                KNConv2d(
-                    inputs, outputs, size, stride, padding, dropout=self.dropout, always=self.always
-                )
-            ]
+            how = {"groups": groups, "dropout": self.dropout, "always": self.always}
+            return [KNConv2d(inputs, outputs, size, stride, padding, **how)]
         if isinstance(padding, int):
             return [
                 nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=self.bias)

@@ -116,8 +116,12 @@ class Layers:
         groups: that its channels fall into."""
         padding = size // 2 if padding is None else padding
         if self.kernel:
-            how = {"groups": groups, "dropout": self.dropout, "always": self.always}
-            return [KNConv2d(inputs, outputs, size, stride, padding, **how)]
+            return [
+                KNConv2d(
+                    inputs, outputs, size, stride, padding, groups=groups, dropout=self.dropout,
+                    always=self.always,
+                )
+            ]  # fmt: skip
         if isinstance(padding, int):
             return [
                 nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=self.bias)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from parts import kernelnorm, keys, names, published, verdicts
+from parts import kernelnorm, keys, names, published, studies, verdicts
 
 PARTS: dict[str, Callable[[], str]] = {
     **kernelnorm.PARTS,
     **keys.PARTS,
     **names.PARTS,
     **published.PARTS,
+    **studies.PARTS,
     **verdicts.PARTS,
 }

@@ -91,6 +91,10 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
 
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
+    elif note == "study":
+        from cupola.plan.study import load_study
+
+        assert load_study(text).cohorts
     else:
         load(text)
 

@@ -50,6 +50,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def _read(source: str | Path | Mapping[str, Any] | Plan) -> tuple[str, dict[str, Any]]:
     if isinstance(source, Plan):
         return f"plan '{source.name}'", source.given()
+    return read_toml(source)
+
+
+def read_toml(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where it is from, for messages, and what it says: a file, TOML text or a mapping."""
     if isinstance(source, Mapping):
         return "plan", normal(source)
     if isinstance(source, str) and ("\n" in source or "=" in source) and not _is_file(source):
@@ -83,14 +88,19 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         raise PlanError(f"{where}, {line}: not TOML: {reason}") from None
 
 
-def explain(error: ValidationError, where: str, settings: Iterable[str] = ()) -> list[str]:
-    """One line per problem."""
+def explain(
+    error: ValidationError,
+    where: str,
+    settings: Iterable[str] = (),
+    whole: type[BaseModel] = Plan,
+) -> list[str]:
+    """One line per problem of what should be a `whole`."""
     lines = []
     for problem in error.errors():
-        path = _path(problem["loc"])
+        path = _path(problem["loc"], whole)
         key = ".".join(path)
         origin = "--set" if any(key and _covers(s, key) for s in settings) else where
-        text = _sentence(problem, path)
+        text = _sentence(problem, path, whole)
         line = f"{origin}: {text}"
         if line not in lines:
             lines.append(line)
@@ -101,10 +111,10 @@ def _covers(setting: str, key: str) -> bool:
     return key == setting or key.startswith(setting + ".")
 
 
-def _path(loc: tuple[int | str, ...]) -> list[str]:
+def _path(loc: tuple[int | str, ...], whole: type[BaseModel]) -> list[str]:
     """Keys as the user wrote them: pydantic adds the names of union members."""
     path: list[str] = []
-    section: Any = Plan
+    section: Any = whole
     for part in loc:
         if isinstance(part, int):
             if path:
@@ -140,13 +150,13 @@ def _partitions() -> dict[str, type[BaseModel]]:
     return {m.model_fields["kind"].default: m for m in members}
 
 
-def _sentence(problem: Any, path: list[str]) -> str:
+def _sentence(problem: Any, path: list[str], whole: type[BaseModel]) -> str:
     key = ".".join(path)
     kind, message = problem["type"], problem["msg"]
     if kind == "plan":
         return str(message)
     if kind == "extra_forbidden":
-        return f"{key} is unknown; {_meant(path, problem)}"
+        return f"{key} is unknown; {_meant(path, problem, whole)}"
     if kind == "missing":
         return f"{key} is missing"
     if kind == "union_tag_not_found":
@@ -170,12 +180,13 @@ def _sentence(problem: Any, path: list[str]) -> str:
     return f"{text}; did you mean '{close}'?" if close else text
 
 
-def _meant(path: list[str], problem: Any) -> str:
+def _meant(path: list[str], problem: Any, whole: type[BaseModel]) -> str:
     """A suggestion for an unknown key: in its own section, else anywhere in the plan."""
     *outer, last = path
-    section: Any = Plan
+    section: Any = whole
     for part in outer:
-        section = _model_of(section.model_fields[part].annotation) if section else None
+        name = part.partition("[")[0]
+        section = _model_of(section.model_fields[name].annotation) if section else None
     if section is None:  # a partition, the one place where sections differ by kind
         kind = next((p for p in problem["loc"] if p in _partitions()), "iid")
         section = _partitions()[str(kind)]
@@ -183,7 +194,7 @@ def _meant(path: list[str], problem: Any) -> str:
     close = closest(last, section.model_fields)
     if close:
         return f"did you mean {prefix}{close}?"
-    for name, field in Plan.model_fields.items():
+    for name, field in whole.model_fields.items():
         inner = _model_of(field.annotation)
         if inner is not None and (found := closest(last, inner.model_fields)):
             return f"did you mean {name}.{found}?"

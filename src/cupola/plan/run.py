@@ -197,7 +197,7 @@ class _Session:
         self.began = self.saved_at = time.monotonic()
         facts: dict[str, Any] = {"host": host, "model": program.space.module, "program": program}
         try:
-            with _signals(self._stop):
+            with signals(self._stop):
                 drive(self.whole, reach, self.state, lambda state: self._after(state, reach))
                 self._save(reach)
                 if self.plan.twin:
@@ -320,7 +320,7 @@ class _Session:
 
 
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
+def signals(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C and a request to terminate stop between two steps (in the main thread)."""
     if threading.current_thread() is not threading.main_thread():
         yield

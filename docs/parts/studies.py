@@ -1,0 +1,38 @@
+"""The keys of a study."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from parts.markdown import code, table
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> str:
+    rows = []
+    for name, field in model.model_fields.items():
+        default: Any = field.get_default(call_default_factory=True)
+        plain = not isinstance(default, BaseModel) and not field.is_required()
+        shown = code(list(default) if isinstance(default, tuple) else default) if plain else ""
+        shown = "" if default is None else shown
+        rows.append([f"`{prefix}{name}`", shown, field.description or ""])
+    return table(["key", "default", "meaning"], rows)
+
+
+def study() -> str:
+    from cupola.plan.study import StudyPlan
+
+    return _keys(StudyPlan)
+
+
+def parts() -> str:
+    from cupola.gwas import Newton, Quality, Trait
+    from cupola.plan.study import CohortFiles
+
+    sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton)]
+    tables = [_keys(model, prefix) for prefix, model in sections]
+    return "\n\n".join([*tables, "In each `[[cohorts]]`:\n\n" + _keys(CohortFiles)])
+
+
+PARTS = {"study-keys": study, "study-parts": parts}

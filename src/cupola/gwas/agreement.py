@@ -1,0 +1,186 @@
+"""Agreement on variants and alleles: a proposed list, compared by each cohort with its own.
+
+A variant is the same if chromosome, position and name are. Its alleles may be swapped (the file
+counts the other one) or, where that can be told, come from the other strand; both are put right at
+the cohort. What cannot be put right is left out of the study, with a reason.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from cupola.gwas.files import Variants
+
+# What a cohort finds of a proposed variant; those from ABSENT on leave it out.
+SAME, SWAPPED, FLIPPED, FLIPPED_SWAPPED, ABSENT, MOVED, INCOMPATIBLE, REPEATED = range(8)
+# What the total tells of a variant: in how many cohorts each of these is so.
+TOLD = ("absent", "moved", "incompatible", "repeated", "flipped", "swapped")
+REASONS = (
+    "kept",
+    "absent in a cohort",
+    "at another position in a cohort (another genome build?)",
+    "other alleles in a cohort",
+    "more than once in a cohort (multi-allelic?)",
+    "strand cannot be told (A/T or C/G)",
+    "minor allele frequency",
+    "missing calls",
+    "Hardy-Weinberg equilibrium",
+)
+KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
+_COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C"}
+
+
+def compare(proposed: Variants, own: Variants, index: Index) -> tuple[np.ndarray, np.ndarray]:
+    """Of each proposed variant its row in `own` (-1: none) and what was found."""
+    row = index.find(proposed)
+    status = np.full(len(proposed), ABSENT, np.uint8)
+    status[row == Index.REPEATED] = REPEATED
+    absent = np.flatnonzero(row == -1)
+    if len(absent):
+        elsewhere = [name in index.names for name in proposed.name[absent].tolist()]
+        status[absent[elsewhere]] = MOVED
+    found = row >= 0
+    mine = own[row[found]]
+    status[found] = _alleles(proposed.a1[found], proposed.a2[found], mine.a1, mine.a2)
+    return np.where(status < ABSENT, row, -1), status
+
+
+class Index:
+    """Where a cohort's variants stand."""
+
+    REPEATED = -2
+
+    def __init__(self, own: Variants) -> None:
+        self.own = own
+        self.simple = _ascending(own)
+
+    @cached_property
+    def rows(self) -> dict[tuple[int, int, str], int]:
+        found: dict[tuple[int, int, str], int] = {}
+        for i, key in enumerate(_keys(self.own)):
+            found[key] = self.REPEATED if key in found else i
+        return found
+
+    @cached_property
+    def names(self) -> set[str]:
+        return {name for name in self.own.name.tolist() if name != "."}
+
+    def find(self, proposed: Variants) -> np.ndarray:
+        """Rows of proposed variants; -1 for none, REPEATED for more than one."""
+        if self.simple and len(proposed):
+            at = self._start(proposed)
+            part = self.own[slice(at, at + len(proposed))]
+            if len(part) == len(proposed) and all(
+                (a == b).all()
+                for a, b in (
+                    (part.chromosome, proposed.chromosome),
+                    (part.position, proposed.position),
+                    (part.name, proposed.name),
+                )
+            ):
+                return np.arange(at, at + len(proposed))
+        return np.array([self.rows.get(key, -1) for key in _keys(proposed)], np.int64)
+
+    def _start(self, proposed: Variants) -> int:
+        """Where the first proposed variant would stand in ascending order."""
+        low, high = np.searchsorted(
+            self.own.chromosome, [proposed.chromosome[0], int(proposed.chromosome[0]) + 1]
+        ).tolist()
+        return low + int(np.searchsorted(self.own.position[low:high], proposed.position[0]))
+
+
+def _ascending(variants: Variants) -> bool:
+    """Whether no two variants share a place, and places are in order."""
+    step = np.diff(variants.chromosome.astype(np.int16))
+    return bool(((step > 0) | ((step == 0) & (np.diff(variants.position) > 0))).all())
+
+
+def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
+    return zip(variants.chromosome.tolist(), variants.position.tolist(), variants.name.tolist())
+
+
+def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    """How a cohort's alleles (b1, b2) relate to the proposed ones (a1, a2)."""
+    c1, c2 = _complements(b1), _complements(b2)
+    status = np.full(len(a1), INCOMPATIBLE, np.uint8)
+    # From the weakest to the strongest: the last that holds counts.
+    status[_fits(a1, a2, c2, c1)] = FLIPPED_SWAPPED
+    status[_fits(a1, a2, c1, c2)] = FLIPPED
+    status[_fits(a1, a2, b2, b1)] = SWAPPED
+    status[_fits(a1, a2, b1, b2)] = SAME
+    return status
+
+
+def _fits(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    """Whether alleles agree; one that a cohort has never seen ('0') agrees with any."""
+    unseen = (b1 == "0") != (b2 == "0")
+    exact = (a1 == b1) & (a2 == b2)
+    half = ((a1 == b1) & (b2 == "0")) | ((a2 == b2) & (b1 == "0"))
+    return exact | (unseen & half & (a1 != "0") & (a2 != "0"))
+
+
+def _complements(alleles: np.ndarray) -> np.ndarray:
+    kinds, place = np.unique(alleles, return_inverse=True)
+    other = [_COMPLEMENT.get(kind, "0" if kind == "0" else "?") for kind in kinds.tolist()]
+    return np.array(other, str)[place]
+
+
+def strand_unknown(variants: Variants) -> np.ndarray:
+    """A/T and C/G: the same letters on both strands."""
+    return _complements(variants.a1) == variants.a2
+
+
+def digits(status: np.ndarray, sites: int) -> np.ndarray:
+    """One integer a variant, whose digits in base sites + 1 count cohorts, in the order of TOLD."""
+    marks = np.stack(
+        [
+            status == ABSENT,
+            status == MOVED,
+            status == INCOMPATIBLE,
+            status == REPEATED,
+            np.isin(status, (FLIPPED, FLIPPED_SWAPPED)),
+            np.isin(status, (SWAPPED, FLIPPED_SWAPPED)),
+        ]
+    )
+    return (marks.astype(np.int64) * _powers(sites)[:, None]).sum(axis=0)
+
+
+def most_of_digits(sites: int) -> int:
+    """The largest number one cohort sends: two marks at most, both of the highest worth."""
+    return int(_powers(sites)[-2:].sum())
+
+
+def told(total: np.ndarray, sites: int) -> dict[str, np.ndarray]:
+    """The counts behind summed digits."""
+    whole = np.rint(total).astype(np.int64)
+    return {name: whole // int(power) % (sites + 1) for name, power in zip(TOLD, _powers(sites))}
+
+
+def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:
+    """Why each variant is left out, uint8; KEPT if it is not."""
+    found = np.full(len(counts["absent"]), KEPT, np.uint8)
+    for name, reason in (
+        ("absent", R_ABSENT), ("moved", R_MOVED), ("incompatible", R_ALLELES),
+        ("repeated", R_REPEATED),
+    ):  # fmt: skip
+        found[counts[name] > 0] = reason
+    return found
+
+
+def repeated(variants: Variants) -> np.ndarray:
+    """Variants that stand more than once in a list."""
+    seen: dict[tuple[int, int, str], int] = {}
+    twice = np.zeros(len(variants), bool)
+    if _ascending(variants):
+        return twice
+    for i, key in enumerate(_keys(variants)):
+        if key in seen:
+            twice[[i, seen[key]]] = True
+        seen[key] = i
+    return twice
+
+
+def _powers(sites: int) -> np.ndarray:
+    return np.array([(sites + 1) ** i for i in range(len(TOLD))], np.int64)

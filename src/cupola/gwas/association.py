@@ -1,0 +1,347 @@
+"""A federated association study as a step machine over sum and gather (after sPLINK, 004 ch. 4).
+
+Steps: people, standardising, the list of variants, agreement on it, allele counts, quality, test.
+What a chunk of variants has come to is an array of its own in the state, so that a step copies
+nothing. Kinds of chromosomes are those of `design`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from cupola.errors import DataError, PlanError
+from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
+from cupola.gwas import agreement, listing, quality
+from cupola.gwas.agreement import KEPT, R_REPEATED, R_STRAND
+from cupola.gwas.choices import Study
+from cupola.gwas.design import SEX_X, kinds
+from cupola.gwas.files import Variants
+from cupola.gwas.questions import Asker, Chunk
+from cupola.gwas.regression import Regression
+
+CASES, CONTROLS, OTHERS = range(3)
+MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
+
+
+@dataclass
+class Association:
+    """The program. listed: a public list of variants; without it the first cohort proposes one.
+
+    State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
+    then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
+    'found' (totals of the agreement). State arrays: 'list', 'reason' (see `agreement`), 'found/i',
+    'alleles/i' and 'genotypes/i' (counts of a chunk), 'test/i' (results of a chunk), 'work/'.
+    """
+
+    study: Study
+    sites: int
+    listed: Variants | None = None
+
+    def __post_init__(self) -> None:
+        if self.study.trend and self.study.regression:
+            raise PlanError("trend = true goes with test = 'chi-square'")
+        if not self.study.regression and (self.study.covariates or self.study.sex):
+            raise PlanError(
+                "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
+            )
+        self._list: tuple[np.ndarray, Variants] | None = None
+        self._chunked: tuple[np.ndarray, list[Chunk]] | None = None
+        self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "people": (self._ask_people, self._people),
+            "standardise": (self._ask_moments, self._moments),
+            "propose": (self._ask_list, self._proposed),
+            "agree": (self._ask_agree, self._agreed),
+            "fingerprints": (self._ask_fingerprints, self._fingerprints),
+            "counts": (self._ask_counts, self._counts),
+            "test": (self._ask_test, self._tested),
+        }
+
+    # The machine
+
+    def start(self) -> State:
+        return State(values={"phase": "people", "at": 0, "warnings": []})
+
+    def ask(self, state: State) -> Ask | None:
+        phase = state.values["phase"]
+        if phase == "done":
+            return None
+        kind, question, sites = self._phases[phase][0](state)
+        if kind == "alone":
+            return ALONE
+        return Ask(kind, replace(question, step=state.step, round=state.step), sites)
+
+    def answer(self, state: State, reply: Reply) -> State:
+        return self._phases[state.values["phase"]][1](state, reply)
+
+    def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
+        return "sum", question, list(range(self.sites))
+
+    def asker(self, state: State) -> Asker:
+        values = state.values
+        facts = {name: values.get(name) for name in ("binary", "shift", "width")}
+        return Asker(self.study, self.sites, values.get("people", {}).get("loaded", 0), facts)
+
+    # People
+
+    def _ask_people(self, state: State) -> Any:
+        return self._everybody(self.asker(state).people_question())
+
+    def _people(self, state: State, total: Total) -> State:
+        study = self.study
+        told = [int(n) for n in np.rint(total.arrays["people"])]
+        groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
+        mixed = study.binary is None and 0 < not_binary < self.sites
+        binary = not_binary == 0 if study.binary is None else study.binary
+        if study.test != "linear" and not binary:
+            raise DataError(
+                f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
+                f"has other values in {not_binary} of {self.sites} cohorts"
+            )
+        if study.test == "linear" and binary:
+            raise DataError(
+                "test = 'linear' needs a quantitative trait, but it has only 1, 2 and missing; use "
+                "'logistic', or say trait.kind = 'quantitative' if it is meant as a number"
+            )
+        if mixed:  # cohorts read 0 as missing and as a number: count again, as all will read it
+            groups, males = [0, 0, sum(groups)], [0, 0, sum(males)]
+        people: dict[str, Any] = {
+            "loaded": sum(groups), "males": sum(males), "groups": groups, "group_males": males,
+            "tested": tested if binary else quantitative, "cases": cases if binary else 0,
+        }  # fmt: skip
+        self._require_people(people["tested"])
+        after = "standardise" if study.regression else "propose"
+        width = len(study.columns) + 1
+        return state.next(
+            phase=after,
+            at=0,
+            people=people,
+            binary=binary,
+            shift=[0.0] * width,
+            width=[1.0] * width,
+        )
+
+    def _require_people(self, tested: int) -> None:
+        study = self.study
+        if not study.regression:
+            return
+        columns = len(study.columns) + 2 + study.sex_on_x
+        least = max(columns + 2, study.people_per_column * columns)
+        if tested < least:
+            raise DataError(
+                f"{tested:,} people have trait and covariates, but a regression with {columns} "
+                f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
+                "fewer, the totals could tell single genotypes; use fewer covariates or more people"
+            )
+
+    def _ask_moments(self, state: State) -> Any:
+        values = state.values
+        of = ("mean", "distance", "square")[values["at"]]
+        facts = (values["binary"], values["shift"], values["width"])
+        return self._everybody(self.asker(state).moments(of, *facts))
+
+    def _moments(self, state: State, total: Total) -> State:
+        values, at = state.values, state.values["at"]
+        mean = total.arrays["sums"] / values["people"]["tested"]
+        shift, width = np.array(values["shift"]), np.array(values["width"])
+        if at == 0:
+            shift = mean
+        else:
+            with np.errstate(divide="ignore"):
+                width = width * (mean if at == 1 else np.sqrt(mean))
+        if at == 1 and (width <= 1e-9 * (1 + np.abs(shift))).any():
+            names = [*self.study.columns, "the trait"]
+            flat = names[int(np.argmin(width))]
+            raise DataError(f"{flat} is the same for everybody tested; leave it out")
+        if values["binary"]:
+            shift[-1], width[-1] = 0.0, 1.0
+        done = at == 2
+        return state.next(
+            phase="propose" if done else "standardise",
+            at=0 if done else at + 1,
+            shift=shift.tolist(),
+            width=width.tolist(),
+        )
+
+    # Variants
+
+    def _ask_list(self, state: State) -> Any:
+        if self.listed is not None:
+            return "alone", None, []
+        return "gather", self.asker(state).propose(state.values.get("list_bytes")), [0]
+
+    def _proposed(self, state: State, reply: Reply) -> State:
+        if self.listed is not None:
+            packed = listing.pack(self.listed)
+        else:
+            (answer,) = cast(dict[int, Contribution], reply).values()
+            if "size" in answer.arrays:
+                size = int(answer.arrays["size"][0])
+                if not 0 < size < 1 << 32:
+                    raise DataError("the proposing cohort's list has no usable size")
+                return state.next(list_bytes=size)
+            packed = answer.arrays["list"].astype(np.uint8)
+        if len(listing.unpack(packed)) == 0:
+            raise DataError("the list of variants is empty")
+        return state.next({"list": packed}, phase="agree", at=0)
+
+    def variants(self, state: State) -> Variants:
+        """The list that the study is about."""
+        packed = state.arrays["list"]
+        if self._list is None or self._list[0] is not packed:
+            self._list = (packed, listing.unpack(packed))
+        return self._list[1]
+
+    def _stretch(self, state: State) -> tuple[int, int]:
+        length = 16 * self.study.chunk
+        at = state.values["at"] * length
+        return at, min(at + length, len(self.variants(state)))
+
+    def _ask_agree(self, state: State) -> Any:
+        start, stop = self._stretch(state)
+        part = self.variants(state)[slice(start, stop)]
+        return self._everybody(self.asker(state).agree(start, listing.pack(part), stop - start))
+
+    def _agreed(self, state: State, total: Total) -> State:
+        at, (_, stop) = state.values["at"], self._stretch(state)
+        found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
+        if stop < len(self.variants(state)):
+            return state.next(found, at=at + 1)
+        arrays = {**state.arrays, **found}
+        whole = np.concatenate([arrays[f"found/{i}"] for i in range(at + 1)])
+        return self._conclude_agreement(state, found, agreement.told(whole, self.sites))
+
+    def _conclude_agreement(
+        self, state: State, found: dict[str, np.ndarray], told: dict[str, np.ndarray]
+    ) -> State:
+        variants = self.variants(state)
+        reason = agreement.reasons(told)
+        reason[agreement.repeated(variants)] = R_REPEATED
+        unknown = agreement.strand_unknown(variants) & (reason == KEPT)
+        if self.study.quality.unknown_strand == "drop":
+            reason[unknown] = R_STRAND
+        facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
+        facts["unknown_strand"] = int(unknown.sum())
+        warnings = list(state.values["warnings"])
+        moved = facts["moved"] / len(variants)
+        if moved > MANY_MOVED:
+            warnings.append(
+                f"{moved:.0%} of the variants stand at other positions in some cohort: it seems to "
+                "use another genome build"
+            )
+        if not (reason == KEPT).any():
+            hint = f"; {warnings[-1]}" if moved > MANY_MOVED else ""
+            raise DataError(
+                f"no variant is common to all cohorts ({facts['absent']:,} absent somewhere, "
+                f"{facts['moved']:,} elsewhere, {facts['incompatible']:,} with other alleles){hint}"
+            )
+        after = "fingerprints" if self.study.fingerprints else "counts"
+        return state.next(
+            {"reason": reason, **found}, phase=after, at=0, found=facts, warnings=warnings
+        )
+
+    def _ask_fingerprints(self, state: State) -> Any:
+        return "gather", self.asker(state).fingerprints(), list(range(self.sites))
+
+    def _fingerprints(self, state: State, reply: Reply) -> State:
+        answers = cast(dict[int, Contribution], reply)
+        sets = {s: set(map(bytes, a.arrays["hashes"].astype(np.uint8))) for s, a in answers.items()}
+        shared = [
+            [a, b, len(sets[a] & sets[b])]
+            for a in sets
+            for b in sets
+            if a < b and sets[a] & sets[b]
+        ]
+        return state.next(phase="counts", at=0, shared_people=shared)
+
+    # Counts and quality
+
+    def chunks(self, state: State) -> list[Chunk]:
+        """The variants still in the study, in pieces of one kind of chromosome."""
+        reason = state.arrays["reason"]
+        if self._chunked is None or self._chunked[0] is not reason:
+            variants, kept = self.variants(state), reason == KEPT
+            kind = kinds(variants.chromosome)
+            pieces = []
+            for start in range(0, len(variants), self.study.chunk):
+                stop = min(start + self.study.chunk, len(variants))
+                for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
+                    index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
+                    pieces.append(Chunk(start, stop, int(k), index))
+            self._chunked = (reason, pieces)
+        return self._chunked[1]
+
+    def groups(self, state: State) -> list[int]:
+        """Groups that have people: cases, controls, others."""
+        if not state.values["binary"]:
+            return [OTHERS]
+        others = state.values["people"]["groups"][OTHERS] > 0
+        return [CASES, CONTROLS, *([OTHERS] if others else [])]
+
+    def _ask_counts(self, state: State) -> Any:
+        chunk = self.chunks(state)[state.values["at"]]
+        genotypes = self.study.trend or self.study.quality.hardy_weinberg > 0
+        facts = (state.values["binary"], self.groups(state), genotypes)
+        return self._everybody(self.asker(state).counts(chunk, *facts))
+
+    def _counts(self, state: State, total: Total) -> State:
+        at = state.values["at"]
+        small = {
+            f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in total.arrays.items()
+        }
+        if at + 1 < len(self.chunks(state)):
+            return state.next(small, at=at + 1)
+        return self._filter(state.next(small))
+
+    def _filter(self, state: State) -> State:
+        """Whole-study tables of counts in place of those of chunks, and the filters on them."""
+        chunks, m = self.chunks(state), len(self.variants(state))
+        arrays = dict(state.arrays)
+        for name in ("alleles", "genotypes"):
+            if f"{name}/0" in arrays:
+                parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
+                whole = np.zeros((m, *parts[0].shape[1:]), np.int32)
+                for chunk, part in zip(chunks, parts):
+                    whole[chunk.index] = part
+                arrays[name] = whole
+        for name in [n for n in arrays if n.startswith("found/")]:
+            del arrays[name]
+        state = State(state.step, arrays, state.values)
+        reason = quality.filtered(self, state)
+        arrays["reason"] = reason
+        state = State(state.step, arrays, {**state.values, "at": 0, "phase": "test"})
+        if not (reason == KEPT).any():
+            state.values["warnings"] = [*state.values["warnings"], "no variant passed the filters"]
+        if not self.study.regression or not (reason == KEPT).any():
+            state.values["phase"] = "done"
+        return state
+
+    def expected_alleles(self, state: State) -> np.ndarray:
+        """Alleles of all loaded people if no call were missing, per variant."""
+        people, kind = state.values["people"], kinds(self.variants(state).chromosome)
+        n, males = people["loaded"], people["males"]
+        return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
+
+    # The test of a regression
+
+    def columns(self, kind: int) -> list[str]:
+        """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
+        extra = ["SEX"] if kind == SEX_X and self.study.sex_on_x else []
+        return [*self.study.columns, *extra]
+
+    def _ask_test(self, state: State) -> Any:
+        question = Regression(self, state).ask()
+        return ("alone", None, []) if question is None else self._everybody(question)
+
+    def _tested(self, state: State, total: Total | None) -> State:
+        return Regression(self, state).answer(total)
+
+    def progress(self, state: State) -> tuple[str, int, int]:
+        """What is under way, how much of it is done, and the whole."""
+        phase, at = state.values["phase"], state.values["at"]
+        if phase in ("counts", "test"):
+            return phase, at, len(self.chunks(state))
+        return phase, 0, 1

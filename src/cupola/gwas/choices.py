@@ -1,0 +1,102 @@
+"""What a study decides; frozen, checked, and the same in plans and in code."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Choice(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Trait(_Choice):
+    """What is studied."""
+
+    column: str | None = None
+    """Column of the .pheno files; without it the .fam files' sixth column."""
+    kind: Literal["auto", "binary", "quantitative"] = "auto"
+    """auto: binary if no cohort has another value than 1, 2, 0 and missing, as PLINK decides."""
+
+
+class Quality(_Choice):
+    """Which variants and people are fit to be tested; variants over the pooled people."""
+
+    maf: float = Field(default=0.0, ge=0, le=0.5)
+    """Least frequency of the minor allele."""
+    missing: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of people without a call at a variant (PLINK: --geno)."""
+    hardy_weinberg: float = Field(default=0.0, ge=0, lt=1)
+    """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
+    person_missing: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
+    unknown_strand: Literal["keep", "drop"] = "keep"
+    """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
+
+
+class Newton(_Choice):
+    """How logistic regression is solved."""
+
+    iterations: int = Field(default=20, ge=1, le=100)
+    """Most iterations, that with the shared weights of the covariates included."""
+    tolerance: float = Field(default=1e-9, gt=0, lt=1e-2)
+    """The step that changes the log-likelihood by less is the last (after one that changed it by
+    about its square root)."""
+    firth: bool = False
+    """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
+
+
+class Study(_Choice):
+    """The statistical side of a study: what every cohort is asked."""
+
+    test: Literal["chi-square", "linear", "logistic"]
+    """PLINK: --assoc, --linear, --logistic."""
+    trait: Trait = Trait()
+    """What is studied, below."""
+    covariates: tuple[str, ...] = ()
+    """Columns of the .cov files (linear, logistic)."""
+    sex: bool = False
+    """Also the .fam files' sex as a covariate (PLINK: --sex)."""
+    sex_on_x: bool = True
+    """On chromosome X sex is a covariate by itself, as PLINK has it; false if it is one anyway."""
+    ambiguous_sex: bool = False
+    """Keep the trait of people of unknown sex (PLINK: --allow-no-sex)."""
+    trend: bool = False
+    """With chi-square: also the Cochran-Armitage trend test."""
+    covariate_rows: bool = False
+    """Keep the covariates' coefficients of every variant, too."""
+    quality: Quality = Quality()
+    """Filters, below."""
+    newton: Newton = Newton()
+    """How logistic regression is solved, below."""
+    vif: float = Field(default=50.0, gt=1)
+    """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
+    people_per_column: int = Field(default=20, ge=0)
+    """Fewest tested people per column of a regression; a study with fewer is refused."""
+    one_sided: bool = False
+    """Whether a cohort without cases or without controls may take part."""
+    largest: float = Field(default=1e6, gt=0)
+    """No covariate or quantitative trait is larger than this; masked sums need a bound."""
+    rare: int = Field(default=5, ge=0)
+    """A cohort that proposes the list names no variant with fewer copies of its rarer allele."""
+    chunk: int = Field(default=4096, ge=8, le=1 << 17)
+    """Variants in one question."""
+    fingerprints: bool = False
+    """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+
+    @property
+    def binary(self) -> bool | None:
+        """Whether the trait is binary, if that is stated."""
+        return None if self.trait.kind == "auto" else self.trait.kind == "binary"
+
+    @property
+    def regression(self) -> bool:
+        return self.test != "chi-square"
+
+    @property
+    def columns(self) -> list[str]:
+        """Covariates, by name."""
+        if not self.regression:
+            return []
+        return [*self.covariates, *(["SEX"] if self.sex else [])]

@@ -1,0 +1,191 @@
+"""One cohort: who is in it, with trait, covariates and sex, and its genotypes.
+
+People are loaded as PLINK loads them: the .fam file (after `keep` and person missingness) decides
+who exists; a trait or covariate that is missing takes a person out of the test, not out of the
+allele counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cupola.gwas.bed import Bed
+from cupola.gwas.files import (
+    CohortError,
+    Table,
+    Variants,
+    fam_trait,
+    numbers,
+    read_keep,
+    read_people,
+    read_table,
+    read_variants,
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a study wants of every cohort.
+
+    trait: a column of the .pheno file, or None for the .fam file's. covariates: columns of the .cov
+    file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
+    sex keep their trait (--allow-no-sex). mind: the most calls a person may miss.
+    """
+
+    trait: str | None = None
+    covariates: tuple[str, ...] = ()
+    sex: bool = False
+    ambiguous_sex: bool = False
+    mind: float = 1.0
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a cohort's data are."""
+
+    name: str
+    bed: Path
+    bim: Path
+    fam: Path
+    pheno: Path | None = None
+    cov: Path | None = None
+    keep: Path | None = None
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Data of one cohort; arrays over the people of the .fam file.
+
+    loaded: who counts at all. male, female: by .fam. trait: NaN where missing, as read (0 is
+    missing if the trait turns out to be binary). covariates: (people, c), NaN where missing.
+    """
+
+    files: Files
+    variants: Variants
+    bed: Bed
+    person: list[str]
+    loaded: np.ndarray
+    male: np.ndarray
+    female: np.ndarray
+    trait: np.ndarray
+    covariates: np.ndarray
+
+    @cached_property
+    def looks_binary(self) -> bool:
+        """As PLINK deduces: no value but 1, 2, 0 and missing."""
+        told = self.trait[self.loaded & ~np.isnan(self.trait)]
+        return bool(np.isin(told, (0.0, 1.0, 2.0)).all())
+
+    def traits(self, binary: bool) -> np.ndarray:
+        """The trait of everybody: 0 and 1 if binary (control, case), NaN where missing."""
+        if not binary:
+            return np.where(self.loaded, self.trait, np.nan)
+        wrong = self.loaded & ~np.isnan(self.trait) & ~np.isin(self.trait, (0.0, 1.0, 2.0))
+        if wrong.any():
+            person = self.person[int(np.flatnonzero(wrong)[0])]
+            value = self.trait[wrong][0]
+            raise CohortError(
+                "trait-not-binary",
+                f"cohort '{self.files.name}'",
+                f"trait of '{person}' is {value:g}: cases are 2, controls 1, missing 0 or -9",
+            )
+        told = self.loaded & np.isin(self.trait, (1.0, 2.0))
+        return np.where(told, self.trait - 1, np.nan)
+
+    def tested(self, binary: bool, with_covariates: bool) -> np.ndarray:
+        """Who takes part in the test."""
+        told = ~np.isnan(self.traits(binary))
+        if with_covariates and self.covariates.shape[1]:
+            told &= ~np.isnan(self.covariates).any(axis=1)
+        return told
+
+
+def open_cohort(files: Files, wanted: Wanted) -> Cohort:
+    """Read and check everything but the calls themselves."""
+    _refuse_dosages(files)
+    people = read_people(files.fam)
+    variants = read_variants(files.bim)
+    bed = Bed(files.bed, len(people), len(variants))
+    loaded = np.ones(len(people), bool)
+    if files.keep is not None:
+        keep = read_keep(files.keep)
+        loaded = np.array([person in keep for person in people.person])
+        if not loaded.any():
+            raise CohortError("keep-nobody", str(files.keep), f"names nobody of {files.fam}")
+    if wanted.mind < 1:
+        from cupola.gwas.kernels import missing_by_person
+
+        share = missing_by_person(bed) / len(variants)
+        loaded &= share <= wanted.mind
+        if not loaded.any():
+            raise CohortError("mind-nobody", str(files.bed), "nobody has enough calls")
+    trait = _trait(files, wanted, people.person, fam_trait(people, files.fam))
+    if not wanted.ambiguous_sex:
+        trait = np.where(people.sex == 0, np.nan, trait)
+    if not (loaded & ~np.isnan(trait)).any():
+        raise CohortError("trait-nobody", _source(files, wanted), "nobody has a trait")
+    columns = _covariates(files, wanted, people.person)
+    if wanted.sex:
+        columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
+    covariates = np.stack(columns, axis=1) if columns else np.zeros((len(people), 0))
+    return Cohort(
+        files,
+        variants,
+        bed,
+        people.person,
+        loaded,
+        people.sex == 1,
+        people.sex == 2,
+        trait,
+        covariates,
+    )
+
+
+def _refuse_dosages(files: Files) -> None:
+    if files.bed.suffix in (".pgen", ".bgen", ".pvar", ".gen", ".vcf"):
+        raise CohortError(
+            "dosages",
+            str(files.bed),
+            "imputed dosages cannot be used yet; hard calls can: `plink2 --make-bed`",
+        )
+
+
+def _source(files: Files, wanted: Wanted) -> str:
+    return str(files.fam if wanted.trait is None or files.pheno is None else files.pheno)
+
+
+def _trait(files: Files, wanted: Wanted, people: list[str], from_fam: np.ndarray) -> np.ndarray:
+    if wanted.trait is None:
+        return from_fam
+    if files.pheno is None:
+        raise CohortError(
+            "pheno-absent",
+            f"cohort '{files.name}'",
+            f"the study asks for trait '{wanted.trait}', but the cohort names no pheno file",
+        )
+    table = read_table(files.pheno, "pheno")
+    _require_match(table, people, files.fam, "pheno")
+    return numbers(table, wanted.trait, "pheno", people)
+
+
+def _covariates(files: Files, wanted: Wanted, people: list[str]) -> list[np.ndarray]:
+    if not wanted.covariates:
+        return []
+    if files.cov is None:
+        raise CohortError(
+            "cov-absent",
+            f"cohort '{files.name}'",
+            f"the study asks for {', '.join(wanted.covariates)}, but the cohort names no cov file",
+        )
+    table = read_table(files.cov, "cov")
+    _require_match(table, people, files.fam, "cov")
+    return [numbers(table, name, "cov", people) for name in wanted.covariates]
+
+
+def _require_match(table: Table, people: list[str], fam: Path, what: str) -> None:
+    if not any(person in table.lines for person in people):
+        raise CohortError(f"{what}-nobody", str(table.path), f"names nobody of {fam}")

@@ -1,0 +1,261 @@
+"""The kernels, compiled by numba: calls stay two bits wide as long as possible.
+
+Counting is population counts on bit planes. Sums over people are taken a byte, that is four people,
+at a time: a table gives what each of the 256 bytes adds. People without a call are few, and are
+walked one by one. `reference` says what each function computes.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_LOW = np.uint64(0x5555555555555555)
+_ONES = np.uint64(0x3333333333333333)
+_FOURS = np.uint64(0x0F0F0F0F0F0F0F0F)
+_BYTES = np.uint64(0x0101010101010101)
+_ONE, _TWO, _FOUR, _TOP = np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(56)
+
+
+@njit(inline="always")
+def _popcount_pairs(x):
+    """How many lower bits of pairs are set."""
+    x = (x & _ONES) + ((x >> _TWO) & _ONES)
+    x = (x + (x >> _FOUR)) & _FOURS
+    return (x * _BYTES) >> _TOP
+
+
+@njit(cache=True, nogil=True)
+def genotype_counts(words, masks):
+    """words: (variants, words) uint64. masks: (groups, words), a person's lower bit."""
+    k, width = words.shape
+    groups = masks.shape[0]
+    found = np.zeros((k, groups, 3), np.int64)
+    for s in range(k):
+        for group in range(groups):
+            low = np.uint64(0)
+            high = np.uint64(0)
+            both = np.uint64(0)
+            people = np.uint64(0)
+            for i in range(width):
+                mask = masks[group, i]
+                lower = words[s, i] & mask
+                upper = (words[s, i] >> _ONE) & mask
+                low += _popcount_pairs(lower)
+                high += _popcount_pairs(upper)
+                both += _popcount_pairs(lower & upper)
+                people += _popcount_pairs(mask)
+            found[s, group, 0] = np.int64(people - low - high + both)
+            found[s, group, 1] = np.int64(high - both)
+            found[s, group, 2] = np.int64(both)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def call_sums(columns, two, one):
+    """columns: (bytes, variants), a byte of four people a row. two, one: (4 * bytes, a)."""
+    width, k = columns.shape
+    a = two.shape[1]
+    sums = np.zeros((k, a))
+    table = np.zeros((256, a))
+    for byte in range(width):
+        for j in range(a):
+            table[0, j] = 0.0
+            for person in range(4):
+                table[0, j] += two[4 * byte + person, j]
+        filled = 1  # entries below `filled` are complete for the persons seen so far
+        for person in range(4):
+            at = 4 * byte + person
+            for call in range(1, 4):
+                for v in range(filled):
+                    for j in range(a):
+                        change = -two[at, j]
+                        if call == 2:
+                            change += one[at, j]
+                        table[call * filled + v, j] = table[v, j] + change
+            filled *= 4
+        for s in range(k):
+            v = columns[byte, s]
+            for j in range(a):
+                sums[s, j] += table[v, j]
+    return sums
+
+
+@njit(cache=True, nogil=True)
+def missing_sums(words, values):
+    """words: (variants, words) uint64. values: (32 * words, b)."""
+    k, width = words.shape
+    b = values.shape[1]
+    sums = np.zeros((k, b))
+    for s in range(k):
+        for i in range(width):
+            missing = words[s, i] & ~(words[s, i] >> _ONE) & _LOW
+            while missing:
+                lowest = missing & (~missing + _ONE)
+                at = 32 * i + np.int64(_popcount_pairs((lowest - _ONE) & _LOW))
+                for j in range(b):
+                    sums[s, j] += values[at, j]
+                missing ^= lowest
+    return sums
+
+
+@njit(cache=True, nogil=True)
+def missing_by_person(words, count):
+    """Adds 1 to count[person] for every variant without its call."""
+    for s in range(words.shape[0]):
+        for i in range(words.shape[1]):
+            missing = words[s, i] & ~(words[s, i] >> _ONE) & _LOW
+            while missing:
+                lowest = missing & (~missing + _ONE)
+                count[32 * i + np.int64(_popcount_pairs((lowest - _ONE) & _LOW))] += 1
+                missing ^= lowest
+
+
+@intrinsic
+def _as_float(typingctx, bits):  # noqa: ARG001
+    """The float64 with these 64 bits."""
+
+    def build(context, builder, signature, args):  # noqa: ARG001
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), build
+
+
+@intrinsic
+def _as_bits(typingctx, number):  # noqa: ARG001
+    """The 64 bits of a float64."""
+
+    def build(context, builder, signature, args):  # noqa: ARG001
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), build
+
+
+_ROUND = 1.5 * 2.0**52  # adding it rounds to an integer, which stands in the lowest bits
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
+
+
+@njit(inline="always")
+def _exp(x):
+    """exp without branches or calls, so that loops over it are vectorised; |x| < 700."""
+    shifted = x * _LOG2E + _ROUND
+    power = shifted - _ROUND
+    r = (x - power * _LN2_HIGH) - power * _LN2_LOW
+    value = 2.505210838544172e-08
+    value = value * r + 2.755731922398589e-07
+    value = value * r + 2.755731922398589e-06
+    value = value * r + 2.48015873015873e-05
+    value = value * r + 1.984126984126984e-04
+    value = value * r + 1.388888888888889e-03
+    value = value * r + 8.333333333333333e-03
+    value = value * r + 4.1666666666666664e-02
+    value = value * r + 1.6666666666666666e-01
+    value = value * r + 0.5
+    value = value * r + 1.0
+    value = value * r + 1.0
+    return value * _as_float((_as_bits(shifted) + 1023) << 52)
+
+
+# What a byte says of its four people: copies of a1, and whether there is a call.
+_CALLS = (np.arange(256)[:, None] >> np.array([0, 2, 4, 6])) & 3
+_COPIES = np.array([2.0, 0.0, 1.0, 0.0])[_CALLS]
+_TOLD = (_CALLS != 1).astype(np.float64)
+
+
+@njit(inline="always")
+def _decode(row, scale, included, genotype, told):
+    for byte in range(row.shape[0]):
+        v = row[byte]
+        for j in range(4):
+            at = 4 * byte + j
+            genotype[at] = _COPIES[v, j] * scale[at]
+            told[at] = _TOLD[v, j] * included[at]
+
+
+# Contractions and reordered sums only: numbers that are not finite must stay what they are.
+_REORDER = {"reassoc", "contract", "nsz"}
+
+
+# numpy's error model: a check for division by zero would keep the loop from being vectorised.
+@njit(cache=True, nogil=True, fastmath={"contract", "nsz"}, error_model="numpy")
+def _weights(beta, columns, genotype, told, y, weight, residual):
+    """Logistic weights and residuals of one variant."""
+    fixed, n = columns.shape
+    slope = beta[fixed]
+    for i in range(n):
+        weight[i] = slope * genotype[i]
+    for j in range(fixed):
+        b = beta[j]
+        for i in range(n):
+            weight[i] += b * columns[j, i]
+    for i in range(n):  # three loops: each is short enough to be vectorised
+        weight[i] = min(max(weight[i], -700.0), 700.0)
+    for i in range(n):
+        weight[i] = 1.0 / (1.0 + _exp(-weight[i]))
+    for i in range(n):
+        p = weight[i]
+        weight[i] = told[i] * p * (1.0 - p)
+        residual[i] = told[i] * (y[i] - p)
+
+
+@njit(inline="always")
+def _dots(columns, first, vector, out, at):
+    """out[at...] = columns[first:] @ vector, four columns at a time."""
+    rows, n = columns.shape
+    j = first
+    while j + 4 <= rows:
+        a = b = c = d = 0.0
+        for i in range(n):
+            v = vector[i]
+            a += columns[j, i] * v
+            b += columns[j + 1, i] * v
+            c += columns[j + 2, i] * v
+            d += columns[j + 3, i] * v
+        out[at] = a
+        out[at + 1] = b
+        out[at + 2] = c
+        out[at + 3] = d
+        j += 4
+        at += 4
+    while j < rows:
+        a = 0.0
+        for i in range(n):
+            a += columns[j, i] * vector[i]
+        out[at] = a
+        j += 1
+        at += 1
+
+
+@njit(cache=True, nogil=True, fastmath=_REORDER)
+def logistic_sums(rows, included, scale, columns, products, y, beta):
+    """Over all places for people in a row (4 a byte). included: 1 for those tested, else 0, as in
+    all else of theirs. columns: (p - 1, places). products: (p (p - 1) / 2, places), of pairs of
+    columns, row by row of the upper triangle. Gives gradient and information (order: pairs of
+    columns, each column with the genotype, the genotype with itself)."""
+    k, p = beta.shape
+    n = included.shape[0]
+    fixed = p - 1
+    pairs = products.shape[0]
+    gradient = np.empty((k, p))
+    information = np.empty((k, pairs + p))
+    genotype, told = np.empty(n), np.empty(n)
+    weight, residual = np.empty(n), np.empty(n)
+    for s in range(k):
+        _decode(rows[s], scale, included, genotype, told)
+        _weights(beta[s], columns, genotype, told, y, weight, residual)
+        _dots(products, 0, weight, information[s], 0)
+        _dots(columns, 0, residual, gradient[s], 0)
+        slope = 0.0
+        square = 0.0
+        for i in range(n):
+            slope += genotype[i] * residual[i]
+            weight[i] *= genotype[i]
+            square += genotype[i] * weight[i]
+        _dots(columns, 0, weight, information[s], pairs)
+        gradient[s, fixed] = slope
+        information[s, pairs + fixed] = square
+    return gradient, information

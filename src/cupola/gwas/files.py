@@ -1,0 +1,243 @@
+"""The text files of a cohort, as PLINK reads them: .bim, .fam, and tables of traits and covariates.
+
+What is wrong with a file is said twice: a code that may cross the cohort's border, and a line for
+the cohort's own eyes, with file, line number and value.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cupola.errors import DataError
+
+MISSING = {"-9", "na", "nan"}  # in lower case
+X, Y, XY, MT = 23, 24, 25, 26
+_NAMED = {"X": X, "Y": Y, "XY": XY, "PAR1": XY, "PAR2": XY, "MT": MT, "M": MT}
+_GZIP = b"\x1f\x8b"
+
+
+class CohortError(DataError):
+    """Data of a cohort that cannot be used. code: all that may cross its border."""
+
+    def __init__(self, code: str, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Variants:
+    """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
+    Genotype 0 of the .bed file is two copies of a1."""
+
+    chromosome: np.ndarray
+    position: np.ndarray
+    name: np.ndarray
+    a1: np.ndarray
+    a2: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def __getitem__(self, index: np.ndarray | slice) -> Variants:
+        columns = (self.chromosome, self.position, self.name, self.a1, self.a2)
+        return Variants(*(column[index] for column in columns))
+
+
+@dataclass(frozen=True)
+class People:
+    """A .fam file. person: 'FID IID'. sex: 1 male, 2 female, 0 unknown. trait: as written."""
+
+    person: list[str]
+    sex: np.ndarray
+    trait: list[str]
+
+    def __len__(self) -> int:
+        return len(self.person)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of a .pheno or .cov file, as written. lines: where each person stands."""
+
+    path: Path
+    names: list[str]
+    values: dict[str, list[str]]
+    lines: dict[str, int]
+
+
+def read_variants(path: Path) -> Variants:
+    """A .bim file: chromosome, name, centimorgans (may be absent), position, two alleles."""
+    table = _columns(path)
+    try:
+        position = np.array([int(text) for text in table[-3]], np.int64)
+    except ValueError:
+        _complain_of_position(path)
+        raise
+    codes = {text: chromosome(text) for text in set(table[0])}
+    return Variants(
+        np.array([codes[text] for text in table[0]], np.uint8),
+        position,
+        np.array(table[1]),
+        np.char.upper(np.array(table[-2])),
+        np.char.upper(np.array(table[-1])),
+    )
+
+
+def _columns(path: Path) -> list[list[str]]:
+    """The five or six columns of a .bim file."""
+    lines, width = 0, 0
+    words: list[str] = []
+    for number, fields in _lines(path, "bim"):
+        if len(fields) not in (5, 6) or (width and len(fields) != width):
+            raise CohortError(
+                "bim-columns", f"{path}, line {number}", f"{len(fields)} columns, 6 expected"
+            )
+        width = len(fields)
+        lines += 1
+        words += fields
+    if not lines:
+        raise CohortError("bim-empty", str(path), "holds no variant")
+    return [words[i::width] for i in range(width)]
+
+
+def _complain_of_position(path: Path) -> None:
+    for number, fields in _lines(path, "bim"):
+        if not fields[-3].lstrip("+-").isdigit():
+            raise CohortError(
+                "bim-position", f"{path}, line {number}", f"'{fields[-3]}' is no position"
+            ) from None
+
+
+def chromosome(text: str) -> int:
+    """PLINK's number of a human chromosome; 0 where it is none."""
+    bare = text.upper().removeprefix("CHR")
+    if bare in _NAMED:
+        return _NAMED[bare]
+    return int(bare) if bare.isascii() and bare.isdigit() and int(bare) <= MT else 0
+
+
+def read_people(path: Path) -> People:
+    """A .fam file: family, person, father, mother, sex, trait."""
+    seen: dict[str, int] = {}
+    sex, trait = [], []
+    for number, fields in _lines(path, "fam"):
+        if len(fields) < 6:
+            raise CohortError(
+                "fam-columns", f"{path}, line {number}", f"{len(fields)} columns, 6 expected"
+            )
+        _enter(seen, path, number, fields, "fam")
+        sex.append({"1": 1, "2": 2}.get(fields[4], 0))
+        trait.append(fields[5])
+    if not seen:
+        raise CohortError("fam-empty", str(path), "holds no people")
+    return People(list(seen), np.array(sex, np.uint8), trait)
+
+
+def read_table(path: Path, what: str) -> Table:
+    """A table whose first line is 'FID IID name ...'. what: 'pheno' or 'cov', for the code."""
+    rows = _lines(path, what)
+    _, head = next(rows, (0, []))
+    if [h.upper().lstrip("#") for h in head[:2]] != ["FID", "IID"] or len(head) < 3:
+        raise CohortError(
+            f"{what}-header", f"{path}, line 1", "must be 'FID IID' and the names of columns"
+        )
+    names = head[2:]
+    if len(set(names)) < len(names):
+        raise CohortError(f"{what}-header", f"{path}, line 1", "names a column twice")
+    columns: list[list[str]] = [[] for _ in names]
+    seen: dict[str, int] = {}
+    for number, fields in rows:
+        if len(fields) != len(head):
+            raise CohortError(
+                f"{what}-columns",
+                f"{path}, line {number}",
+                f"{len(fields)} columns, {len(head)} expected",
+            )
+        _enter(seen, path, number, fields, what)
+        for column, field in zip(columns, fields[2:]):
+            column.append(field)
+    return Table(path, names, dict(zip(names, columns)), seen)
+
+
+def read_keep(path: Path) -> set[str]:
+    """People as 'FID IID', from the first two columns of a file (a header does no harm)."""
+    found = set()
+    for number, fields in _lines(path, "keep"):
+        if len(fields) < 2:
+            raise CohortError("keep-columns", f"{path}, line {number}", "needs FID and IID")
+        found.add(" ".join(fields[:2]))
+    return found
+
+
+def numbers(table: Table, name: str, what: str, people: Sequence[str]) -> np.ndarray:
+    """A column as float64 in the order of `people`; NaN where missing or absent."""
+    if name not in table.values:
+        raise CohortError(
+            f"{what}-column-missing",
+            str(table.path),
+            f"has no column '{name}'; it has {', '.join(table.names)}",
+        )
+    found = dict(zip(table.lines, table.values[name]))
+    result = np.full(len(people), np.nan)
+    for i, person in enumerate(people):
+        written = found.get(person)
+        if written is not None and written.lower() not in MISSING:
+            result[i] = _number(written, f"{table.path}, line {table.lines[person]}", name, what)
+    return result
+
+
+def fam_trait(people: People, path: Path) -> np.ndarray:
+    """The trait of a .fam file as float64; NaN where missing."""
+    result = np.full(len(people), np.nan)
+    for i, written in enumerate(people.trait):
+        if written.lower() not in MISSING:
+            result[i] = _number(written, f"{path}, line {i + 1}", "trait", "fam")
+    return result
+
+
+def _number(written: str, where: str, name: str, what: str) -> float:
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise CohortError(f"{what}-not-a-number", where, f"{name} = '{written}' is no number")
+    return value
+
+
+def _enter(seen: dict[str, int], path: Path, number: int, fields: Sequence[str], what: str) -> None:
+    person = " ".join(fields[:2])
+    if person in seen:
+        raise CohortError(
+            f"{what}-duplicate-person",
+            f"{path}, line {number}",
+            f"'{person}' was in line {seen[person]} before",
+        )
+    seen[person] = number
+
+
+def _lines(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Fields of the lines that are not empty, with their numbers; gzip is recognised."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP
+        with (
+            gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as f
+        ):
+            for number, line in enumerate(f, 1):
+                if fields := line.split():
+                    yield number, fields
+    except UnicodeDecodeError:
+        raise CohortError(f"{what}-not-text", str(path), "is not UTF-8 text") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise CohortError(f"{what}-gzip", str(path), "is a broken gzip file") from None
+    except OSError as error:
+        reason = error.strerror or "not readable"
+        raise CohortError(f"{what}-unreadable", str(path), reason.lower()) from None

@@ -1,0 +1,106 @@
+"""From pooled sums to coefficients: least squares, Newton steps, and when there is no answer.
+
+Many variants at once: matrices are (variants, p, p), the genotype is the last column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH = range(6)
+MEANINGS = (
+    "",
+    "one allele among those tested",
+    "columns are collinear",
+    "no finite estimate (separated, or no convergence)",
+    "fewer people than columns",
+    "Firth's penalised likelihood",
+)
+ALIKE = 0.999  # correlation from which PLINK calls two columns collinear
+
+
+def symmetric(upper: np.ndarray, p: int) -> np.ndarray:
+    """Matrices (k, p, p) from upper triangles (k, p (p + 1) / 2), row by row."""
+    i, j = np.triu_indices(p)
+    matrix = np.zeros((*upper.shape[:-1], p, p))
+    matrix[..., i, j] = upper
+    matrix[..., j, i] = upper
+    return matrix
+
+
+def trouble(products: np.ndarray, people: np.ndarray, vif: float) -> np.ndarray:
+    """Which variants have no answer, uint8: as PLINK checks before it fits.
+
+    products: (k, p, p), sums of products of columns over people, maybe weighted; column 0 is the
+    intercept. A column without variance, a correlation beyond 0.999 or a variance inflation beyond
+    `vif` is collinear.
+    """
+    k, p = len(products), products.shape[-1]
+    status = np.zeros(k, np.uint8)
+    count = products[:, 0, 0]
+    safe = np.where(count > 0, count, 1.0)
+    mean = products[:, 0, 1:] / safe[:, None]
+    centred = products[:, 1:, 1:] - safe[:, None, None] * mean[:, :, None] * mean[:, None, :]
+    variance = np.diagonal(centred, axis1=1, axis2=2)
+    # Rounding leaves some 1e-16 of the squares, 32 bits a few 1e-9 of them.
+    flat = variance <= 1e-7 * np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+    status[flat[:, :-1].any(axis=1)] = COLLINEAR
+    status[flat[:, -1]] = MONOMORPHIC
+    status[people <= p] = TOO_FEW
+    ready = np.flatnonzero(status == OK)
+    if len(ready):
+        width = np.sqrt(variance[ready])
+        correlation = centred[ready] / (width[:, :, None] * width[:, None, :])
+        off = np.abs(correlation - np.eye(p - 1))
+        off[:, range(p - 1), range(p - 1)] = 0
+        alike = off.max(axis=(1, 2)) > ALIKE
+        status[ready[alike]] = COLLINEAR
+        ready, correlation = ready[~alike], correlation[~alike]
+        inflated = np.diagonal(inverse(correlation), axis1=1, axis2=2)
+        bad = ~(inflated <= vif).all(axis=1) | (inflated < 0).any(axis=1)
+        status[ready[bad]] = COLLINEAR
+    return status
+
+
+def inverse(matrices: np.ndarray) -> np.ndarray:
+    """Inverses; NaN where there is none."""
+    try:
+        return np.linalg.inv(matrices)
+    except np.linalg.LinAlgError:
+        found = np.full(matrices.shape, np.nan)
+        for i, matrix in enumerate(matrices):
+            if np.linalg.matrix_rank(matrix) == len(matrix):
+                found[i] = np.linalg.inv(matrix)
+        return found
+
+
+def least_squares(
+    products: np.ndarray, with_y: np.ndarray, y_square: np.ndarray, people: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients and standard errors (k, p) from X'X, X'y and y'y."""
+    inverted = inverse(products)
+    beta = np.einsum("kij,kj->ki", inverted, with_y)
+    left = y_square - np.einsum("ki,ki->k", beta, with_y)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = np.maximum(left, 0) / (people - products.shape[-1])
+        error = np.sqrt(noise[:, None] * np.diagonal(inverted, axis1=1, axis2=2))
+    return beta, error
+
+
+def newton_step(
+    gradient: np.ndarray, information: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The step (k, p), by how much it should raise the log-likelihood (k,), and the standard errors
+    (k, p); NaN where the information cannot be inverted."""
+    inverted = inverse(information)
+    step = np.einsum("kij,kj->ki", inverted, gradient)
+    gain = 0.5 * np.einsum("ki,ki->k", step, gradient)
+    with np.errstate(invalid="ignore"):
+        error = np.sqrt(np.diagonal(inverted, axis1=1, axis2=2))
+    return step, gain, error
+
+
+def logistic_null(gradient: np.ndarray, information: np.ndarray) -> tuple[np.ndarray, float]:
+    """One Newton step of a single model: the step and its gain."""
+    step, gain, _ = newton_step(gradient[None], information[None])
+    return step[0], float(gain[0])

@@ -1,0 +1,145 @@
+"""A cohort as a site of a federation: opened when first asked, with a log that stays there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupola.federation import Declined, Question, SiteContext
+from cupola.gwas.agreement import Index
+from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
+from cupola.gwas.design import Design, design
+from cupola.gwas.files import CohortError, Variants
+from cupola.gwas.kernels import genotype_counts
+
+_CHUNK = 4096
+FIRTH_ITERATIONS = 50
+LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
+
+
+@dataclass
+class Site:
+    """One cohort's side, and what it has agreed to, whatever it is asked.
+
+    salt: what cohorts share and the coordinator does not know; without it no fingerprints.
+    proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
+    iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
+    none of it crosses the border.
+    """
+
+    files: Files
+    wanted: Wanted
+    salt: bytes | None = None
+    proposes: bool = True
+    rare: int = 5
+    iterations: int = 20 + FIRTH_ITERATIONS
+    log: list[str] = field(default_factory=list)
+    _cohort: Cohort | None = None
+    _designs: dict[Any, Design] = field(default_factory=dict)
+    _index: Index | None = None
+    _common: tuple[int, Variants] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _pinned: dict[Any, Any] = field(default_factory=dict)
+    _asked: np.ndarray | None = None
+    _counted: set[int] = field(default_factory=set)
+
+    @property
+    def cohort(self) -> Cohort:
+        with self._lock:
+            if self._cohort is None:
+                self._cohort = open_cohort(self.files, self.wanted)
+            return self._cohort
+
+    @property
+    def index(self) -> Index:
+        """Where variants stand; dropped after the agreement."""
+        if self._index is None:
+            self._index = Index(self.cohort.variants)
+        return self._index
+
+    def pin(self, what: Any, value: Any) -> None:
+        """Answer a kind of question in one form only: many forms of a sum tell its parts."""
+        if self._pinned.setdefault(what, value) != value:
+            raise Declined("asked-otherwise-before")
+
+    def count(self, step: int, local: np.ndarray) -> None:
+        """Refuse to tell a variant's likelihood at ever more points."""
+        if self._asked is None:
+            self._asked = np.zeros(len(self.cohort.variants), np.int32)
+        if step not in self._counted:
+            self._counted.add(step)
+            self._asked[local] += 1
+        if (self._asked[local] > self.iterations).any():
+            raise Declined("asked-too-often")
+
+    def common(self, least: int) -> Variants:
+        """Variants with known alleles and at least so many copies of the rarer one."""
+        cohort = self.cohort
+        if self._common is None or self._common[0] != least:
+            keep = (cohort.variants.a1 != "0") & (cohort.variants.a2 != "0")
+            for start in range(0, len(keep), _CHUNK):
+                part = slice(start, start + _CHUNK)
+                found = genotype_counts(cohort.bed.rows(part), cohort.loaded[None])
+                two, one, none = found[:, 0].T
+                keep[part] &= np.minimum(2 * two + one, 2 * none + one) >= least
+            self._common = (least, cohort.variants[np.flatnonzero(keep)])
+        return self._common[1]
+
+    def design(self, question: Question) -> Design:
+        """The people and columns that a question of a test is about."""
+        self._index = None
+        options = question.options
+        shift, width = tuple(options["shift"]), tuple(options["width"])
+        key = (options["kind"], options["binary"], options["sex_on_x"], shift, width)
+        self.pin("design", key[1:])
+        if key not in self._designs:
+            self._designs[key] = design(
+                self.cohort,
+                options["kind"],
+                bool(options["binary"]),
+                np.array(shift, float),
+                np.array(width, float),
+                bool(options["sex_on_x"]),
+            )
+        return self._designs[key]
+
+
+class Workspace:
+    """Nothing is shared between cohorts."""
+
+
+@dataclass
+class StudyHost:
+    """The cohorts of a simulated study."""
+
+    cohorts: Sequence[Site]
+
+    def __len__(self) -> int:
+        return len(self.cohorts)
+
+    def data(self, site: int) -> Site:
+        return self.cohorts[site]
+
+    def workspace(self) -> Workspace:
+        return Workspace()
+
+
+def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[..., Any]:
+    """A task whose complaints about data stay at the cohort: only their code goes out."""
+
+    def run(site: SiteContext, question: Question) -> Any:
+        own: Site = site.data
+        try:
+            return function(own, site, question)
+        except CohortError as error:
+            own.log.append(str(error))
+            raise Declined(error.code) from None
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            own.log.append(f"cohort '{own.files.name}': {type(error).__name__}: {error}")
+            raise Declined("question-not-understood") from None
+
+    return run

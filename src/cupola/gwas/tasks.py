@@ -1,0 +1,304 @@
+"""What a cohort answers. Everything but the proposal and the fingerprints is meant for `sum`."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, task
+from cupola.gwas import agreement, kernels, listing
+from cupola.gwas.cohort import Cohort
+from cupola.gwas.design import Design, calls, haploid, kinds, present
+from cupola.gwas.files import CohortError
+from cupola.gwas.site import LARGEST, Site, guarded
+
+PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
+OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather
+HASH = 8  # bytes of a fingerprint
+
+
+def _sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
+    """Numbers in the fewest bytes that their bounds need; masked sums have an encoding of their
+    own."""
+    if site.hidden is not None:
+        return Contribution(arrays)
+    small = {}
+    for name, array in arrays.items():
+        spec = question.expects[name]
+        if spec.kind == "int" and spec.bound is not None:
+            small[name] = array.astype(np.min_scalar_type(-int(spec.bound) - 1))
+        else:
+            small[name] = array.astype(np.float32 if spec.bits == 32 else np.float64)
+    return Contribution(small)
+
+
+def groups(cohort: Cohort, binary: bool) -> np.ndarray:
+    """(3, people): cases, controls, others; for a quantitative trait everybody is in the last."""
+    y = cohort.traits(binary)
+    if not binary:
+        nobody = np.zeros(len(y), bool)
+        return np.stack([nobody, nobody, cohort.loaded])
+    return np.stack([y == 1, y == 0, cohort.loaded & np.isnan(y)])
+
+
+@task("gwas people")
+@guarded
+def people(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+    """Counts of people: by group, of males among them, and of those tested, for either reading of
+    the trait; and whether the trait can be read as binary."""
+    cohort = own.cohort
+    stated, regression = question.options["binary"], bool(question.options["regression"])
+    binary = cohort.looks_binary if stated is None else bool(stated)
+    found = groups(cohort, binary)
+    counts = [*found.sum(axis=1), *(found & cohort.male).sum(axis=1)]
+    tested = cohort.tested(binary, regression)
+    y = cohort.traits(binary)
+    if binary and not question.options["one_sided"]:
+        for value, name in ((1, "cases"), (0, "controls")):
+            if not (tested & (y == value)).any():
+                raise CohortError(
+                    f"no-{name}",
+                    f"cohort '{own.files.name}'",
+                    f"has no {name} among those tested (one_sided = true lets it take part)",
+                )
+    counts += [tested.sum(), (tested & (y == 1)).sum(), int(not binary)]
+    quantitative = cohort.tested(False, regression).sum()
+    return Contribution({"people": np.array([*counts, quantitative], np.int64)})
+
+
+@task("gwas moments")
+@guarded
+def moments(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+    """Sums over tested people of values, of distances from the shift, or of squares."""
+    cohort, options = own.cohort, question.options
+    own.pin(("moments", options["of"]), [options[n] for n in ("binary", "shift", "width")])
+    binary = bool(options["binary"])
+    tested = cohort.tested(binary, True)
+    whole = np.column_stack([cohort.covariates, cohort.traits(binary)])[tested]
+    if np.abs(whole).max(initial=0) > float(options["largest"]):
+        raise CohortError(
+            "value-too-large",
+            f"cohort '{own.files.name}'",
+            f"a covariate or trait exceeds largest = {options['largest']:g}; is it a missing code?",
+        )
+    moved = (whole - np.array(options["shift"])) / np.array(options["width"])
+    of = {"mean": moved, "distance": np.abs(moved), "square": moved**2}[options["of"]]
+    return Contribution({"sums": of.sum(axis=0)})
+
+
+@task(PROPOSE)
+@guarded
+def propose(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+    """This cohort's variants, but for rare ones and those with an unknown allele: first how many
+    bytes the list takes, then the list."""
+    least = int(question.options["rare"])
+    if not own.proposes or least < own.rare:
+        raise Declined("variants-not-proposed")
+    packed = listing.pack(own.common(least))
+    if "size" in question.expects:
+        return Contribution({"size": np.array([len(packed)], np.int64)})
+    return Contribution({"list": packed})
+
+
+@task("gwas agree")
+@guarded
+def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """What is found of a stretch of the proposed list; where the variants stand is kept."""
+    proposed = listing.unpack(question.arrays["list"])
+    local, status = agreement.compare(proposed, own.cohort.variants, own.index)
+    before = site.recall(question) if question.options["start"] else {}
+    kept = {"local": local.astype(np.int32), "swapped": np.isin(status, (1, 3))}
+    site.keep(
+        question,
+        {name: np.concatenate([before.get(name, v[:0]), v]) for name, v in kept.items()},
+    )
+    found = agreement.digits(status, int(question.options["sites"]))
+    return _sized(site, question, {"found": found})
+
+
+def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the cohort's files that a question selects, and where alleles are swapped."""
+    kept, options = site.recall(question), question.options
+    start, stop = int(options["start"]), int(options["stop"])
+    if not kept or not 0 <= start < stop <= len(kept["local"]):
+        raise Declined("variants-not-agreed")
+    bits = np.unpackbits(question.arrays["variants"], count=stop - start).astype(bool)
+    index = start + np.flatnonzero(bits)
+    local, cohort = kept["local"][index], own.cohort
+    if (local < 0).any() or (kinds(cohort.variants.chromosome[local]) != options["kind"]).any():
+        raise Declined("variants-not-agreed")
+    return local, kept["swapped"][index]
+
+
+def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
+    """Packed calls of the variants that a question selects."""
+    return calls(own.cohort, *_rows(own, site, question), int(question.options["kind"]))
+
+
+def _coefficients(
+    own: Site, site: SiteContext, question: Question, made: Design, count: int
+) -> np.ndarray:
+    """The coefficients that a question names, one row a variant, checked: kernels trust them."""
+    beta = question.arrays["beta"].astype(np.float64)
+    fits = beta.shape == (count, made.columns.shape[1] + 1)
+    if not fits or not (np.abs(beta) <= LARGEST).all():
+        raise Declined("coefficients-refused")
+    own.count(question.step, _rows(own, site, question)[0])
+    return beta
+
+
+@task("gwas counts")
+@guarded
+def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """Copies of a1 and of both alleles, by group; with 'genotypes' also people by genotype among
+    those with two copies, in cases and controls (or all)."""
+    rows, cohort, options = _chosen(own, site, question), own.cohort, question.options
+    kind, binary = int(options["kind"]), bool(options["binary"])
+    asked = groups(cohort, binary)[list(options["groups"])] & present(cohort, kind)
+    single = haploid(cohort, kind)
+    found = kernels.genotype_counts(rows, np.concatenate([asked & ~single, asked & single]))
+    pair, alone = np.split(found, 2, axis=1)
+    a1 = 2 * pair[..., 0] + pair[..., 1] + alone[..., 0]
+    both = 2 * pair.sum(axis=2) + alone[..., 0] + alone[..., 2]
+    arrays: Arrays = {"alleles": np.stack([a1, both], axis=2)}
+    if options["genotypes"]:
+        at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
+        arrays["genotypes"] = pair[:, at]
+    return _sized(site, question, arrays)
+
+
+@task("gwas shared")
+@guarded
+def shared(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+    """Sums that do not depend on a variant: linear, products of columns and trait; logistic,
+    gradient and information of the model without a genotype."""
+    made = own.design(question)
+    beta = question.arrays.get("beta")
+    if beta is None:
+        return Contribution({"products": made.products.sum(axis=0)})
+    weight, residual = _logistic(made.columns, made.y, beta)
+    i, j = np.triu_indices(made.columns.shape[1])
+    information = (made.columns[:, i] * made.columns[:, j] * weight[:, None]).sum(axis=0)
+    return Contribution({"gradient": made.columns.T @ residual, "information": information})
+
+
+def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, ...]:
+    p = 1 / (1 + np.exp(-np.clip(columns @ beta, -700, 700)))
+    return p * (1 - p), y - p
+
+
+@task("gwas linear")
+@guarded
+def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """Per variant: people by copies, genotype times covariates and trait, and what people without a
+    call take off the shared products."""
+    rows, made = _chosen(own, site, question), own.design(question)
+    whole = np.column_stack([made.columns[:, 1:], made.y]) * made.scale[:, None]
+    found = kernels.call_sums(rows, made.spread(2 * whole), made.spread(whole))
+    arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
+    if question.options["missing"]:
+        arrays["off"] = kernels.missing_sums(rows, made.spread(made.products[:, 1:]))
+    return _sized(site, question, arrays)
+
+
+def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
+    """(variants, 3): the sum of genotypes, people with genotype 2, people with a call."""
+    chosen = made.chosen
+    single = np.zeros(len(chosen), bool)
+    single[made.people[made.scale < 1]] = True
+    found = kernels.genotype_counts(rows, np.stack([chosen & ~single, chosen & single]))
+    pair, alone = found[:, 0], found[:, 1]
+    total = 2 * pair[:, 0] + pair[:, 1] + alone[:, 0]
+    with_call = pair.sum(axis=1) + alone[:, 0] + alone[:, 2]
+    return np.stack([total, pair[:, 0], with_call], axis=1)
+
+
+@task("gwas first")
+@guarded
+def first(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """The first logistic iteration: weights are those of the model without a genotype."""
+    rows, made = _chosen(own, site, question), own.design(question)
+    weight, residual = _logistic(made.columns, made.y, question.arrays["beta"])
+    once = np.column_stack([made.columns * weight[:, None], residual]) * made.scale[:, None]
+    square = (weight * made.scale**2)[:, None]
+    two = np.column_stack([2 * once, 4 * square])
+    one = np.column_stack([once, square])
+    arrays = {
+        "cross": kernels.call_sums(rows, made.spread(two), made.spread(one)),
+        "counts": _genotype_sums(rows, made)[:, [0, 2]],
+    }
+    if question.options["missing"]:
+        i, j = np.triu_indices(made.columns.shape[1])
+        off = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
+               made.columns * residual[:, None]]  # fmt: skip
+        arrays["off"] = kernels.missing_sums(rows, made.spread(np.concatenate(off, axis=1)))
+    return _sized(site, question, arrays)
+
+
+@task("gwas newton")
+@guarded
+def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """Gradient and information of the log-likelihood at each variant's coefficients."""
+    rows, made = _chosen(own, site, question), own.design(question)
+    beta = _coefficients(own, site, question, made, len(rows))
+    facts = (rows, made.people, made.scale, made.columns, made.y, beta)
+    gradient, information = kernels.logistic_sums(*facts)
+    own_columns = of_genotype(beta.shape[1])
+    arrays = {
+        "gradient": gradient,
+        "fixed": information[:, ~own_columns],
+        "genotype": information[:, own_columns],
+    }
+    return _sized(site, question, arrays)
+
+
+def of_genotype(p: int) -> np.ndarray:
+    """Which entries of an upper triangle involve the last column."""
+    return np.triu_indices(p)[1] == p - 1
+
+
+@task("gwas firth")
+@guarded
+def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """The part that Firth's penalty adds to the gradient, given the pooled inverse information."""
+    from cupola.gwas.bed import COPIES, MISSING, unpacked
+
+    rows, made = _chosen(own, site, question), own.design(question)
+    beta, inverse = question.arrays["beta"], question.arrays["inverse"]
+    if beta.shape != (len(rows), made.columns.shape[1] + 1) or len(inverse) != len(beta):
+        raise Declined("coefficients-refused")
+    found = []
+    for row, b, flat in zip(rows, beta, inverse):
+        call = unpacked(row[None], made.everybody)[0, made.people]
+        x = np.column_stack([made.columns, COPIES[call] * made.scale])[call != MISSING]
+        p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
+        leverage = p * (1 - p) * np.einsum("ni,ij,nj->n", x, flat.reshape(len(b), -1), x)
+        found.append(x.T @ (leverage * (0.5 - p)))
+    return Contribution({"penalty": np.array(found).reshape(beta.shape)})
+
+
+@task(FINGERPRINTS)
+@guarded
+def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """Hashes of this cohort's people, by their ids, under the cohorts' own salt.
+
+    They are in random order, among as many random numbers as hide how many people there are.
+    """
+    if own.salt is None:
+        raise CohortError(
+            "no-salt", f"cohort '{own.files.name}'", "fingerprints need a salt that cohorts share"
+        )
+    cohort, most = own.cohort, question.expects["hashes"].shape[0]
+    who = np.flatnonzero(cohort.loaded)
+    if len(who) > most:
+        raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
+    hashes = [_hash(own.salt, cohort.person[i].encode()) for i in who]
+    draw = site.generator("gwas fingerprints", 0)
+    found = draw.integers(0, 256, (most, HASH), np.uint8)
+    found[: len(hashes)] = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH)
+    return Contribution({"hashes": draw.permutation(found)})
+
+
+def _hash(salt: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=salt[:64], digest_size=HASH).digest()

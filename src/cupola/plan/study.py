@@ -1,0 +1,166 @@
+"""A study: which cohorts, which test, how sums are made; a TOML file, checked like a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from cupola.errors import PlanError
+from cupola.gwas import Files, Study, Wanted
+from cupola.learn.choices import Sum
+from cupola.plan.load import explain, parse_setting, read_toml
+from cupola.plan.plan import changed
+
+
+class CohortFiles(BaseModel):
+    """Where a cohort's data are; names are taken from the study file's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}$")
+    """What the report calls it."""
+    bfile: str | None = None
+    """Name of .bed, .bim and .fam without the ending."""
+    bed: str | None = None
+    """Genotypes, in place of bfile's."""
+    bim: str | None = None
+    """Variants, in place of bfile's."""
+    fam: str | None = None
+    """People, in place of bfile's."""
+    pheno: str | None = None
+    """Traits: a line 'FID IID name ...', then a line a person."""
+    cov: str | None = None
+    """Covariates, the same layout."""
+    keep: str | None = None
+    """People of the .fam file who take part (FID IID); everybody without it."""
+    may_leave: bool = False
+    """Agrees beforehand that the study goes on without it after totals were told: the difference
+    of two totals is then its own numbers."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> CohortFiles:
+        missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
+        if self.bfile is None and missing:
+            raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
+        return self
+
+    def files(self, base: Path) -> Files:
+        def path(given: str | None) -> Path | None:
+            return None if given is None else base / given
+
+        def part(ending: str) -> Path:
+            given = getattr(self, ending)
+            return base / (given if given is not None else f"{self.bfile}.{ending}")
+
+        parts = (part("bed"), part("bim"), part("fam"))
+        return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
+
+
+class StudyPlan(Study):
+    """All of a study."""
+
+    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
+    """Of the study; the file's name without it."""
+    seed: int = 1
+    """Of what is drawn in the simulation: keys, and the order of fingerprints."""
+    cohorts: tuple[CohortFiles, ...]
+    """Who takes part, below."""
+    variants: str | None = None
+    """A public .bim file to compare with. Without it the first cohort proposes the list."""
+    salt: str | None = None
+    """For fingerprints: what real cohorts share, and do not tell the coordinator."""
+    sum: Sum = Field(default_factory=Sum)
+    """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Of the confidence intervals."""
+    ssf: bool = False
+    """Also write GWAS-SSF."""
+    parquet: bool = False
+    """Also write Parquet, unrounded."""
+    workers: int | None = Field(default=None, ge=1)
+    """Cohorts that compute at the same time."""
+    checkpoint_seconds: float = Field(default=10.0, ge=0)
+    """At most so much work is lost in a crash."""
+    folder: str = "."
+    """What file names are relative to; the study file's folder if it comes from a file."""
+
+    @field_validator("sum", mode="before")
+    @classmethod
+    def _sum(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _possible(self) -> StudyPlan:
+        names = [cohort.name for cohort in self.cohorts]
+        if not names:
+            raise ValueError("cohorts: name at least one ([[cohorts]])")
+        if len(set(names)) < len(names):
+            raise ValueError("cohorts: two have the same name")
+        if self.sum.masked and len(names) < self.sum.minimum:
+            raise ValueError(
+                f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
+                "no masked sum can be told"
+            )
+        if self.fingerprints and not self.salt:
+            raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
+        return self
+
+    @property
+    def wanted(self) -> Wanted:
+        regression = self.regression
+        return Wanted(
+            self.trait.column,
+            self.covariates if regression else (),
+            self.sex and regression,
+            self.ambiguous_sex,
+            self.quality.person_missing,
+        )
+
+    def study(self) -> Study:
+        """The part that the program knows."""
+        return Study(**{name: getattr(self, name) for name in Study.model_fields})
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def load_study(
+    source: str | Path | Mapping[str, Any] | StudyPlan, settings: Iterable[str] = ()
+) -> StudyPlan:
+    """A study from a TOML file, TOML text or a mapping; 'key=value' settings on top."""
+    if isinstance(source, StudyPlan):
+        where, given = f"study '{source.name}'", source.model_dump(mode="json")
+    else:
+        where, given = read_toml(source)
+        if isinstance(source, str | Path) and "\n" not in str(source):
+            given = {
+                "name": Path(source).stem,
+                "folder": str(Path(source).resolve().parent),
+            } | given
+    extra = dict(parse_setting(text) for text in settings)
+    try:
+        return StudyPlan.model_validate(changed(given, extra))
+    except ValidationError as error:
+        raise PlanError("\n".join(explain(error, where, extra, StudyPlan))) from None
+
+
+def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
+    """The study of the other cohorts."""
+    names = [cohort.name for cohort in study.cohorts]
+    if unknown := [name for name in leaving if name not in names]:
+        raise PlanError(f"no cohort is named '{unknown[0]}'; there are: {', '.join(names)}")
+    left = tuple(cohort for cohort in study.cohorts if cohort.name not in set(leaving))
+    try:
+        return StudyPlan.model_validate({**study.model_dump(), "cohorts": left})
+    except ValidationError as error:
+        raise PlanError("\n".join(explain(error, "study", (), StudyPlan))) from None
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list) else value

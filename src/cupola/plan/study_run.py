@@ -1,0 +1,365 @@
+"""Carrying out a study whose cohorts are all in one place: a folder that can be gone on with."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupola.errors import CupolaError, DataError, FederationError, PlanError
+from cupola.federation import Federation, InProcess, Ledger, State, drive
+from cupola.gwas import (
+    Association,
+    Results,
+    Site,
+    StudyHost,
+    inflation,
+    read_variants,
+    results,
+    tables,
+)
+from cupola.gwas.agreement import REASONS
+from cupola.gwas.fit import MEANINGS
+from cupola.gwas.site import FIRTH_ITERATIONS
+from cupola.gwas.tasks import OPENLY
+from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
+from cupola.plan.folder import locked, read_lines
+from cupola.plan.privacy import run_id
+from cupola.plan.run import signals
+from cupola.plan.study import StudyPlan, load_study, without
+from cupola.secure import hidden_sums, simulated_parties
+
+FILE = "study.toml"
+Watch = Callable[[str, int, int], None]
+_OURS = (
+    FILE, "ledger.jsonl", "checkpoint", "result.json", "report.html", "masked.id", "compensator",
+    "sites", "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
+    "study.model", "study.ssf.tsv", "study.parquet",
+)  # fmt: skip
+
+
+def run_study(
+    source: str | Path | Mapping[str, Any] | StudyPlan,
+    folder: str | Path | None = None,
+    *,
+    settings: Iterable[str] = (),
+    leaving: Iterable[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    report: bool = True,
+) -> dict[str, Any]:
+    """Carry out a study into a folder (default: runs/NAME); its result.json.
+
+    resume: go on with the same study in that folder. leaving: cohorts to go on without; after a
+    total was told only those that agreed to it beforehand (may_leave), since the difference of two
+    totals is their own numbers.
+    """
+    plan = load_study(source, settings)
+    folder = Path("runs") / plan.name if folder is None else Path(folder)
+    leaving = list(leaving)
+    with locked(folder):
+        if leaving:
+            plan = _leave(plan, folder, leaving)
+            overwrite, resume = True, False
+        if resume and (folder / FILE).exists():
+            if load_study(folder / FILE) != plan:
+                raise PlanError(f"{folder} holds another study; choose another folder (--out)")
+        else:
+            _claim(folder, overwrite)
+            write_atomically(folder / FILE, plan.to_toml())
+        if resume and (done := read_result(folder)).get("status") == "finished":
+            return done
+        (folder / "result.json").unlink(missing_ok=True)
+        found = _Session(plan, folder, watch).execute()
+        if report:
+            from cupola.report.association import write_study
+
+            write_study(folder)
+    return found
+
+
+def resume_study(folder: str | Path, **options: Any) -> dict[str, Any]:
+    """Go on with the study that a folder holds."""
+    folder = Path(folder)
+    if not (folder / FILE).exists():
+        raise PlanError(f"{folder} holds no study to go on with (there is no {FILE})")
+    return run_study(load_study(folder / FILE), folder, resume=True, **options)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    import json
+
+    path = folder / "result.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _claim(folder: Path, overwrite: bool) -> None:
+    if (folder / FILE).exists() and not overwrite:
+        raise PlanError(
+            f"{folder} already holds a study; go on with `cupola gwas resume {folder}`, choose "
+            "another folder (--out), or replace it (--overwrite)"
+        )
+    known = {*_OURS, ".lock"}
+    if strange := [p.name for p in folder.iterdir() if p.name not in known and p.suffix != ".part"]:
+        raise PlanError(f"{folder} holds other files ({strange[0]}); choose a new folder (--out)")
+    for name in reversed(_OURS):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _leave(plan: StudyPlan, folder: Path, leaving: list[str]) -> StudyPlan:
+    left = without(plan, leaving)
+    path = folder / "ledger.jsonl"
+    told = path.exists() and any(
+        entry["kind"] == "sum" and entry["sites"] and not entry["failed"]
+        for entry in read_lines(path)
+    )
+    against = [c.name for c in plan.cohorts if c.name in leaving and not c.may_leave]
+    if told and against:
+        raise PlanError(
+            f"cohort '{against[0]}' has not agreed that the study goes on without it (may_leave), "
+            "and totals with it were told: the difference would be its own numbers. Wait for it "
+            "and resume, or begin a new study that its totals are not compared with"
+        )
+    return left
+
+
+@dataclass
+class _Complete:
+    """The last complete step, and what belongs to it."""
+
+    state: State
+    traffic: dict[str, Any]
+    ledger: int
+
+
+class _Session:
+    """One process's work on one study."""
+
+    def __init__(self, plan: StudyPlan, folder: Path, watch: Watch | None) -> None:
+        self.plan, self.folder, self.watch = plan, folder, watch
+        self.stopping = False
+        self.shown: tuple[str, int, int] | None = None
+        self.cpu = time.process_time()
+
+    def execute(self) -> dict[str, Any]:
+        plan = self.plan
+        base = Path(plan.folder)
+        sites = [
+            Site(
+                cohort.files(base),
+                plan.wanted,
+                salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
+                proposes=i == 0 and plan.variants is None,
+                rare=plan.rare,
+                iterations=plan.newton.iterations + FIRTH_ITERATIONS,
+            )
+            for i, cohort in enumerate(plan.cohorts)
+        ]
+        saved = Checkpoint.load(self.folder / "checkpoint")
+        self.log = Log(self.folder / "ledger.jsonl", saved.lengths["ledger"] if saved else 0)
+        self.ledger = Ledger(self.log.write)
+        self.before, self.began = saved.seconds if saved else 0.0, time.monotonic()
+        try:
+            listed = read_variants(base / plan.variants) if plan.variants else None
+            program = Association(plan.study(), len(sites), listed)
+            with self._federation(sites) as reach, signals(self._stop):
+                return self._drive(program, reach, saved)
+        except FederationError as error:
+            text = self._explained(error, sites)
+            self._conclude({"status": "failed", "reason": text})
+            raise DataError(text) from None
+        except CupolaError as error:
+            self._conclude({"status": "failed", "reason": str(error)})
+            raise
+        finally:
+            self._keep_logs(sites)
+            self.log.close()
+
+    def _federation(self, sites: list[Site]) -> Federation:
+        plan, host = self.plan, StudyHost(sites)
+        facts: dict[str, Any] = {
+            "seed": plan.seed, "workers": plan.workers, "quorum": 1.0, "ledger": self.ledger,
+        }  # fmt: skip
+        if not plan.sum.masked:
+            return InProcess(host, **facts)
+        parties = simulated_parties(
+            f"{plan.name} {run_id(self.folder, 'masked')}",
+            seed=plan.seed,
+            sites=len(sites),
+            minimum=len(
+                sites
+            ),  # a total of fewer is never told, so a late cohort can be waited for
+            protocol=plan.sum.protocol,
+            openly=OPENLY,
+        )
+        engine = InProcess(host, parties=parties.member, **facts)
+        return hidden_sums(engine, parties, self.folder)
+
+    def _drive(
+        self, program: Association, reach: Federation, saved: Checkpoint | None
+    ) -> dict[str, Any]:
+        state = saved.state if saved else program.start()
+        if saved:
+            self.ledger.restore({"down": saved.down, "up": saved.up})
+            reach.restore(state.step - 1, dict(saved.sites))
+        self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
+        self.saved_at, self.save_took = time.monotonic(), 0.0
+        try:
+            state = drive(program, reach, state, lambda s: self._after(program, s, reach))
+        except KeyboardInterrupt:
+            self._save(reach)
+            self._conclude({"status": "stopped", "reason": "interrupted"})
+            raise KeyboardInterrupt(
+                f"stopped; go on with `cupola gwas resume {self.folder}`"
+            ) from None
+        except CupolaError:
+            self._save(reach)
+            raise
+        return self._write(program, state)
+
+    def _after(self, program: Association, state: State, reach: Federation) -> None:
+        self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
+        progress = program.progress(state)
+        if self.watch is not None and progress != self.shown:
+            self.watch(*progress)
+            self.shown = progress
+        if self.stopping:
+            raise KeyboardInterrupt
+        wait = self.plan.checkpoint_seconds and max(
+            self.plan.checkpoint_seconds, 10 * self.save_took
+        )
+        if time.monotonic() - self.saved_at >= wait:
+            self._save(reach)
+
+    def _save(self, reach: Federation) -> None:
+        start, last = time.monotonic(), self.complete
+        self.log.sync()
+        if last.state.step == 0:
+            return
+        Checkpoint(
+            last.state,
+            reach.export(last.state.step - 1),
+            last.traffic["down"],
+            last.traffic["up"],
+            {"ledger": last.ledger},
+            self._seconds(),
+        ).save(self.folder / "checkpoint")
+        reach.confirm(last.state.step - 1)
+        self.saved_at = time.monotonic()
+        self.save_took = self.saved_at - start
+
+    def _seconds(self) -> float:
+        return round(self.before + time.monotonic() - self.began, 3)
+
+    def _stop(self) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+
+    def _explained(self, error: FederationError, sites: list[Site]) -> str:
+        """The coordinator sees codes; in a simulation the cohorts' own logs are at hand, too."""
+        told = [line for site in sites for line in _last(site)]
+        return "; ".join(told) if told else str(error)
+
+    def _keep_logs(self, sites: list[Site]) -> None:
+        for site in sites:
+            if site.log:
+                place = self.folder / "sites" / f"{site.files.name}.log"
+                place.parent.mkdir(exist_ok=True)
+                with place.open("a", encoding="utf-8") as file:
+                    file.writelines(line + "\n" for line in site.log)
+
+    def _conclude(self, facts: dict[str, Any]) -> dict[str, Any]:
+        whole = {
+            **facts,
+            "name": self.plan.name,
+            "test": self.plan.test,
+            "cohorts": [cohort.name for cohort in self.plan.cohorts],
+            "bytes_down": self.ledger.bytes_down,
+            "bytes_up": self.ledger.bytes_up,
+            "seconds": self._seconds(),
+            "cpu_seconds": round(time.process_time() - self.cpu, 3),
+            "simulated": True,
+        }
+        write_atomically(self.folder / "result.json", json_line(whole, indent=2))
+        return whole
+
+    def _write(self, program: Association, state: State) -> dict[str, Any]:
+        """Tables first, each whole or not at all, then result.json, which says that they are."""
+        plan, folder, found = self.plan, self.folder, results(program, state)
+        written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
+        lines = tables.columns_of(found, plan.test, plan.confidence)
+        shown = [c.shown for c in found.covariates]
+        _whole(folder / written[0], lambda file: tables.write_table(file, lines, shown))
+        listed, reason = program.variants(state), state.arrays["reason"]
+        _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
+        if plan.trend:
+            written.append("study.model")
+            trend = tables.trend_columns(found)
+            _whole(folder / "study.model", lambda file: tables.write_table(file, trend))
+        if plan.ssf:
+            written.append("study.ssf.tsv")
+            _whole(folder / "study.ssf.tsv", lambda f: tables.write_ssf(f, found, plan.test))
+        if plan.parquet:
+            written.append("study.parquet")
+            part = folder / "study.parquet.part"
+            tables.write_parquet(part, found)
+            part.rename(folder / "study.parquet")
+        facts = {"status": "finished", "reason": None, **_summary(state, found)}
+        shared = [
+            [plan.cohorts[a].name, plan.cohorts[b].name, n]
+            for a, b, n in state.values.get("shared_people", [])
+        ]
+        return self._conclude({**facts, "files": written, "shared_people": shared})
+
+
+def _summary(state: State, found: Results) -> dict[str, Any]:
+    reason, p = state.arrays["reason"], found.columns["P"]
+    tested = np.isfinite(p)
+    bonferroni = 0.05 / max(1, int(tested.sum()))
+    return {
+        "people": state.values["people"],
+        "binary": state.values["binary"],
+        "variants": len(reason),
+        "tested": int(tested.sum()),
+        "left_out": {
+            REASONS[r]: int((reason == r).sum())
+            for r in range(1, len(REASONS))
+            if (reason == r).any()
+        },
+        "without_result": {
+            MEANINGS[s]: int((found.status == s).sum())
+            for s in range(1, len(MEANINGS))
+            if (found.status == s).any()
+        },
+        "agreement": state.values["found"],
+        "warnings": state.values["warnings"],
+        "inflation": inflation(found),
+        "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
+        "bonferroni": bonferroni,
+        "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
+    }
+
+
+def _last(site: Site) -> list[str]:
+    prefix = f"cohort '{site.files.name}'"
+    return [line if line.startswith(prefix) else f"{prefix}: {line}" for line in site.log[-1:]]
+
+
+def _whole(path: Path, write: Callable[[Any], None]) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            write(file)
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

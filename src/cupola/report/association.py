@@ -1,0 +1,122 @@
+"""The report of an association study: Manhattan and QQ plots, hits, quality, traffic, who learned
+what."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupola.errors import DataError
+from cupola.gwas.compare import GENOME_WIDE, Table, read_results
+from cupola.gwas.tails import HALF_CHI2
+from cupola.report import charts, page, save
+from cupola.report.folder import RunFolder, _json, _read
+from cupola.report.genome import manhattan, quantiles
+from cupola.report.ledger import ledger_section, traffic
+from cupola.report.words import count, duration, number, size, text
+
+_TOP = 20
+_SHOWN = ("CHR", "SNP", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",
+          "STAT", "CHISQ", "P")  # fmt: skip
+
+
+def write_study(folder: Path | str) -> Path:
+    """Make report.html in the folder of a finished study."""
+    folder = Path(folder)
+    result = _json(folder / "result.json")
+    if result.get("status") != "finished":
+        raise DataError(f"{folder} holds no finished study")
+    run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
+    table = read_results(folder / result["files"][0])
+    body = [
+        _warnings(run),
+        _headline(run),
+        _plots(table, result),
+        _hits(table),
+        _quality(run),
+        traffic(run),
+        ledger_section(run),
+        page.section("The study", "", f"<pre>{text(run.plan_text)}</pre>"),
+    ]
+    chips = [("finished", "good"), ("simulated", "warn"), (result["test"], "")]
+    html = page.page(result["name"], "association study", page.chips(chips), body)
+    return save(html, folder / "report.html")
+
+
+def _warnings(run: RunFolder) -> str:
+    told = list(run.result.get("warnings") or [])
+    for a, b, n in run.result.get("shared_people") or []:
+        told.append(f"{count(n, 'person')} in both cohorts '{a}' and '{b}'")
+    return "".join(f'<p class="alert">{text(line)}</p>' for line in told)
+
+
+def _headline(run: RunFolder) -> str:
+    r = run.result
+    people = r["people"]
+    cases = f"{people['cases']:,} cases" if r["binary"] else "quantitative trait"
+    items = [
+        ("People tested", number(people["tested"]), f"of {people['loaded']:,}; {cases}"),
+        ("Variants tested", number(r["tested"]), f"of {r['variants']:,} listed"),
+        ("Hits", number(r["hits"]["5e-8"]),
+         f"below 5e-8; {r['hits']['bonferroni']:,} below {r['bonferroni']:.2g} (Bonferroni)"),
+        ("Inflation", f"{r['inflation']:.3f}" if r["inflation"] is not None else "–",
+         "median statistic over its expectation, autosomes"),
+        ("Bytes sent", size(r["bytes_down"] + r["bytes_up"]), "all parties, both directions"),
+        ("Time", duration(r["seconds"]), f"{duration(r['cpu_seconds'])} of processor, all parties"),
+    ]  # fmt: skip
+    return page.numbers(items)
+
+
+def _plots(table: Table, result: dict[str, Any]) -> str:
+    y = -table.log10_p
+    told = np.isfinite(y)
+    if not told.any():
+        return page.section("Association", "", charts.nothing("no variant has a p-value"))
+    chromosome, position = table.chromosome[told], table.position[told]
+    names = [name for name, ok in zip(table.name, told) if ok]
+    lines = [GENOME_WIDE, result["bonferroni"]]
+    drawn = manhattan(chromosome, position, y[told], names, lines)
+    qq = page.figure("Expected and observed", quantiles(y[told]))
+    lead = (
+        "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
+        "drawn once."
+    )
+    return page.section("Association", lead, drawn, page.pair(qq, _inflation_note(result)))
+
+
+def _inflation_note(result: dict[str, Any]) -> str:
+    value = result["inflation"]
+    said = "–" if value is None else f"{value:.4f}"
+    words = (
+        f"Genomic inflation factor {said}: the median chi-square statistic of the autosomes over "
+        f"{HALF_CHI2:.4f}. Near 1 the bulk of variants behaves as if nothing were associated; "
+        "above 1.05 look for population structure or relatives."
+    )
+    return f"<div><h3>Inflation</h3><p>{text(words)}</p></div>"
+
+
+def _hits(table: Table) -> str:
+    order = np.argsort(np.where(np.isnan(table.log10_p), math.inf, table.log10_p), kind="stable")
+    shown = [i for i in order[:_TOP] if np.isfinite(table.log10_p[i])]
+    columns = [name for name in _SHOWN if name in table.head]
+    rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
+    head = [(name, name not in ("SNP", "A1")) for name in columns]
+    return page.section("Top hits", f"The {len(rows)} smallest p-values.", page.table(head, rows))
+
+
+def _quality(run: RunFolder) -> str:
+    r = run.result
+    found = r["agreement"]
+    rows = [("variants on the list", f"{r['variants']:,}")]
+    rows += [(f"left out: {reason}", f"{n:,}") for reason, n in r["left_out"].items()]
+    rows += [(f"without a result: {reason}", f"{n:,}") for reason, n in r["without_result"].items()]
+    rows += [
+        ("alleles swapped in some cohort, put right", f"{found['swapped']:,}"),
+        ("strand flipped in some cohort, put right", f"{found['flipped']:,}"),
+        ("strand cannot be told (A/T, C/G)", f"{found['unknown_strand']:,}"),
+    ]
+    lead = "Why variants are left out is in study.dropped.tsv, one by one."
+    return page.section("Quality", lead, page.facts(rows))

@@ -1,0 +1,90 @@
+"""What a cohort refuses, whoever asks: an attacker at the coordinator's place."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cohorts import cut, people, sites, study
+
+from cupola.federation import Declined, State, drive
+from cupola.federation.inprocess import InProcess
+from cupola.federation.site import find_task
+from cupola.gwas import Association, StudyHost
+from cupola.gwas.questions import Asker
+
+
+@pytest.fixture
+def standing(tmp_path):
+    """A logistic study stopped at its first Newton question: engine, question, cohorts."""
+    data = people(31)
+    chosen = study("logistic")
+    cohorts = sites(chosen, cut(tmp_path, data, np.array_split(np.arange(90), 3)))
+    program = Association(chosen, 3, data.variants)
+    engine = InProcess(StudyHost(cohorts), workers=1, quorum=1.0)
+    held: list[State] = []
+
+    class Stop(Exception):
+        pass
+
+    def after(state):
+        held[:] = [state]
+        if state.values.get("part") == "newton":
+            raise Stop
+
+    with pytest.raises(Stop):
+        drive(program, engine, after=after)
+    return engine, program.ask(held[0]).question, cohorts, program, held[0]
+
+
+def _ask(engine, question):
+    return find_task(question.task)(engine.context(0), question)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: np.concatenate([b, b]),  # more rows than variants: the kernel must not read on
+        lambda b: b[:, :-1],
+        lambda b: b * np.float32(1e4),
+        lambda b: b * np.float32(np.nan),
+    ],
+)
+def test_coefficients_that_do_not_fit_or_pick_people(standing, change):
+    engine, question, *_ = standing
+    assert _ask(engine, question).arrays
+    bad = replace(question, arrays={**question.arrays, "beta": change(question.arrays["beta"])})
+    with pytest.raises(Declined, match="coefficients-refused"):
+        _ask(engine, bad)
+
+
+def test_likelihoods_at_ever_more_points(standing):
+    engine, question, cohorts, *_ = standing
+    cohorts[0].iterations = 3
+    for step in range(3):
+        _ask(engine, replace(question, step=question.step + step))
+    _ask(engine, question)  # the same step again is no new question
+    with pytest.raises(Declined, match="asked-too-often"):
+        _ask(engine, replace(question, step=question.step + 3))
+
+
+def test_another_standardisation_and_other_variants(standing):
+    engine, question, cohorts, program, state = standing
+    other = {**question.options, "shift": [1.0, 2.0, 0.0]}
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        _ask(engine, replace(question, options=other))
+    asker = program.asker(state)
+    moments = asker.moments("distance", True, [40.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        _ask(engine, moments)
+    with pytest.raises(Declined, match="variants-not-agreed"):
+        _ask(engine, replace(question, options={**question.options, "stop": 10**6}))
+    with pytest.raises(Declined, match="variants-not-agreed"):
+        _ask(engine, replace(question, options={**question.options, "kind": 1}))
+    greedy = Asker(study("logistic", rare=0), 3).propose(None)
+    with pytest.raises(Declined, match="variants-not-proposed"):
+        _ask(engine, greedy)
+    cohorts[0].salt = None
+    with pytest.raises(Declined, match="no-salt"):
+        _ask(engine, asker.fingerprints())
+    with pytest.raises(Declined, match="question-not-understood"):
+        _ask(engine, replace(question, options={}))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +37,7 @@ def audit(
 ) -> None:
     """Attack a finished run: membership inference, and a lower bound on its epsilon."""
     from cupola.audit import audit as carry_out
+    from cupola.cli.display import showing
 
     Shell.json = as_json
     with showing(quiet or as_json) as step:
@@ -61,38 +61,6 @@ def audit(
             console.print(f"everything is in {folder / 'audit.json'}", soft_wrap=True, style="dim")
     if found["verdict"] == "refuted":
         raise typer.Exit(FAILED)
-
-
-@contextmanager
-def showing(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on a terminal, else a line when a part begins."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if silent:
-        yield None
-        return
-    if not console.is_terminal:
-
-        def tell(what: str, done: int, whole: int) -> None:
-            if done == 1:
-                console.print(f"{what}: {whole:,}", highlight=False)
-
-        yield tell
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, whole: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=whole)
-            bar.update(tasks[what], completed=done)
-
-        yield show
 
 
 def _show(console: Console, found: dict[str, Any]) -> None:

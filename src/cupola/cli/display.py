@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
@@ -20,6 +20,33 @@ if TYPE_CHECKING:
     from cupola.plan.run import Progress
 
 LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
+
+
+@contextmanager
+def showing(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on a terminal, else a line when a part begins."""
+    console = Console(stderr=True)
+    if silent:
+        yield None
+        return
+    if not console.is_terminal:
+
+        def tell(what: str, done: int, whole: int) -> None:
+            if done == 1:
+                console.print(f"{what}: {whole:,}", highlight=False)
+
+        yield tell
+        return
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, whole: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=whole)
+            bar.update(tasks[what], completed=done)
+
+        yield show
 
 
 @contextmanager

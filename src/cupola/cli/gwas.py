@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,13 +34,14 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Carry out a study whose cohorts are all in one place."""
+    from cupola.cli.display import showing
     from cupola.plan.study import load_study
     from cupola.plan.study_run import run_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
     folder = out or Path("runs") / plan.name
-    with _progress(quiet or as_json) as watch:
+    with showing(quiet or as_json) as watch:
         found = run_study(plan, folder, leaving=without or (), overwrite=overwrite, watch=watch)
     _show(found, folder, as_json)
 
@@ -50,10 +49,11 @@ def run(
 @gwas.command()
 def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a study that was stopped, killed, or waits for a cohort."""
+    from cupola.cli.display import showing
     from cupola.plan.study_run import resume_study
 
     Shell.json = as_json
-    with _progress(quiet or as_json) as watch:
+    with showing(quiet or as_json) as watch:
         found = resume_study(folder, watch=watch)
     _show(found, folder, as_json)
 
@@ -155,14 +155,6 @@ def _numbers(option: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise PlanError(f"{option} {text}: say numbers with commas, for example 0.75,0.5") from None
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    from cupola.cli.audit import _progress as bar
-
-    with bar(silent) as step:
-        yield step
 
 
 def _show(found: dict[str, Any], folder: Path, as_json: bool) -> None:

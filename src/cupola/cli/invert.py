@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from cupola.cli.audit import showing
 from cupola.cli.runs import AsJson, Folder, Quiet
 from cupola.cli.shell import Shell, app, print_json
 
@@ -27,6 +26,7 @@ def invert(
 ) -> None:
     """Attack a finished run's model: rebuild images from a feature map and from sparsity."""
     from cupola.audit.inversion import Attack, inversion_audit
+    from cupola.cli.display import showing
 
     Shell.json = as_json
     wanted = [int(w) if w.lstrip("-").isdigit() else w for w in layer or ["0"]]

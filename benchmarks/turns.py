@@ -56,13 +56,28 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> float:
 
 def peak_resident(step: Callable[[], Any]) -> float:
     """MiB that two steps take above what the process held before them."""
-    before = _resident(reset=True)
+    before = resident(reset=True)
     for _ in range(2):
         step()
-    return _resident() - before
+    return resident() - before
 
 
-def _resident(*, reset: bool = False) -> float:
+def peak_tensors(step: Callable[[], Any]) -> float:
+    """MiB of tensors that a step takes at most, above those that were there before."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most / 2**20
+
+
+def resident(*, reset: bool = False) -> float:
     """Peak resident size, MiB; the present one where the peak can be reset."""
     status = Path("/proc/self/status")
     if not status.exists():

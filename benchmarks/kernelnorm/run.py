@@ -29,16 +29,7 @@ def peak(workload: str, side: str) -> tuple[float, float]:
     """MiB above what was held before: of tensors in a pass, and of the process in two passes."""
     step = sides.step(workload, side)
     resident = turns.peak_resident(step)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        step()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most / 2**20, resident
+    return turns.peak_tensors(step), resident
 
 
 def memory(workload: str, side: str, threads: int) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
     python benchmarks/upcycled/run.py [--workloads synthetic,writers] [--repeat 5]
 
-Per workload: both whole runs in one process, in turn, judged once at the end; reading the data is
-not timed. Bytes are those that the run counted. Prints one JSON document on stdout, progress on
-stderr.
+Per workload: both whole runs in one process, in turn, from reading the data to judging the model
+once, at the coordinator. Bytes are those that the run counted. Prints one JSON document on stdout,
+progress on stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import turns
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-ROUNDS = {"synthetic": 80, "writers": 10}
+ROUNDS = {"synthetic": 400, "writers": 12}
 BATCH = 32
 FEDPROX = ["recipe=fedprox", "local.proximal=0.1"]
 SIDES = {"fedprox": FEDPROX, "upcycled": ["recipe=upcycled-fedprox", *FEDPROX[1:]]}
@@ -34,7 +34,8 @@ LIMITS = {"bytes": 0.52, "time": 0.52}
 def step(workload: str, side: str, bytes_of: dict[str, int]) -> Callable[[], None]:
     """One whole run, in a folder of its own; `bytes_of` gets what it sent."""
     rounds = ROUNDS[workload]
-    settings = [*SIDES[side], f"rounds={rounds}", f"evaluation.every={rounds}"]
+    judged = [f"evaluation.every={rounds}", "evaluation.on=public", "evaluation.train=false"]
+    settings = [*SIDES[side], f"rounds={rounds}", *judged, "evaluation.per_site=false"]
     if side == "upcycled":
         settings.append("server.upcycle.damping=0.04")
     plan = load(EXPERIMENTS / f"upcycled-{workload}/plan.toml", settings=settings)

@@ -52,6 +52,7 @@ def audited(subject, kind, state, monkeypatch, only=None):
     return found, bounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_correct_mechanism_is_not_refuted(kind, subjects, monkeypatch):
     only = gradient_canary if "dp-sgd," in kind else None  # the row's turn comes below

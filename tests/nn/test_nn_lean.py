@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from cupola.nn.lean import LeanConv2d, make_lean
+from cupola.nn.lean import LeanConv2d, make_all_lean, make_lean
 
 LAYERS = [
     (lambda: nn.Conv1d(4, 6, 3, dilation=2), (5, 4, 9)),
     (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2, bias=False), (5, 4, 9, 9)),
+    (lambda: nn.Conv2d(2, 3, 3, (2, 3)), (5, 2, 10, 11)),  # the last row and columns are not seen
     (lambda: nn.Conv3d(2, 3, 2), (3, 2, 4, 4, 4)),
 ]
 
@@ -66,3 +67,22 @@ def test_others_stay_as_they_are():
     make_lean(nn.ModuleList([trained, half, same, ring, frozen]))
     assert [type(m) for m in (trained, half, same, ring)] == [nn.Conv2d] * 4
     assert type(frozen) is LeanConv2d
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.ReLU6])
+def test_a_rectifier_keeps_a_byte_for_each_value(kind):
+    plain, lean = nn.Sequential(kind()), nn.Sequential(kind())
+    make_all_lean(lean)
+    x = torch.tensor([-1.0, 0.0, 0.5, 6.0, 7.0], requires_grad=True)
+    types = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: types.append(t.dtype) or t, lambda t: t
+    ):
+        found = lean(x * 1.0)
+    assert types == [torch.bool]
+    assert torch.equal(found, plain(x))
+    weights = torch.arange(1.0, 6.0)
+    assert torch.equal(
+        *(torch.autograd.grad((m(x * 1.0) * weights).sum(), x)[0] for m in (plain, lean))
+    )
+    assert torch.equal(torch.func.vmap(lean)(x.detach()), plain(x.detach()))

@@ -99,6 +99,7 @@ def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
     kill_often(tmp_path, spawned, settings, 2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
 def test_separate_processes_give_the_same_model(tmp_path: Path, protocol: str) -> None:
     settings = ["rounds=2", "data.partition.sites=3", f"sum.protocol={protocol}"]

@@ -25,6 +25,8 @@ LARGE = 5_000_000  # parameters above which one normalisation must do
 HUGE = 10_000_000  # the same layers once more: with the models' own normalisation, as slow tests
 #: Values of options that a model cannot do without.
 NEEDED = {"vocabulary": 20}
+#: Models that are built on another one: tests/nn/test_nn_reprogram.py has their gradients.
+ELSEWHERE = {"pretrained"}
 #: Small inputs, tried in turn.
 SHAPES = [(3, 8, 8), (3, 16, 16), (3, 32, 32), (3, 64, 64), (6,)]
 
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 def variants() -> list[Any]:
     """Every model with every normalisation it takes."""
     found: list[Any] = []
-    for name in cupola_nn.names():
+    for name in sorted(set(cupola_nn.names()) - ELSEWHERE):
         taken = options(name)
         needed = {k: NEEDED[k] for k, v in taken.items() if v is inspect.Parameter.empty}
         if "norm" in taken and size(name, needed) > HUGE:

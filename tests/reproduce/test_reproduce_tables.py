@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -314,3 +315,37 @@ def test_commands(plans, tmp_path):
     unknown = CliRunner().invoke(app, ["reproduce", "tin", "--plans", str(plans)])
     assert unknown.exit_code == 2
     assert "did you mean 'tiny'" in unknown.stderr
+
+
+def test_the_area_under_accuracy_against_epsilon_is_a_sum_of_trapezoids():
+    held = [({"round": r}, a) for r, a in ((5, 0.2), (10, 0.6))]
+    run = SimpleNamespace(
+        result={"privacy": {"course": [(0.5, 1.0), (1.0, 3.0)]}},
+        curve=lambda metric, split: held if (metric, split) == ("accuracy", "test") else [],
+    )
+    assert measure(run, "privacy_area") == pytest.approx(2.0 * 40)
+    run.result = {"privacy": None}
+    assert measure(run, "privacy_area") is None
+
+
+def test_rows_that_measure_the_same_run_share_it(tmp_path):
+    folder = tmp_path / "plans" / "shared"
+    folder.mkdir(parents=True)
+    (folder / "base.toml").write_text(PLAN)
+    (folder / "table.toml").write_text(
+        'caption = "c"\nsource = "s"\nplan = "base.toml"\nmeasure = "accuracy"\n'
+        '[[row]]\nname = "accuracy"\n'
+        '[[row]]\nname = "loss"\nmeasure = "loss"\n'
+        '[[row]]\nname = "other"\nsettings = ["local.lr=0.2"]\n'
+    )
+    table = find_table("shared", tmp_path / "plans")
+    work = jobs(table, tmp_path / "runs", (1,))
+    assert [job.folder.name for job in work] == ["accuracy-accuracy-seed-1"] * 2 + [
+        "other-accuracy-seed-1"
+    ]
+    found = reproduce(table, tmp_path / "runs", (1,))
+    one, two, _ = (cell["mean"] for cell in found["cells"])
+    run = open_run(work[0].folder)
+    assert one == pytest.approx(100 * kept(run, "accuracy"))
+    assert two == pytest.approx(kept(run, "loss"))
+    assert len(json.loads((tmp_path / "runs" / "runs.json").read_text())) == 2

@@ -1,6 +1,16 @@
 """The command `cupola`."""
 
-from cupola.cli import audit, demo, gwas, look, runs, search, study  # noqa: F401 (they register their commands)
+from cupola.cli import (  # noqa: F401 (they register their commands)
+    audit,
+    demo,
+    gwas,
+    invert,
+    look,
+    runs,
+    search,
+    sources,
+    study,
+)
 from cupola.cli.shell import app, main
 
 __all__ = ["app", "main"]

@@ -37,10 +37,10 @@ def audit(
 ) -> None:
     """Attack a finished run: membership inference, and a lower bound on its epsilon."""
     from cupola.audit import audit as carry_out
-    from cupola.cli.display import stepping
+    from cupola.cli.display import showing
 
     Shell.json = as_json
-    with stepping(quiet or as_json) as step:
+    with showing(quiet or as_json) as step:
         found = carry_out(
             folder,
             trials=trials,

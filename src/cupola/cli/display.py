@@ -23,6 +23,33 @@ LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
 
 
 @contextmanager
+def showing(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on a terminal, else a line when a part begins."""
+    console = Console(stderr=True)
+    if silent:
+        yield None
+        return
+    if not console.is_terminal:
+
+        def tell(what: str, done: int, whole: int) -> None:
+            if done == 1:
+                console.print(f"{what}: {whole:,}", highlight=False)
+
+        yield tell
+        return
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, whole: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=whole)
+            bar.update(tasks[what], completed=done)
+
+        yield show
+
+
+@contextmanager
 def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], None] | None]:
     """A progress callback: a bar on a terminal, a line now and then if stderr is a log, or none."""
     console = Console(stderr=True)
@@ -49,34 +76,7 @@ def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], Non
                 folder = progress.folder
                 task = bar.add_task(folder.name, total=progress.rounds, pace="")
             assert task is not None
-            bar.update(task, completed=progress.round, pace=pace(progress))
-
-        yield show
-
-
-@contextmanager
-def stepping(silent: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A callback (what, done, whole): a bar on a terminal, else a line when a part begins."""
-    console = Console(stderr=True)
-    if silent:
-        yield None
-        return
-    if not console.is_terminal:
-
-        def tell(what: str, done: int, whole: int) -> None:
-            if done == 1:
-                console.print(f"{what}: {whole:,}", highlight=False)
-
-        yield tell
-        return
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, whole: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=whole)
-            bar.update(tasks[what], completed=done)
+            bar.update(task, completed=progress.round, total=progress.rounds, pace=pace(progress))
 
         yield show
 
@@ -137,6 +137,8 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         )
     if result.get("reason"):
         console.print(f"stopped early: {result['reason']}", highlight=False)
+    if result.get("personal"):
+        console.print(methods(result["personal"]))
     if result.get("twin"):
         console.print(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
     failures = final.get("failed") or {}
@@ -144,6 +146,31 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         console.print(f"[yellow]{words.count(n, 'site')} without answer:[/] {code}")
     if not quiet:
         console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
+
+
+def methods(personal: dict[str, Any]) -> Table:
+    """Personalisation: every method's mean over sites, and who gained or lost by it."""
+    from cupola.report.personal import METHODS
+
+    name, groups = personal["metric"], personal.get("groups") or {}
+    said = "personalisation"
+    if groups:
+        said += f": {words.count(groups['number'], 'group')}"
+    if groups.get("ari") is not None:
+        said += f", adjusted Rand index {groups['ari']:.3g}"
+    table = Table(title=said, title_justify="left")
+    table.add_column("")
+    for heading in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
+        table.add_column(heading, justify="right")
+    for method, facts in personal["methods"].items():
+        table.add_row(
+            METHODS.get(method, method),
+            words.metric(name, facts.get("test")),
+            words.metric(name, facts.get("worst")),
+            words.number(facts.get("better")),
+            words.number(facts.get("worse")),
+        )
+    return table
 
 
 def comparison(

@@ -34,14 +34,14 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Carry out a study whose cohorts are all in one place."""
-    from cupola.cli.display import stepping
+    from cupola.cli.display import showing
     from cupola.plan.study import load_study
     from cupola.plan.study_run import run_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
     folder = out or Path("runs") / plan.name
-    with stepping(quiet or as_json) as watch:
+    with showing(quiet or as_json) as watch:
         found = run_study(plan, folder, leaving=without or (), overwrite=overwrite, watch=watch)
     _show(found, folder, as_json)
 
@@ -49,11 +49,11 @@ def run(
 @gwas.command()
 def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a study that was stopped, killed, or waits for a cohort."""
-    from cupola.cli.display import stepping
+    from cupola.cli.display import showing
     from cupola.plan.study_run import resume_study
 
     Shell.json = as_json
-    with stepping(quiet or as_json) as watch:
+    with showing(quiet or as_json) as watch:
         found = resume_study(folder, watch=watch)
     _show(found, folder, as_json)
 

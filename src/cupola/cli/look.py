@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cupola.data import FederatedData
+    from cupola.federation import Program
     from cupola.learn import Training, TrainingHost
     from cupola.plan.plan import Plan
 
@@ -60,6 +61,8 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     if facts["privacy"]:
         _print_privacy(console, facts["privacy"])
     _print_parties(console, facts["sum"], facts["parties"])
+    if facts["personalise"] is not None:
+        _print_personalise(console, facts["personalise"])
     utility = facts["utility"]
     answer = "[green]yes" if utility["preserved"] else "[red]no"
     console.print(
@@ -89,7 +92,7 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "trainable",
             f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
-            "are frozen and come from a seed",
+            f"are frozen and come from {_origin(model)}",
         )
     ]
     lines += [
@@ -97,6 +100,12 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
         for level in model["levels"]
     ]
     return lines
+
+
+def _origin(model: dict[str, Any]) -> str:
+    if not model["source"]:
+        return "a seed"
+    return f"'{model['source']}' at every site (checksum {model['checksum'][:8]})"
 
 
 def _rounds(facts: dict[str, Any]) -> str:
@@ -175,6 +184,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
+    whole = compose.program(plan, host, program)
     cost = predict(program)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
@@ -204,6 +214,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
             "name": plan.model.name,
             "parameters": counted.parameters,
             "trainable": counted.trained,
+            "source": plan.model.options.get("source"),
+            "checksum": program.space.frozen.installed,
             "levels": _levels(program),
         },
         "bytes": {
@@ -222,6 +234,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "sum": masking(program),
         "parties": [{"party": party, "learns": what} for party, what in learned(program)],
         "utility": _utility(program, data),
+        "personalise": _personalise(whole),
     }
 
 
@@ -236,6 +249,39 @@ def _levels(program: Training) -> list[dict[str, int]]:
         {"sites": many, "trainable": whole - sum(sizes[n] for n in frozen)}
         for frozen, many in zip(found.frozen, found.counts)
     ]
+
+
+def _personalise(whole: Program) -> dict[str, Any] | None:
+    from cupola.personalize import Personalisation
+    from cupola.personalize.sparsity import epsilon_of
+
+    if not isinstance(whole, Personalisation):
+        return None
+    choice = whole.choice
+    return {
+        "methods": list(choice.methods),
+        "rounds": choice.rounds,
+        "layers": [
+            {"name": layer.name, "channels": len(chosen), "of": layer.channels}
+            for layer, (_, chosen) in zip(whole.layers, whole.channels)
+        ],
+        "vector_bytes": 4 * sum(len(chosen) for _, chosen in whole.channels),
+        "epsilon": None if choice.release is None else epsilon_of(choice.release),
+        "minimum": choice.minimum,
+    }
+
+
+def _print_personalise(console: Console, facts: dict[str, Any]) -> None:
+    told = f"{', '.join(facts['methods'])}; {facts['rounds']} rounds of adaptation"
+    console.print(f"[bold]personal  [/] {told}", soft_wrap=True)
+    for layer in facts["layers"]:
+        release = facts["epsilon"]
+        said = "exact: nothing protects it" if release is None else f"epsilon {release:.3g} a site"
+        console.print(
+            f"[bold]          [/] each site tells how often {layer['channels']} of "
+            f"{layer['of']} channels of layer '{layer['name']}' are silent ({said})",
+            soft_wrap=True,
+        )
 
 
 def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:
@@ -276,7 +322,7 @@ def recipes(as_json: AsJson = False) -> None:
         }
         for r in RECIPES.values()
     ]
-    _list(rows, ["name", "summary", "source"], as_json)
+    show(rows, ["name", "summary", "source"], as_json)
 
 
 @app.command()
@@ -288,7 +334,7 @@ def models(as_json: AsJson = False) -> None:
         {"name": name, "summary": about, "options": _options(nn.options(name))}
         for name, about in nn.describe().items()
     ]
-    _list(rows, ["name", "summary", "options"], as_json)
+    show(rows, ["name", "summary", "options"], as_json)
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +343,8 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     return {k: "(needed)" if v is inspect.Parameter.empty else v for k, v in options.items()}
 
 
-def _list(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
+def show(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
+    """Print rows as a table of these columns, or all of them as JSON."""
     if as_json:
         print_json(rows)
         return
@@ -336,7 +383,7 @@ def data(context: typer.Context, as_json: AsJson = False) -> None:
         }
         for name in datasets.names()
     ]
-    _list(rows, ["name", "summary"], as_json)
+    show(rows, ["name", "summary"], as_json)
 
 
 @data_app.command("get")

@@ -179,6 +179,7 @@ def reproduce(
     from cupola.reproduce import find_table, jobs, seeds_of, tables
     from cupola.reproduce import reproduce as carry_out
     from cupola.reproduce.hours import forecast
+    from cupola.reproduce.run import distinct
 
     Shell.json = as_json
     if listing or name is None:
@@ -188,9 +189,10 @@ def reproduce(
     folder = out or Path("runs") / "reproduce" / table.name
     chosen = seeds_of(table, seeds)
     work = jobs(table, folder, chosen)
-    rounds = sum(job.plan.rounds for job in work)
+    runs = distinct(work)
+    rounds = sum(job.plan.rounds for job in runs)
     silent = quiet or as_json
-    tell(silent, f"{table.name}: {len(work)} runs, {rounds:,} rounds in all, into {folder}")
+    tell(silent, f"{table.name}: {len(runs)} runs, {rounds:,} rounds in all, into {folder}")
     planned = forecast(work, folder, lambda line: tell(silent, line))
     facts = {"folder": str(folder), "planned": planned.facts()}
     if hours:

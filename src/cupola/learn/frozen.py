@@ -8,6 +8,9 @@ Frozen tensors come from (seed, name) (see cupola.nn.regenerate), from Gaussian 
 normalisation layers are trained unless a plan says otherwise. With the seed goes a checksum over
 all frozen bits: a site that made others says so before it trains.
 
+A trained source model that another is built on (Reprogrammable-FL, 000) is frozen as well, but
+comes from a file at every site: only the checksum travels.
+
 Levels, which the paper left open: some sites train less than others. They receive all that is
 trained anywhere, since their forward pass needs it as it is now, and answer for their own part; a
 tensor moves by the mean over the sites that train it.
@@ -31,8 +34,10 @@ from cupola.federation import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
 from cupola.nn.lean import make_lean
+from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.registry import suggest
+from cupola.nn.reprogram import Adapted
 
 if TYPE_CHECKING:
     from cupola.learn.training import Training
@@ -122,10 +127,11 @@ def partly(problem: Problem, choice: Trainable, seed: int) -> Problem:
 
 
 class FrozenPart:
-    """The tensors of one module that do not travel, and the seed they were made of."""
+    """The tensors of one module that do not travel: made of a seed, or installed from a file."""
 
     def __init__(self, module: nn.Module) -> None:
         names = getattr(module, _MARK, ())
+        self._installed = [(name, _tensor(module, name)) for name in getattr(module, INSTALLED, ())]
         self._made = {
             name: (module.get_parameter(name), deviation(module, name), constant(module, name))
             for name in names
@@ -135,11 +141,18 @@ class FrozenPart:
         self._checksum = b""
 
     def __bool__(self) -> bool:
-        return bool(self._made)
+        return bool(self._made or self._installed)
+
+    @property
+    def installed(self) -> str | None:
+        """Checksum of what comes from a file, if anything does."""
+        return self.regenerate(0).hex() if self._installed else None
 
     def regenerate(self, seed: int) -> bytes:
-        """Fill the tensors from this seed, if they are not; their checksum."""
-        if self and seed != self._seed:
+        """Fill the tensors from this seed, if they are not; the checksum of all."""
+        if self._installed:
+            self._checksum = self._checksum or checksum(self._installed)
+        elif self and seed != self._seed:
             self._seed = None
             for name, (tensor, scale, fill) in self._made.items():
                 made = torch.from_numpy(values(seed, name, tensor.shape, scale, fill))
@@ -152,23 +165,30 @@ class FrozenPart:
         if not self:
             return {}
         found = np.frombuffer(self.regenerate(seed), np.uint8)
-        return {SEED: np.array(seed, np.int64), CHECKSUM: found.copy()}
+        made = {SEED: np.array(seed, np.int64)} if self._made else {}
+        return {**made, CHECKSUM: found.copy()}
 
     def receive(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Reconstruct the frozen part from what came; refuse a part that is not the same."""
         seed, told = arrays.get(SEED), arrays.get(CHECKSUM)
         if (seed is None and told is None) and not self:
             return
-        if not self or seed is None or told is None:
+        if not self or (seed is None) == bool(self._made) or told is None:
             where = "the coordinator" if self else "this site's plan"
             raise FederationError(
-                f"{where} freezes nothing, the other side does: the section [trainable] must be "
-                "the same for all"
+                f"{where} freezes nothing or another kind of part, the other side does: the "
+                "sections [trainable] and [model] must be the same for all"
             )
-        shaped = seed.shape == () and seed.dtype == np.int64 and told.shape == (16,)
-        if not shaped or told.dtype != np.uint8 or int(seed) < 0:
+        shaped = seed is None or (seed.shape == () and seed.dtype == np.int64 and int(seed) >= 0)
+        if not shaped or told.dtype != np.uint8 or told.shape != (16,):
             raise FederationError("the seed or the checksum of the frozen part is ill-formed")
-        if self.regenerate(int(seed)) != told.tobytes():
+        if self.regenerate(0 if seed is None else int(seed)) != told.tobytes():
+            if self._installed:
+                raise FederationError(
+                    f"the source model here is not the coordinator's (checksum "
+                    f"{self._checksum.hex()[:8]}, not {told.tobytes().hex()[:8]}): another file of "
+                    "weights, another section [model], or another version of cupola"
+                )
             raise FederationError(
                 f"the frozen part made here is not the coordinator's (checksum "
                 f"{self._checksum.hex()[:8]}, not {told.tobytes().hex()[:8]}): another seed, "
@@ -176,11 +196,16 @@ class FrozenPart:
             )
 
     def arrays(self, seed: int) -> Arrays:
-        """The frozen tensors themselves, for the finished model."""
-        if not self:
+        """The tensors made of the seed, for the finished model; files need not be copied."""
+        if not self._made:
             return {}
         self.regenerate(seed)
         return {name: p.detach().cpu().numpy().copy() for name, p in self._all.items()}
+
+
+def _tensor(module: nn.Module, name: str) -> torch.Tensor:
+    place, _, own = name.rpartition(".")
+    return getattr(module.get_submodule(place), own)
 
 
 # Sites that train less
@@ -248,8 +273,13 @@ def require_trainable(training: Training) -> None:
     """Refuse what cannot be bounded or hidden, with the way out."""
     choice, found = training.problem.trainable, training.levels
     mechanism = training.privacy.mechanism
-    if choice.on:
-        training.problem.build()  # patterns that fit nothing are found before the first round
+    # Patterns that fit nothing are found by building, before the first round.
+    built = training.problem.build() if choice.on else None
+    if isinstance(built, Adapted) and built.from_file:
+        raise PlanError(
+            "[trainable] makes what it freezes from a seed, which would overwrite the source "
+            "model's weights; say in model.adapt what is trained ('head', 'map', 'reprogram')"
+        )
     if (choice.on or choice.level) and mechanism in ("output", "objective"):
         raise PlanError(
             f"[trainable] with privacy.mechanism = '{mechanism}': it solves for all weights of one "

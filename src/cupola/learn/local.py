@@ -58,7 +58,7 @@ def train(site: SiteContext, question: Question) -> Contribution:
         raise Declined(work.declined)
     space = workspace_of(site)
     space.load(question.arrays)
-    with torch.no_grad(), _own_randomness(site, question, space):
+    with torch.no_grad(), own_randomness(site, question, space):
         return _train(site, question, local, work, space)
 
 
@@ -87,12 +87,12 @@ def _train(
     total: list[Tensor] = []
     convex = privacy.mechanism in ("output", "objective")
     coefficients = accumulation_coefficients(local, work.steps)
-    augment = _augmentation(site, question, privacy)
+    augment = augmentation(site, question, privacy)
     for step, (index, alpha) in enumerate(zip(work.batches if not convex else (), coefficients), 1):
         if private is not None:
             grads = private(index, augment)
         else:
-            grads = _gradient(space, site, index, augment, whole=local.work == "gradient")
+            grads = gradient_of(space, site, index, augment, whole=local.work == "gradient")
         if local.proximal:
             torch._foreach_add_(grads, space.params, alpha=local.proximal)
             torch._foreach_add_(grads, start, alpha=-local.proximal)
@@ -166,7 +166,7 @@ def kept_after(
     return kept
 
 
-def _gradient(
+def gradient_of(
     space: Workspace,
     site: SiteContext,
     index: np.ndarray,
@@ -226,9 +226,7 @@ def _variates(question: Question, space: Workspace, travelled: float) -> dict[st
     return change
 
 
-def _augmentation(
-    site: SiteContext, question: Question, privacy: Privacy
-) -> torch.Generator | None:
+def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> torch.Generator | None:
     if site.data.train.transform is None and privacy.augmentations == 1:
         return None
     seed = int(site.generator("augment", question.round).integers(2**62))
@@ -236,7 +234,7 @@ def _augmentation(
 
 
 @contextmanager
-def _own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
+def own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
     """Random layers draw from this site's generator; the process-wide one is left as it was.
 
     A real site has no seed: there they draw from the process-wide generator and move it on.

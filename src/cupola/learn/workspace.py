@@ -18,10 +18,12 @@ from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Accounts, Arrays, SiteContext
 from cupola.learn.choices import Trainable
+from cupola.learn.features import Features
 from cupola.learn.frozen import FrozenPart, frozen_names, level_of
 from cupola.nn import Loss, NamedLoss
 from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 from cupola.nn.lean import make_lean
+from cupola.nn.reprogram import Adapted
 
 Example = tuple[Tensor, Tensor]
 LIGHT = 1_000_000  # parameters below which a network without convolutions is light
@@ -104,6 +106,9 @@ class Workspace:
             for name in frozen_names(own, self.module, f"trainable.level[{level}]"):
                 self.received[name] = self.module.get_parameter(name).requires_grad_(False)
             make_lean(self.module)
+        self._features: Features | None = None
+        if isinstance(self.module, Adapted) and self.module.fixed:
+            self._features = Features(self.module, self.device, problem.dtype)
         self._levels: dict[int, Workspace] = {}
         self._sites: dict[int, int | None] = {}
         self.names = [name for name, p in self.module.named_parameters() if p.requires_grad]
@@ -223,7 +228,10 @@ class Workspace:
         return {f"{prefix}/{n}": t.detach().cpu().numpy() for n, t in zip(self.names, tensors)}
 
     def batch(self, data: Dataset, index: Any, generator: torch.Generator | None = None) -> Example:
-        """Model-ready inputs and targets on the device; augmented if a generator is given."""
+        """Model-ready inputs and targets on the device; augmented if a generator is given. Where
+        only what follows a frozen source is trained: what the source makes of the inputs."""
+        if self._features is not None and generator is None:
+            data = self._features.of(data)
         if (
             isinstance(index, slice)
             and index == slice(None)

@@ -9,11 +9,12 @@ from torch import nn
 from cupola.errors import PlanError
 
 Activation = Literal[
-    "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "tanh", "sigmoid"
+    "relu", "relu6", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "tanh", "sigmoid"
 ]
 
 _LAYERS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
     "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
     "gelu": nn.GELU,

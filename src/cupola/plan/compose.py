@@ -5,6 +5,8 @@ The same objects can be made by hand; see `examples/quickstart.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,13 @@ from cupola import data as datasets
 from cupola import nn
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
-from cupola.learn import Problem, Training, TrainingHost
+from cupola.federation.program import Program
+from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
+from cupola.personalize import Personalisation
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan
 
@@ -64,6 +69,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("vocabulary", data.vocabulary)
     if data.words and "words" in nn.options(plan.model.name):
         options.setdefault("words", data.words)
+    if plan.model.name == "pretrained":
+        options |= _source_options(plan, data)
     build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
     if plan.loss is None:
         loss = nn.default_loss(data.kind, data.padding)
@@ -82,6 +89,25 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         tokens=data.vocabulary,
     )
     return partly(whole, plan.trainable, plan.seed)
+
+
+def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:
+    """What a source model needs of the data: inputs as they are, and labels it is mapped by."""
+    steps = [s if isinstance(s, str) else next(iter(s)) for s in plan.data.augment]
+    if "normalise" in steps:
+        raise PlanError(
+            "data.augment: 'normalise' would be done twice; model = 'pretrained' normalises images "
+            "as its source needs them"
+        )
+    if data.vocabulary is not None or data.kind != "classification":
+        raise PlanError(
+            f"model = 'pretrained' classifies images, series or numbers; {plan.data.name} is of "
+            f"kind '{data.kind}'"
+        )
+    options, public = plan.model.options, data.public.get("validation")
+    if options.get("adapt") != "labels" or "labels" in options or not public:
+        return {}
+    return {"labels": public_labels(options, data.input_shape, data.classes, plan.seed, public)}
 
 
 def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
@@ -123,7 +149,7 @@ class CheckedHost(TrainingHost):
 
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
-    """The program of a plan."""
+    """The federated training of a plan."""
     from cupola.plan.privacy import resolved
 
     of = host(**plan.to_dict()) if of is None else of
@@ -145,6 +171,37 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
+
+
+def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
+    """All of a plan: its training `whole`, and what follows from the federated model."""
+    choice = plan.personalise
+    if choice is None:
+        return whole
+    adapted = plan.adaptation()
+    if adapted.local.control_variates:
+        raise PlanError(
+            "personalise: control variates belong to the federation they were made in; choose "
+            "another recipe for the groups (personalise.adapt.recipe)"
+        )
+    if "distill" in choice.methods and of.problem.kind == "regression":
+        raise PlanError("personalise: method 'distill' needs classes, the data have none")
+
+    def make(sites: Sequence[int], seed: int) -> Training:
+        return replace(
+            whole,
+            rounds=adapted.rounds,
+            sites=len(sites),
+            seed=seed,
+            local=adapted.local,
+            server=adapted.server,
+            participation=adapted.participation,
+            evaluation=Evaluation(),
+            site_splits=frozenset(),
+        )
+
+    splits = _splits(plan, of.sites)
+    return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:
@@ -176,11 +233,18 @@ def federation(
         sites=len(of),
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
-        openly=["evaluate"] if plan.evaluation.per_site else [],
+        openly=_openly(plan),
     )
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "separate"
     return hidden_sums(engine, parties, folder, own_processes=own_processes)
+
+
+def _openly(plan: Plan) -> list[str]:
+    """Tasks that sites answer without masks, each for itself."""
+    if plan.personalise is not None:
+        return ["evaluate", "sparsity", "adapt"]
+    return ["evaluate"] if plan.evaluation.per_site else []
 
 
 def _engine(

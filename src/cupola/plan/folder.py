@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from cupola.errors import CupolaError, PlanError
+from cupola.learn.frozen import FrozenPart
 from cupola.plan.compose import federated_data, problem
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
@@ -22,7 +23,8 @@ LOCK = ".lock"
 CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
     "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
-    "privacy.jsonl", "privacy.id", "audit.json",
+    "privacy.jsonl", "privacy.id", "audit.json", "personal.json", "personal.safetensors",
+    "inversion.json", "inversion.png",
 )  # fmt: skip
 
 
@@ -71,6 +73,12 @@ class Run:
             raise CupolaError(f"{self.folder} has no model yet; finish it with `{self.resume}`")
         made = problem(self.plan, federated_data(self.plan))
         module = made.build().to(made.dtype)
+        source = self.result.get("source") if self.result else None
+        if source and source != FrozenPart(module).installed:
+            raise CupolaError(
+                f"the weights of the source model '{self.plan.model.options['source']}' are not "
+                f"those that {self.folder} was trained with"
+            )
         # What a model freezes itself need not be in the file; all that is trained must be.
         missing, strange = module.load_state_dict(load_file(path), strict=False)
         trained = {name for name, p in module.named_parameters() if p.requires_grad}

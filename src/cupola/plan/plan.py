@@ -12,11 +12,19 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from cupola.data import IID, Partition
-from cupola.errors import CupolaError
+from cupola.errors import CupolaError, PlanError
 from cupola.federation.inprocess import Mode
 from cupola.learn.choices import (
     Choice,
@@ -28,6 +36,7 @@ from cupola.learn.choices import (
     Sum,
     Trainable,
 )
+from cupola.personalize.choices import Personalise, require_tellable
 from cupola.plan import registries
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -134,6 +143,7 @@ class Plan(BaseModel):
     sum: Sum = Sum()
     engine: Engine = Engine()
     link: Link = Link()
+    personalise: Personalise | None = None
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 
@@ -147,6 +157,8 @@ class Plan(BaseModel):
         given = normal(value)
         plan: Plan = handler(_under(given))
         plan._given = given
+        if plan.personalise is not None:
+            _checked(plan, _adaptable)
         return plan
 
     @field_validator("grid", mode="after")
@@ -171,6 +183,8 @@ class Plan(BaseModel):
         _checked(self, registries.check_copies)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
+        if self.personalise is not None:
+            require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -195,6 +209,14 @@ class Plan(BaseModel):
         """Every run of this plan with its label ('lr=0.1,seed=2'); one without label if single."""
         return [(label, self.change(settings)) for label, settings in self.settings()]
 
+    def adaptation(self) -> Plan:
+        """The plan by which groups train: the same with other rounds, and what `adapt` changes."""
+        choice = self.personalise
+        assert choice is not None
+        given = {k: v for k, v in self._given.items() if k not in ("personalise", "seeds", "grid")}
+        settings = {"rounds": choice.rounds, "twin": False, **dict(_flat(choice.adapt))}
+        return Plan.model_validate(changed(given, settings))
+
     def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Label and settings of every run, grid first, seeds innermost."""
         axes: dict[str, list[Any]] = dict(self.grid)
@@ -216,6 +238,17 @@ class Plan(BaseModel):
     def to_toml(self) -> str:
         """TOML that loads to an equal plan."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _adaptable(plan: Plan) -> None:
+    """Refuse settings of the adaptation that no plan could have."""
+    try:
+        plan.adaptation()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise PlanError(f"personalise.adapt: {key + ': ' if key else ''}{said}") from None
 
 
 def normal(value: Any) -> Any:

@@ -27,8 +27,8 @@ SHOWN = 50  # groups of sites with equal histories that are listed one by one
 
 def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
     """How the sites of a plan open their accounts; None where there is nothing to account for."""
-    privacy = plan.privacy
-    if not privacy.on:
+    privacy, personal = plan.privacy, plan.personalise
+    if not privacy.on and (personal is None or personal.release is None):
         return None
 
     def open_book(folder: Path | None, name: str) -> Accounts:
@@ -89,13 +89,19 @@ def promised(program: Training, host: TrainingHost) -> Guarantee | None:
     return guarantee(program, host.sites.sizes()) if program.privacy.on else None
 
 
-def spent(program: Training, folder: Path, rounds: int) -> dict[str, Any] | None:
-    """What the sites have spent after so many rounds, by their own books; None without privacy."""
+def spent(
+    program: Training, folder: Path, rounds: int, personal: bool = False
+) -> dict[str, Any] | None:
+    """What the sites have spent after so many rounds, by their own books; None without privacy.
+
+    personal: groups trained as well. Then the coordinator's noise is accounted answer by answer,
+    without the amplification by sampling sites that the training alone may claim.
+    """
     privacy, rounds = program.privacy, program.training_round(rounds)
     if not privacy.on:
         return None
     groups, unprotected = _from_books(program, folder)
-    if privacy.by_coordinator and _shared(privacy, "privacy") is None:
+    if privacy.by_coordinator and _shared(privacy, "privacy") is None and not personal:
         from cupola.learn.guarantee import coordinator_events
 
         events = coordinator_events(privacy, program.participation, program.sites, max(rounds, 1))

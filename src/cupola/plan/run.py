@@ -19,13 +19,15 @@ from typing import Any
 from safetensors.numpy import save as to_safetensors
 
 from cupola.errors import CupolaError, PlanError
-from cupola.federation import Entry, Federation, Ledger, State, drive
+from cupola.federation import Entry, Federation, Ledger, Program, State, drive
 from cupola.learn import Training, TrainingHost
 from cupola.learn.training import without_matrices
+from cupola.personalize import Personalisation
 from cupola.plan import compose
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
 from cupola.plan.load import load
+from cupola.plan.personal import write_group_models, write_personal
 from cupola.plan.plan import Plan
 from cupola.plan.summary import partition_table, result
 from cupola.plan.twin import run_twin
@@ -141,7 +143,9 @@ def resume(folder: str | Path, *, progress: Watch | None = None, report: bool = 
 
 
 class _Session:
-    """One process's work on one run."""
+    """One process's work on one run. whole: its training, and what follows."""
+
+    whole: Program
 
     def __init__(self, plan: Plan, folder: Path, watch: Watch | None) -> None:
         self.plan, self.folder, self.watch = plan, folder, watch
@@ -153,6 +157,7 @@ class _Session:
         try:
             host = compose.host(**self.plan.to_dict())
             program = compose.training(self.plan, host)
+            self.whole = compose.program(self.plan, host, program)
             table = self.folder / "partition.json"
             if not table.exists():
                 write_atomically(table, json_line(partition_table(host.sites)))
@@ -167,7 +172,7 @@ class _Session:
         self.ledger = Ledger(self._book)
         try:
             with compose.federation(self.plan, host, self.ledger, self.folder) as reach:
-                self._restore(saved, program, reach)
+                self._restore(saved, reach)
                 self._drive(host, program, reach)
         finally:
             self.history.close()
@@ -177,9 +182,9 @@ class _Session:
         self.booked.append(entry)
         self.entries.write(entry)
 
-    def _restore(self, saved: Checkpoint | None, program: Training, reach: Federation) -> None:
+    def _restore(self, saved: Checkpoint | None, reach: Federation) -> None:
         self.before = saved.seconds if saved else 0.0
-        self.state = saved.state if saved else program.start()
+        self.state = saved.state if saved else self.whole.start()
         self.lengths = {"history": self.history.length, "ledger": self.entries.length}
         self.first = self.state.values["round"]
         if saved:
@@ -193,7 +198,7 @@ class _Session:
         facts: dict[str, Any] = {"host": host, "model": program.space.module, "program": program}
         try:
             with signals(self._stop):
-                drive(program, reach, self.state, lambda state: self._after(state, reach))
+                drive(self.whole, reach, self.state, lambda state: self._after(state, reach))
                 self._save(reach)
                 if self.plan.twin:
                     facts["twin"] = self._twin(host, program)
@@ -212,6 +217,8 @@ class _Session:
             raise
         arrays = program.model(self.state)
         write_atomically(self.folder / "model.safetensors", to_safetensors(arrays))
+        if isinstance(self.whole, Personalisation):
+            write_group_models(self.state, self.folder)
         self._conclude("finished", self.state.values["stopped"], **facts)
 
     def _twin(self, host: TrainingHost, program: Training) -> dict[str, Any]:
@@ -253,6 +260,9 @@ class _Session:
             self._save(reach)
         if new and self.watch is not None:
             self.watch(self._pace(record))
+        elif self.watch is not None and "personal" in state.values:
+            assert isinstance(self.whole, Personalisation)
+            self.watch(self._personal_pace(self.whole))
 
     def _save(self, reach: Federation) -> None:
         """Save the last complete step; what was booked after it does not belong to it."""
@@ -284,6 +294,13 @@ class _Session:
         left = (self.plan.rounds - record["round"]) / pace if pace else float("inf")
         return Progress(record["round"], self.plan.rounds, record, pace, left, self.folder)
 
+    def _personal_pace(self, whole: Personalisation) -> Progress:
+        """Of what follows the training: jobs, in the place of rounds."""
+        done, jobs = whole.progress(self.state)
+        pace = done / max(time.monotonic() - self.began, 1e-9)
+        left = (jobs - done) / pace if pace else float("inf")
+        return Progress(done, jobs, {}, pace, left, self.folder / "personalise")
+
     def _stop(self) -> None:
         if self.stopping:
             raise KeyboardInterrupt
@@ -293,7 +310,12 @@ class _Session:
 
     def _conclude(self, status: str, reason: str | None, **facts: Any) -> None:
         last = self.state.values.get("last") or {}
+        if "personal" in self.state.values and isinstance(self.whole, Personalisation):
+            facts["personal"] = write_personal(self.whole, self.state, facts["host"], self.folder)
         summary = result(Run(self.folder, self.plan), status, reason, last, **facts)
+        if facts.get("personal"):  # which came after the last round
+            sent = {"bytes_down": self.ledger.bytes_down, "bytes_up": self.ledger.bytes_up}
+            summary |= {**sent, "seconds": self.seconds()}
         write_atomically(self.folder / "result.json", json_line(summary, indent=2))
 
 

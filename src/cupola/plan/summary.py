@@ -29,6 +29,7 @@ def result(
     model: nn.Module | None = None,
     program: Training | None = None,
     twin: dict[str, Any] | None = None,
+    personal: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
 
@@ -52,7 +53,10 @@ def result(
         "parameters": None if model is None else share(model).parameters,
         "trainable": None if model is None else share(model).trained,
         "model": plan.model.name,
+        "source": None if program is None else program.space.frozen.installed,
         "data": plan.data.name,
+        "input_shape": None if host is None else list(host.problem.input_shape),
+        "classes": None if host is None else host.problem.classes,
         "sites": None if host is None else len(host),
         "versions": {
             "cupola": cupola.__version__,
@@ -62,8 +66,11 @@ def result(
         },
         "confusion": _confusion(record),
         "simulated": True,
-        "privacy": None if program is None else spent(program, run.folder, last.get("round", 0)),
+        "privacy": None
+        if program is None
+        else spent(program, run.folder, last.get("round", 0), personal is not None),
         "twin": twin,
+        "personal": personal,
     }
 
 

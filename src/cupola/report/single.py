@@ -13,6 +13,7 @@ from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import AXES
 from cupola.report.landscape import landscape_section
 from cupola.report.ledger import ledger_section, traffic
+from cupola.report.personal import personal_section
 from cupola.report.privacy import headline as privacy_headline
 from cupola.report.privacy import privacy_section
 from cupola.report.words import (
@@ -46,6 +47,7 @@ def single(run: RunFolder) -> str:
             _trouble(run),
             _headline(run),
             _learning(run),
+            personal_section(run),
             privacy_section(run),
             _twin(run),
             holdings(run),

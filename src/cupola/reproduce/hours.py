@@ -28,7 +28,7 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.folder import Run
 from cupola.plan.plan import Plan
 from cupola.plan.plan import changed as with_settings
-from cupola.reproduce.run import Job
+from cupola.reproduce.run import Job, distinct
 
 SAMPLES = 512  # of a trial round, in all
 QUICK = 5.0  # seconds; what takes less is timed again, without what only the first time pays
@@ -62,7 +62,10 @@ class Pace:
     def seconds(self, plan: Plan, rounds: int) -> float:
         """Of so many more rounds of this plan, its twin's included."""
         each = self.round + self.evaluation / plan.evaluation.every
-        return rounds * each * (2 if plan.twin else 1)
+        seconds = rounds * each * (2 if plan.twin else 1)
+        if plan.personalise is not None:  # every method does a round's local work at every site
+            seconds += plan.personalise.rounds * len(plan.personalise.methods) * each
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def forecast(
     """The time that unfinished jobs need on this machine; trials are remembered in `folder`."""
     folder = Path(folder)
     paces = _remembered(folder / FILE)
-    runs = [(job, Run(job.folder, job.plan)) for job in work]
+    runs = [(job, Run(job.folder, job.plan)) for job in distinct(work)]
     finished = {kind_of(job.plan): _own(run) for job, run in runs if run.status == "finished"}
     seconds, unknown = 0.0, 0
     for job, run in runs:

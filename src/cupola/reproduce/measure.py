@@ -19,10 +19,18 @@ OF_SITES = {
     "worst_sites": "mean accuracy of the worst tenth of the sites",
     "sites_spread": "standard deviation of the accuracy over sites",
 }
+PERSONAL = {
+    "ari": "adjusted Rand index of the groups against the known types",
+    "matched": "sites in the right group",
+    "ari_random": "the same of the random groups",
+}
+_OF_PERSONAL = ("personal_", "ari_at_", "matched_at_")
 WORDS = {
     **OF_SITES,
+    **PERSONAL,
     "train_loss": "loss on what sites train on",
     "epsilon": "epsilon, rigorous, of the site that spends most",
+    "privacy_area": "area under accuracy (%) against epsilon, over the evaluated rounds",
     "epsilon_published": "epsilon by the formulas of 003 for the same noise, mean over sites",
     "seconds": "seconds",
     "bytes": "bytes sent",
@@ -77,14 +85,50 @@ def measure(run: RunFolder, what: str, target: float | None = None) -> float | N
         return run.final(what.removeprefix("train_"), "sites_train")
     if what in ("worst_sites", "sites_spread"):
         return _over_sites(run, what)
+    if what in PERSONAL or what.startswith(_OF_PERSONAL):
+        return _personal(run, what)
     if what == "epsilon":
         value = (run.result.get("privacy") or {}).get("epsilon")
         return float(value) if finite(value) else None
+    if what == "privacy_area":
+        return _privacy_area(run)
     if what == "epsilon_published":
         from cupola.reproduce.published import upcycled_epsilon
 
         return upcycled_epsilon(run)
     return kept(run, what)
+
+
+def _privacy_area(run: RunFolder) -> float | None:
+    """From the first evaluated round to the last, by trapezoids (000, Table VI)."""
+    course = (run.result.get("privacy") or {}).get("course")
+    points = [
+        (r.get("round", 0), v) for split in _HELD_OUT for r, v in run.curve("accuracy", split)
+    ]
+    if not course or len(points) < 2:
+        return None
+    share, spent = zip(*((0.0, 0.0), *course))
+    rounds, accuracy = zip(*points)
+    epsilon = np.interp(np.array(rounds) / max(rounds), share, spent)
+    return float(np.trapezoid(100 * np.array(accuracy), epsilon))
+
+
+def _personal(run: RunFolder, what: str) -> float | None:
+    """Of personalisation: a method's mean over sites ('personal_pfa'), how well the groups agree
+    with the known types, also under noise ('ari_at_0.5': at that epsilon)."""
+    found = run.result.get("personal") or {}
+    groups = found.get("groups") or {}
+    if what.startswith("personal_"):
+        value = (found.get("methods") or {}).get(what.removeprefix("personal_"), {}).get("test")
+    elif "_at_" in what:
+        name, at = what.split("_at_")
+        points = {p["epsilon"]: p[name] for p in groups.get("curve") or ()}
+        value = points.get(float(at))
+    elif what.endswith("_random"):
+        value = (groups.get("random") or {}).get(what.removesuffix("_random"))
+    else:
+        value = groups.get(what)
+    return float(value) if finite(value) else None
 
 
 def _over_sites(run: RunFolder, what: str) -> float | None:

@@ -45,12 +45,18 @@ def jobs(table: Table, folder: str | Path, seeds: Sequence[int]) -> list[Job]:
     """All runs, seed by seed, so that a whole table stands early. Plans are checked here."""
     folder = Path(folder)
     cells = table.cells()
-    names = _folder_names(cells)
+    own = dict(zip([(c.plan, c.settings) for c in cells][::-1], _folder_names(cells)[::-1]))
+    names = [own[cell.plan, cell.settings] for cell in cells]  # cells may share their runs
     return [
         Job(cell, seed, table.plan_of(cell, seed), folder / f"{name}-seed-{seed}")
         for seed in seeds
         for cell, name in zip(cells, names)
     ]
+
+
+def distinct(work: Sequence[Job]) -> list[Job]:
+    """One job for every run: cells that measure the same run in other ways share it."""
+    return list({job.folder: job for job in reversed(work)}.values())[::-1]
 
 
 def reproduce(
@@ -72,7 +78,7 @@ def reproduce(
             "group": f"{job.cell.row} · {job.cell.column}",
             "settings": {"seed": job.seed},
         }
-        for job in work
+        for job in distinct(work)
     ]
     write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
     values: dict[str, Values] = {}
@@ -85,9 +91,10 @@ def reproduce(
         except FederationError as error:  # a run that diverges is a result, not an accident
             tell(f"{job.label}: {error}")
         for what in table.measures:
-            got = None if done is None else measure(done, what, table.target)
+            own = job.cell.measure if what == table.measure and job.cell.measure else what
+            got = None if done is None else measure(done, own, table.target)
             cell = values.setdefault(what, {}).setdefault((job.cell.row, job.cell.column), {})
-            cell[job.seed] = scaled(got, table.factor(what))
+            cell[job.seed] = scaled(got, table.factor(own))
     found = results(table, values, seeds)
     write_atomically(folder / "results.json", json.dumps(found, indent=2))
     write_atomically(folder / "table.md", markdown(found))

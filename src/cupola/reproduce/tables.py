@@ -36,18 +36,20 @@ class _Part(BaseModel):
 
 
 class Column(_Part):
-    """A column: settings on top of the table's."""
+    """A column: settings on top of the table's. measure: instead of the table's and the row's."""
 
     name: str
     plan: str | None = None
     settings: tuple[str, ...] = ()
+    measure: str | None = None
 
 
 class Row(Column):
     """A row: settings on top of the column's; published values by column, [mean, spread] or mean.
 
     also: published values of further measures, by measure and column. skip: columns that have no
-    cell in this row. against: the rows it is compared with, instead of the table's reference.
+    cell in this row. measure: what it measures, instead of the table's. against: the rows it is
+    compared with, instead of the table's reference.
     """
 
     published: dict[str, Number] = {}
@@ -57,11 +59,12 @@ class Row(Column):
 
 
 class Special(_Part):
-    """Settings of one cell, on top of everything."""
+    """Settings and measure of one cell, on top of everything."""
 
     row: str
     column: str
     plan: str | None = None
+    measure: str | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -74,6 +77,7 @@ class Cell(_Part):
     settings: tuple[str, ...]
     published: float | None = None
     spread: float | None = None
+    measure: str | None = None
 
 
 class Table(_Part):
@@ -140,7 +144,8 @@ class Table(_Part):
         """What measured values are multiplied by."""
         if self.scale is not None and measure == self.measure:
             return self.scale
-        return 100.0 if measure in SHARES or measure in OF_SITES else 1.0
+        share = measure in SHARES or measure in OF_SITES or measure.startswith("personal_")
+        return 100.0 if share or measure.startswith("matched") else 1.0
 
     def published(self, cell: Cell, measure: str) -> tuple[float | None, float | None]:
         """Mean and spread that the paper prints, where it does."""
@@ -170,6 +175,7 @@ class Table(_Part):
                         settings=(*settings, *(own.settings if own else ())),
                         published=mean,
                         spread=spread,
+                        measure=(own and own.measure) or column.measure or row.measure,
                     )
                 )
         return found

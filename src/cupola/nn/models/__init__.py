@@ -9,6 +9,8 @@ from cupola.nn.models import (  # noqa: F401
     dense,
     densenet,
     knresnets,
+    mobile,
+    pretrained,
     recurrent,
     residual,
     resnets,

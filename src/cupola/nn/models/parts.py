@@ -110,28 +110,37 @@ class Layers:
         size: int = 3,
         stride: int = 1,
         padding: int | tuple[tuple[int, int], ...] | None = None,
+        groups: int = 1,
     ) -> list[nn.Module]:
-        """A convolution; padding: half its size unless given, or (before, after) per dimension."""
+        """A convolution; padding: half its size unless given, or (before, after) per dimension.
+        groups: that its channels fall into."""
         padding = size // 2 if padding is None else padding
         if self.kernel:
             return [
                 KNConv2d(
-                    inputs, outputs, size, stride, padding, dropout=self.dropout, always=self.always
+                    inputs, outputs, size, stride, padding, groups=groups, dropout=self.dropout,
+                    always=self.always,
                 )
-            ]
+            ]  # fmt: skip
         if isinstance(padding, int):
-            return [nn.Conv2d(inputs, outputs, size, stride, padding, bias=self.bias)]
+            return [
+                nn.Conv2d(inputs, outputs, size, stride, padding, groups=groups, bias=self.bias)
+            ]
         (top, bottom), (left, right) = padding
         around = nn.ZeroPad2d((left, right, top, bottom))
-        return [around, nn.Conv2d(inputs, outputs, size, stride, bias=self.bias)]
+        return [around, nn.Conv2d(inputs, outputs, size, stride, groups=groups, bias=self.bias)]
 
-    def conv(self, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> list[nn.Module]:
+    def conv(
+        self, inputs: int, outputs: int, size: int = 3, stride: int = 1, **options: Any
+    ) -> list[nn.Module]:
         """Convolution, then normalisation."""
-        return [*self.bare(inputs, outputs, size, stride), *self.normal(outputs)]
+        return [*self.bare(inputs, outputs, size, stride, **options), *self.normal(outputs)]
 
-    def block(self, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> list[nn.Module]:
+    def block(
+        self, inputs: int, outputs: int, size: int = 3, stride: int = 1, **options: Any
+    ) -> list[nn.Module]:
         """Convolution, normalisation, activation."""
-        return [*self.conv(inputs, outputs, size, stride), self.act()]
+        return [*self.conv(inputs, outputs, size, stride, **options), self.act()]
 
     def pre(self, inputs: int, outputs: int, size: int = 3, **options: Any) -> list[nn.Module]:
         """Normalisation, activation, convolution."""

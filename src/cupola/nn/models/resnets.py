@@ -28,10 +28,17 @@ from cupola.nn.normalisation import Norm
 
 
 class Depth(NamedTuple):
-    """Blocks per stage; a bottleneck gives four times its width."""
+    """Blocks per stage; a bottleneck gives four times its width.
+
+    groups, base: of ResNeXt: its 3x3 convolutions have so many groups of base / 64 the channels.
+    early: a bottleneck halves the resolution in its first convolution, not in its second.
+    """
 
     blocks: tuple[int, ...]
     bottleneck: bool
+    groups: int = 1
+    base: int = 64
+    early: bool = False
 
     @property
     def features(self) -> int:
@@ -52,8 +59,11 @@ def trunk(depth: Depth, channels: int, make: Layers, *, low: bool) -> list[nn.Mo
     def block(inputs: int, width: int, stride: int) -> nn.Module:
         outputs = width * (4 if depth.bottleneck else 1)
         if depth.bottleneck:
-            body = [*make.block(inputs, width, 1), *make.block(width, width, 3, stride)]
-            body += make.conv(width, outputs, 1)
+            inner = width * depth.base // 64 * depth.groups
+            first, then = (stride, 1) if depth.early else (1, stride)
+            body = make.block(inputs, inner, 1, first)
+            body += make.block(inner, inner, 3, then, groups=depth.groups)
+            body += make.conv(inner, outputs, 1)
         else:
             body = [*make.block(inputs, width, 3, stride), *make.conv(width, outputs)]
         other = inputs != outputs or stride > 1

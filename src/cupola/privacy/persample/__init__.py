@@ -12,6 +12,7 @@ from cupola.privacy.persample.suitability import unsupported
 
 from cupola.privacy.persample import (  # isort: skip  # noqa: F401
     attention,
+    border,
     convolution,
     kernelnorm,
     layers,

@@ -9,7 +9,8 @@ than the first, or layers that mix samples all show there.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
+from cupola.nn.reprogram import Border
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room
 from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
@@ -95,7 +97,8 @@ def _compared(
     module: nn.Module, found: Layout, loss: Loss, x: Tensor, y: Tensor, tolerance: float
 ) -> Trial:
     start = torch.default_generator.get_state()
-    losses, uses = forward(module, found, loss, x, y)
+    with _counted() as saved:
+        losses, uses = forward(module, found, loss, x, y)
     draws = not torch.equal(start, torch.default_generator.get_state())
     groups = backward(losses, uses, retain=True)
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -111,7 +114,24 @@ def _compared(
         total = sums[p] if p in sums else torch.zeros_like(p)
         if not torch.allclose(total, e.to_dense(), tolerance, tolerance * float(whole)):
             return Trial(f"{name} is used in a way its layer's rule does not see")
-    return Trial(None, sum(t.numel() for use in uses for t in use.kept) // SAMPLES)
+    kept = sum(t.numel() for use in uses for t in use.kept)
+    if any(isinstance(use.layer, Border) for use in uses):
+        kept = sum(saved.values())  # a frozen source keeps much and records nothing
+    return Trial(None, kept // SAMPLES)
+
+
+@contextmanager
+def _counted() -> Iterator[dict[int, int]]:
+    """Sizes, by address, of what the graph made meanwhile keeps for the backward pass."""
+    found: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        if t.dim() and len(t) == SAMPLES:  # weights are there anyway
+            found[t.data_ptr()] = t.numel()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        yield found
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,0 +1,196 @@
+"""Plans that build on a source model: what is trained and sent, refusals, caches, finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from samples import SMALL
+from test_run import go
+from tiny_sources import registered, write
+from typer.testing import CliRunner
+
+import cupola
+from cupola.cli import app
+from cupola.errors import CupolaError, FederationError, PlanError
+from cupola.learn.frozen import CHECKSUM, SEED
+from cupola.learn.workspace import Workspace
+from cupola.plan import compose, load
+from cupola.plan.cost import predict
+
+DP = {"mechanism": "dp-sgd", "noise": 1.0}
+BORDER, MAP = 3 * 16 * 16, 13 * 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered() -> Iterator[None]:
+    with registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    source = write(tmp_path_factory.mktemp("source") / "run")
+    data = {"name": "digits", "partition": {"kind": "iid", "sites": 3, "public_validation": 0.5}}
+    return {**SMALL, "rounds": 2, "data": data, "model": {"name": "pretrained", "source": source}}
+
+
+def adapted(plan: dict[str, Any], adapt: str, **more: Any) -> dict[str, Any]:
+    return {**plan, **more, "model": {**plan["model"], "adapt": adapt}}
+
+
+@pytest.fixture(scope="module")
+def done(plan: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("done") / "run"
+    go(folder, plan={**plan, "privacy": DP})
+    return folder
+
+
+def test_only_border_and_map_are_trained_sent_and_kept(plan: dict[str, Any], done: Path) -> None:
+    run = cupola.Run.open(done)
+    assert run.result["trainable"] == BORDER + MAP < run.result["parameters"]
+    saved = load_file(done / "model.safetensors")
+    assert set(saved) == {"border.theta", "output.weight", "output.bias"}
+    program = compose.training(load(plan))
+    state = program.start()
+    assert SEED not in state.arrays
+    assert state.arrays[CHECKSUM].shape == (16,)
+    sent = predict(program).per_site_up
+    assert 4 * (BORDER + MAP) < sent < 4 * (BORDER + MAP) + 1000
+    model = run.model()
+    assert np.array_equal(model.border.theta.detach().numpy(), saved["border.theta"])
+
+
+def test_a_finished_run_is_not_read_with_another_source(done: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other", seed=3)
+    text = (done / "plan.toml").read_text()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for file in done.iterdir():
+        if file.is_file():
+            (copied / file.name).write_bytes(file.read_bytes())
+    source = cupola.Run.open(done).plan.model.options["source"]
+    (copied / "plan.toml").write_text(text.replace(source, other))
+    with pytest.raises(CupolaError, match="are not those that"):
+        cupola.Run.open(copied).model()
+
+
+def test_a_site_with_other_weights_is_refused_before_it_trains(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    state = compose.training(load(plan)).start()
+    other = {**plan, "model": {"name": "pretrained", "source": write(tmp_path / "o", seed=3)}}
+    site = Workspace(compose.problem(load(other)))
+    with pytest.raises(FederationError, match="source model here is not the coordinator's"):
+        site.load(state.arrays)
+    bare = {name: array for name, array in state.arrays.items() if name != CHECKSUM}
+    with pytest.raises(FederationError, match="another kind of part"):
+        Workspace(compose.problem(load(plan))).load(bare)
+    crafted = {**state.arrays, "model/trunk.0.weight": np.zeros((6, 3, 3, 3), np.float32)}
+    with pytest.raises(FederationError, match=r"'model/trunk.0.weight' is no trainable"):
+        Workspace(compose.problem(load(plan))).load(crafted)
+
+
+@pytest.mark.parametrize("adapt", ["map", "head"])
+def test_kept_features_give_what_inputs_give(
+    plan: dict[str, Any], adapt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = adapted(plan, adapt, privacy=DP)
+    go(tmp_path / "kept", plan=private)
+    seen = []
+    slow = Workspace.__init__
+
+    def without(self: Workspace, *given: Any) -> None:
+        slow(self, *given)
+        seen.append(self._features)
+        self._features = None
+
+    monkeypatch.setattr(Workspace, "__init__", without)
+    go(tmp_path / "slow", plan=private)
+    assert all(features is not None for features in seen)
+    kept, plain = (load_file(tmp_path / n / "model.safetensors") for n in ("kept", "slow"))
+    assert set(kept) == {"output.weight", "output.bias"}
+    for name, array in kept.items():
+        assert np.allclose(array, plain[name], atol=1e-5)
+
+
+def test_features_are_those_of_the_rows_asked_for(plan: dict[str, Any]) -> None:
+    host = compose.host(**load(adapted(plan, "map")).to_dict())
+    space, data = host.workspace(), host.data(0).train
+    index = torch.tensor([5, 2, 9])
+    x, y = space.batch(data, index)
+    assert torch.allclose(x, space.module.features(data.inputs(index)), atol=1e-5)
+    assert torch.equal(y, data.y[index])
+    moved = replace(data, transform=lambda x, _: x + 1)
+    seen, _ = space.batch(moved, index, torch.Generator())
+    assert seen.shape == (3, 1, 8, 8)  # augmented inputs have no features of their own
+
+
+def test_copies_of_private_examples_go_through_the_source(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    data = {**plan["data"], "augment": ["flip"]}
+    private = {**DP, "augmentations": 2}
+    go(tmp_path / "run", plan=adapted({**plan, "data": data, "rounds": 1}, "map", privacy=private))
+    assert cupola.Run.open(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize("adapt", ["labels", "full"])
+def test_the_others_train_privately_too(plan: dict[str, Any], adapt: str, tmp_path: Path) -> None:
+    go(tmp_path / "run", plan=adapted(plan, adapt, privacy=DP))
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert ("border.theta" in saved) == (adapt == "labels")
+    assert cupola.Run.open(tmp_path / "run").model() is not None
+
+
+def test_reprogramming_goes_with_masked_sums_and_upcycling(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    more = {"sum": "masked", "server": {"upcycle": {"factor": 0.5}}, "local": {"proximal": 0.5}}
+    go(tmp_path / "run", plan={**plan, **more, "rounds": 2})
+    assert cupola.Run.open(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"trainable": {"only": ["output"]}}, "overwrite the source model's weights"),
+        (
+            {
+                "privacy": {"mechanism": "output", "epsilon": 1, "neighbours": "replace-one"},
+                "local": {"proximal": 0.1},
+            },
+            "linear",
+        ),
+    ],
+)
+def test_what_has_no_bound_or_no_meaning_is_refused(
+    plan: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PlanError, match=said):
+        compose.training(load({**plan, **change}))
+
+
+def test_data_that_do_not_fit_are_refused(plan: dict[str, Any]) -> None:
+    twice = {**plan["data"], "augment": [{"normalise": {"mean": 0.5, "std": 0.5}}]}
+    with pytest.raises(PlanError, match="normalises images"):
+        compose.problem(load({**plan, "data": twice}))
+    private = {**plan["data"], "partition": {"kind": "iid", "sites": 3}}
+    with pytest.raises(PlanError, match="needs public data"):
+        compose.problem(load(adapted({**plan, "data": private}, "labels"))).build()
+
+
+def test_check_says_what_is_trained_and_where_the_rest_comes_from(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(load(plan).to_toml())
+    said = CliRunner().invoke(app, ["check", str(path)]).output
+    assert f"{BORDER + MAP:,}" in said
+    assert "at every site (checksum" in said

@@ -1,0 +1,49 @@
+"""Tables of FedPT: every level trains the share that its row claims, and epsilons are equal where
+they must be."""
+
+import pytest
+import torch
+
+from cupola.learn.frozen import frozen_names
+from cupola.learn.guarantee import coordinator_events
+from cupola.nn.models import registry
+from cupola.privacy.accounting import epsilon
+from cupola.reproduce import find_table
+
+#: input, classes, per cent that rows train
+LEVELS = {
+    "fedpt-emnist": ((1, 28, 28), 10, [100, 3.45]),
+    "fedpt-cifar": ((3, 24, 24), 10, [100, 26.15, 7.69, 3.07, 1.75]),
+    "fedpt-words": ((20,), 10_004, [100, 91.28, 82.56, 73.84]),
+    "fedpt-ftrl": ((20,), 5_004, [100, 72.97, 100, 72.97]),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_rows_train_the_shares_they_claim(name):
+    shape, classes, shares = LEVELS[name]
+    table = find_table(name)
+    assert len(table.seeds) >= 3
+    plans = {cell.row: table.plan_of(cell, 1) for cell in table.cells()}
+    model = next(iter(plans.values())).model
+    with torch.device("meta"):
+        module = registry._MODELS.find(model.name)(shape, classes, **model.options)
+    every = sum(p.numel() for p in module.parameters())
+    for plan, share in zip(plans.values(), shares, strict=True):
+        assert plan.model == model
+        frozen = frozen_names(plan.trainable, module)
+        left = every - sum(module.get_parameter(n).numel() for n in frozen)
+        assert 100 * left / every == pytest.approx(share, abs=0.0051)
+
+
+def test_both_matrices_have_one_epsilon():
+    table = find_table("fedpt-ftrl")
+    found: dict[str, set[float]] = {}
+    for cell in table.cells():
+        plan = table.plan_of(cell, 1)
+        if cell.column != "0":
+            events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
+            found.setdefault(cell.column, set()).add(round(epsilon(events, 1e-5), 3))
+        if "tree" in cell.row:
+            assert plan.privacy.noise == float(cell.column)
+    assert {key: len(each) for key, each in found.items()} == {"1.13": 1, "4.03": 1, "8.83": 1}

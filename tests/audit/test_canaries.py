@@ -135,6 +135,7 @@ def unclipped(kind, patch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [quieter, reused, unclipped])
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_broken_mechanism_is_refuted(kind, broken, subjects, monkeypatch):

@@ -81,15 +81,18 @@ def distance(training, data):
     return max(float(np.abs(central[f"model/{n}"] - a).max()) for n, a in end.items())
 
 
+BUILDS = [logistic, pytest.param(vgg_like, marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("cut", SITES)
-@pytest.mark.parametrize("build", [logistic, vgg_like])
+@pytest.mark.parametrize("build", BUILDS)
 def test_full_gradients_equal_centralised_training(build, cut):
     training, data = training_of(build, SITES[cut])
     assert distance(training, data) <= 1e-12
 
 
 @pytest.mark.parametrize("cut", SITES)
-@pytest.mark.parametrize("build", [logistic, vgg_like])
+@pytest.mark.parametrize("build", BUILDS)
 def test_single_mini_batches_equal_centralised_training(build, cut):
     local = Local(work="batches", batches=1, batch_size=4, send="gradients", lr=STABLE_RATE)
     training, data = training_of(build, SITES[cut], local)

@@ -67,6 +67,35 @@ def test_likelihoods_at_ever_more_points(standing):
         _ask(engine, replace(question, step=question.step + 3))
 
 
+def test_other_coefficients_under_the_same_step_count_too(standing):
+    engine, question, cohorts, *_ = standing
+    cohorts[0].iterations = 3
+    beta = question.arrays["beta"]
+    points = [replace(question, arrays={**question.arrays, "beta": beta + i}) for i in range(4)]
+    for point in points[:3]:
+        _ask(engine, point)
+    with pytest.raises(Declined, match="asked-too-often"):
+        _ask(engine, points[3])
+
+
+def test_the_model_without_a_genotype_is_one_and_bounded(standing):
+    engine, question, cohorts, *_ = standing
+    columns = question.arrays["beta"].shape[1] - 1
+    for name in ("gwas first", "gwas shared"):
+        steep = replace(question, task=name)
+        steep.arrays["beta"] = np.full(columns, 31.0)
+        steep.options["missing"] = False
+        with pytest.raises(Declined, match="coefficients-refused"):
+            _ask(engine, steep)
+    other = replace(question, task="gwas first")
+    other.arrays["beta"] = np.full(columns, 0.5)
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        _ask(engine, other)
+    cohorts[0].iterations = 1
+    with pytest.raises(Declined, match="asked-too-often"):
+        _ask(engine, replace(other, task="gwas shared"))
+
+
 def test_another_standardisation_and_other_variants(standing):
     engine, question, cohorts, program, state = standing
     other = {**question.options, "shift": [1.0, 2.0, 0.0]}

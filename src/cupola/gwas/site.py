@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +45,8 @@ class Site:
     _common: tuple[int, Variants] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pinned: dict[Any, Any] = field(default_factory=dict)
-    _asked: np.ndarray | None = None
-    _counted: set[int] = field(default_factory=set)
+    _asked: dict[str, np.ndarray] = field(default_factory=dict)
+    _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
 
     @property
     def cohort(self) -> Cohort:
@@ -66,14 +67,22 @@ class Site:
         if self._pinned.setdefault(what, value) != value:
             raise Declined("asked-otherwise-before")
 
-    def count(self, step: int, local: np.ndarray) -> None:
-        """Refuse to tell a variant's likelihood at ever more points."""
-        if self._asked is None:
-            self._asked = np.zeros(len(self.cohort.variants), np.int32)
-        if step not in self._counted:
-            self._counted.add(step)
-            self._asked[local] += 1
-        if (self._asked[local] > self.iterations).any():
+    def count(self, question: Question, what: str, places: np.ndarray, of: int) -> None:
+        """Refuse to tell a likelihood at ever more points. places: which of `of` are asked for.
+
+        A question that is repeated bit for bit tells nothing new. Its step is the coordinator's
+        word, so what it asks for counts as well.
+        """
+        asked = self._asked.setdefault(what, np.zeros(of, np.int32))
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(question.arrays):
+            digest.update(name.encode() + b"\0" + question.arrays[name].tobytes())
+        digest.update(repr([question.options.get(n) for n in ("start", "stop", "kind")]).encode())
+        key = (what, question.step, digest.digest())
+        if key not in self._counted:
+            self._counted.add(key)
+            asked[places] += 1
+        if (asked[places] > self.iterations).any():
             raise Declined("asked-too-often")
 
     def common(self, least: int) -> Variants:

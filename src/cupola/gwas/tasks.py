@@ -136,15 +136,21 @@ def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     return calls(own.cohort, *_rows(own, site, question), int(question.options["kind"]))
 
 
+def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
+    """The coefficients that a question names, checked: kernels trust their shape."""
+    beta = question.arrays["beta"].astype(np.float64)
+    if beta.shape != shape or not (np.abs(beta) <= LARGEST).all():
+        raise Declined("coefficients-refused")
+    return beta
+
+
 def _coefficients(
     own: Site, site: SiteContext, question: Question, made: Design, count: int
 ) -> np.ndarray:
-    """The coefficients that a question names, one row a variant, checked: kernels trust them."""
-    beta = question.arrays["beta"].astype(np.float64)
-    fits = beta.shape == (count, made.columns.shape[1] + 1)
-    if not fits or not (np.abs(beta) <= LARGEST).all():
-        raise Declined("coefficients-refused")
-    own.count(question.step, _rows(own, site, question)[0])
+    """Those of each variant, one row each; answered a limited number of times."""
+    beta = _bounded(question, (count, made.columns.shape[1] + 1))
+    local = _rows(own, site, question)[0]
+    own.count(question, question.task, local, len(own.cohort.variants))
     return beta
 
 
@@ -174,9 +180,10 @@ def shared(own: Site, site: SiteContext, question: Question) -> Contribution:  #
     """Sums that do not depend on a variant: linear, products of columns and trait; logistic,
     gradient and information of the model without a genotype."""
     made = own.design(question)
-    beta = question.arrays.get("beta")
-    if beta is None:
+    if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
+    beta = _bounded(question, (made.columns.shape[1],))
+    own.count(question, f"null {question.options['kind']}", np.zeros(1, int), 1)
     weight, residual = _logistic(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
     information = (made.columns[:, i] * made.columns[:, j] * weight[:, None]).sum(axis=0)
@@ -219,7 +226,9 @@ def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
 def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The first logistic iteration: weights are those of the model without a genotype."""
     rows, made = _chosen(own, site, question), own.design(question)
-    weight, residual = _logistic(made.columns, made.y, question.arrays["beta"])
+    beta = _bounded(question, (made.columns.shape[1],))
+    own.pin(("null", question.options["kind"]), beta.tolist())  # there is one such model
+    weight, residual = _logistic(made.columns, made.y, beta)
     once = np.column_stack([made.columns * weight[:, None], residual]) * made.scale[:, None]
     square = (weight * made.scale**2)[:, None]
     two = np.column_stack([2 * once, 4 * square])
@@ -265,8 +274,9 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
     from cupola.gwas.bed import COPIES, MISSING, unpacked
 
     rows, made = _chosen(own, site, question), own.design(question)
-    beta, inverse = question.arrays["beta"], question.arrays["inverse"]
-    if beta.shape != (len(rows), made.columns.shape[1] + 1) or len(inverse) != len(beta):
+    beta = _coefficients(own, site, question, made, len(rows))
+    inverse = question.arrays["inverse"]
+    if inverse.shape != (len(beta), beta.shape[1] ** 2):
         raise Declined("coefficients-refused")
     found = []
     for row, b, flat in zip(rows, beta, inverse):

@@ -33,7 +33,7 @@ WORDS = {
     "privacy_area": "area under accuracy (%) against epsilon, over the evaluated rounds",
     "epsilon_published": "epsilon by the formulas of 003 for the same noise, mean over sites",
     "seconds": "seconds",
-    "bytes": "bytes sent",
+    "bytes": "megabytes sent",
 }
 _HELD_OUT = ("test", "sites_test")
 _VALIDATION = ("validation", "sites_validation")

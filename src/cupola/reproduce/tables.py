@@ -86,8 +86,9 @@ class Table(_Part):
     measure: a metric at the end of a run (accuracy, loss, ...); rounds, bytes, seconds; rounds_to,
     bytes_to, seconds_to (with target); weights_mse (against the twin); see `measure`. also: further
     measures of the same runs. scale: measured values are multiplied by it (100 for shares, so that
-    per cent stand beside per cent). reference: the row the others are compared with (default: the
-    first). reference_column: likewise, if wanted. '{seed}' in a setting stands for the seed.
+    per cent stand beside per cent; bytes are megabytes). reference: the row the others are compared
+    with (default: the first). reference_column: likewise, if wanted. '{seed}' in a setting stands
+    for the seed.
     """
 
     name: str
@@ -144,6 +145,8 @@ class Table(_Part):
         """What measured values are multiplied by."""
         if self.scale is not None and measure == self.measure:
             return self.scale
+        if measure == "bytes":
+            return 1e-6
         share = measure in SHARES or measure in OF_SITES or measure.startswith("personal_")
         return 100.0 if share or measure.startswith("matched") else 1.0
 

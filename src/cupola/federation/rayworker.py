@@ -239,7 +239,7 @@ def parcel(value: Any) -> Parcel:
     """A host as bytes beside its large arrays, which workers of one machine then share."""
     from ray import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):
         def reducer_override(self, thing: Any) -> Any:
             if type(thing) is torch.Tensor and _is_plain(thing):
                 return _tensor, (thing.numpy(),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+from types import SimpleNamespace
 
 import hosts
 import numpy as np
@@ -18,6 +18,7 @@ from test_federation import BROKEN, X
 from cupola.errors import FederationError
 from cupola.federation import InProcess, Question, RayCluster, Spec, raycluster
 from cupola.federation.raycluster import shares
+from cupola.federation.rayconnection import connect
 
 NUMBERS = Question("test numbers", expects=X)
 N = {"n": Spec(())}
@@ -113,7 +114,7 @@ def test_a_worker_that_dies_again_takes_its_sites_along(loopback):
     loopback(deaths=(2, 4))
     with (
         RayCluster(hosts.Numbers(), workers=1) as federation,
-        pytest.raises(FederationError, match="0 of 4 sites answered.*site 0: its worker died"),
+        pytest.raises(FederationError, match=r"0 of 4 sites answered.*site 0: its worker died"),
     ):
         federation.sum(NUMBERS, range(4))
 
@@ -136,8 +137,16 @@ def test_without_ray(monkeypatch):
         RayCluster(hosts.Numbers())
 
 
+def test_no_cluster_at_an_address():
+    def init(**_):
+        raise ConnectionError("nobody there\nand more")
+
+    with pytest.raises(FederationError, match=r"engine.address = 'ray://a:1': .*\(nobody there\)"):
+        connect(SimpleNamespace(init=init), "ray://a:1", 1)
+
+
 @pytest.mark.slow
-def test_dead_frozen_and_late_workers(cluster):  # noqa: ARG001
+def test_dead_and_frozen_workers(cluster):  # noqa: ARG001
     """On real processes; a worker that was killed between questions is not even missed."""
     with RayCluster(hosts.Numbers(), workers=2, quorum=0.5) as federation:
         pids = [int(a.arrays["n"]) for a in federation.gather(PID, range(2)).values()]
@@ -146,12 +155,9 @@ def test_dead_frozen_and_late_workers(cluster):  # noqa: ARG001
         assert federation.sum(NUMBERS, range(4)).sites == [0, 1, 2, 3]
         os.kill(pids[1], signal.SIGSTOP)
         federation.timeout = 3.0
-        began = time.monotonic()
         assert federation.sum(NUMBERS, range(4)).failed == {2: "late", 3: "late"}
-        assert time.monotonic() - began < 20
-        fatal = Question("test misbehave", options={"0": "die", "3": "nan"}, expects=X)
-        total = federation.sum(fatal, range(4))
-        assert total.failed == {0: "its worker died", 1: "its worker died", 3: BROKEN["nan"]}
+        federation.timeout = 120.0
+        assert federation.sum(NUMBERS, range(4)).sites == [0, 1, 2, 3]
 
 
 PID = Question("test process", expects=N)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import HERE, go, history, same, stop_after
 
-from cupola.errors import FederationError, PlanError
+from cupola.errors import PlanError
 from cupola.federation import raycluster
 from cupola.plan import Run, load
 from cupola.plan.folder import read_lines
@@ -156,9 +156,8 @@ def test_an_address_is_for_ray() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [["recipe=scaffold"], ["sum=masked"]])
-def test_on_real_processes(tmp_path: Path, cluster: None, settings: list[str]) -> None:  # noqa: ARG001
-    settings = [*settings, "rounds=3", "model.name=mlp"]
+def test_on_real_processes(tmp_path: Path, cluster: None) -> None:  # noqa: ARG001
+    settings = ["recipe=scaffold", "rounds=3", "data.partition.test=0.2", "evaluation.on=both"]
     go(tmp_path / "here", *settings)
     go(tmp_path / "ray", *settings, "engine.kind=ray", "engine.workers=2")
     alike(tmp_path / "here", tmp_path / "ray", 1e-6)
@@ -177,7 +176,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        limit = time.monotonic() + 100
+        limit = time.monotonic() + 300
         while not _size(folder / "history.jsonl") and time.monotonic() < limit:
             time.sleep(0.1)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to everybody in the group
@@ -197,9 +196,3 @@ def _in_session(leader: int) -> list[str]:
     shown = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True)
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
     return [row[2] for row in rows if row[0] == str(leader) and not row[1].startswith("Z")]
-
-
-@pytest.mark.slow
-def test_no_cluster_at_an_address(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="no Ray cluster can be reached there"):
-        go(tmp_path / "r", *RAY, "engine.address='127.0.0.1:9'")

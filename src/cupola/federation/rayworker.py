@@ -24,7 +24,7 @@ from cupola.federation.federation import Failure, Total, check, is_broken
 from cupola.federation.inprocess import TOGETHER, InProcess, Mode
 from cupola.federation.message import Arrays, Contribution, Question
 from cupola.federation.separate import named
-from cupola.federation.site import Host, Partial, StateStore, register
+from cupola.federation.site import Host, Partial, StateStore, is_known, register
 
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
 States = dict[int, Arrays]  # by site
@@ -94,9 +94,7 @@ class Worker:
         sys.path += [place for place in start.path if place not in sys.path]
         os.environ.update(start.environment)
         torch.set_num_threads(1)
-        for module in start.modules:
-            with suppress(ImportError):  # whoever asks for its tasks is told that they are unknown
-                importlib.import_module(module)
+        self._modules = start.modules
         made, tasks = unpacked(host)
         register(tasks)
         self._store = _Carried()
@@ -142,6 +140,12 @@ class Worker:
         return Answers(answers, self._store.written)
 
     def _begin(self, question: Question, states: States) -> Question:
+        inside = question.options.get("inner")  # of a question around another one
+        asked = [question.task, *([inside["task"]] if inside else [])]
+        if not all(is_known(name) for name in asked):  # late, since it may take seconds
+            for module in self._modules:
+                with suppress(ImportError):  # its tasks stay unknown, and are refused as such
+                    importlib.import_module(module)
         self._store.receive(question.step, {site: own(kept) for site, kept in states.items()})
         return replace(question, arrays=own(question.arrays))
 

@@ -241,6 +241,11 @@ def find_task(name: str) -> Task:
     return _TASKS[name]
 
 
+def is_known(name: str) -> bool:
+    """Whether there is such a task."""
+    return name in _TASKS
+
+
 def task_modules() -> list[str]:
     """Modules that register tasks when they are imported."""
     return sorted({task.plain.__module__ for task in _TASKS.values()} - {"__main__"})

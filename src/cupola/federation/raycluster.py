@@ -256,6 +256,8 @@ class RayCluster(InProcess):
 
     def _progress(self, slot: _Slot) -> int | None:
         """How far a worker is; None if it does not say, since it is frozen or dead."""
+        if slot.actor is None:  # another job of its has found that out
+            return None
         asked = slot.actor.progress.options(concurrency_group="watch").remote()
         ready, _ = self._ray.wait([asked], timeout=min(PULSE, self.timeout))
         with suppress(self._ray.exceptions.RayError):

@@ -178,6 +178,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     try:
         limit = time.monotonic() + 300
         while not _size(folder / "history.jsonl") and time.monotonic() < limit:
+            assert child.poll() is None
             time.sleep(0.1)
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to everybody in the group
         assert child.wait(60) == 130

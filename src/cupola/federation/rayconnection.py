@@ -49,8 +49,10 @@ def connect(ray: Any, address: str | None, workers: int) -> Callable[[], None]:
     try:
         with _private():
             ray.init("local", num_cpus=workers, include_dashboard=False, _temp_dir=place, **quiet)
-    except BaseException:
+    except BaseException as error:
         stop()
+        if isinstance(error, Exception):
+            raise FederationError(f"Ray cannot start a cluster here: {cause(error)}") from error
         raise
     return stop
 

@@ -185,6 +185,9 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     finally:
         child.kill()
     assert Run.open(folder).status == "stopped"
+    limit = time.monotonic() + 60  # workers see that their cluster is gone
+    while _in_session(child.pid) and time.monotonic() < limit:
+        time.sleep(0.1)
     assert not _in_session(child.pid)
 
 

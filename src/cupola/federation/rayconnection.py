@@ -52,7 +52,10 @@ def connect(ray: Any, address: str | None, workers: int) -> Callable[[], None]:
     except BaseException as error:
         stop()
         if isinstance(error, Exception):
-            raise FederationError(f"Ray cannot start a cluster here: {cause(error)}") from error
+            raise FederationError(
+                f"Ray cannot start a cluster here: {cause(error)} It gives itself 30 s: on a busy "
+                "machine try again, or start one (`ray start --head`) and set engine.address"
+            ) from error
         raise
     return stop
 

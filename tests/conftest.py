@@ -1,8 +1,12 @@
 """Tests run on two workers with one thread each: more threads only fight for the cores."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import settings
+
+from cupola.federation import rayconnection
 
 torch.set_num_threads(1)
 
@@ -17,3 +21,15 @@ def _repeatable():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """One Ray cluster on this machine for all tests that want real processes."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+        connection = rayconnection.connect(ray, None, 4)
+    yield
+    connection()

@@ -72,3 +72,18 @@ def count(site, question):
 @task("test draw")
 def draw(site, question):
     return Contribution({"x": site.generator("test", question.round).normal(size=3)})
+
+
+@task("test halves")
+def halves(site, question):  # noqa: ARG001
+    """Sites with odd numbers leave an array out."""
+    arrays = {"x": site.data[:2]}
+    if site.index % 2:
+        arrays["y"] = site.data[0].reshape(())
+    return Contribution(arrays, site.index + 1.0)
+
+
+@task("test process")
+def process(site, question):  # noqa: ARG001
+    """Which process a site is in."""
+    return Contribution({"n": np.array(float(os.getpid()))})

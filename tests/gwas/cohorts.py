@@ -112,7 +112,7 @@ def sites(study, bases, salt=b"salt"):
     ]
 
 
-def carry_out(study, cohorts, listed=None, masked=False, seed=1):
+def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProcess):
     """The program, its last state and its federation."""
     program = Association(study, len(cohorts), listed)
     host = StudyHost(cohorts)
@@ -121,10 +121,10 @@ def carry_out(study, cohorts, listed=None, masked=False, seed=1):
         parties = simulated_parties(
             "study", seed=seed, sites=len(cohorts), minimum=minimum, openly=OPENLY
         )
-        engine = InProcess(host, workers=1, quorum=1.0, parties=parties.member)
-        reach = hidden_sums(engine, parties)
+        made = InProcess(host, workers=1, quorum=1.0, parties=parties.member)
+        reach = hidden_sums(made, parties)
     else:
-        reach = InProcess(host, workers=1, quorum=1.0)
+        reach = engine(host, workers=min(2, len(cohorts)), quorum=1.0)
     with reach:
         state = drive(program, reach)
     return program, state, reach

@@ -10,10 +10,12 @@ from cohorts import carry_out, cut, found, people, sites, study, write, write_bi
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from loopback_ray import Loopback
 from scipy import stats
 
 from cupola.errors import DataError, FederationError, PlanError
-from cupola.gwas import fit, kernels, tails
+from cupola.federation import InProcess, RayCluster, raycluster
+from cupola.gwas import fit, kernels, results, tails
 from cupola.gwas.files import Variants
 
 TESTS = ("chi-square", "linear", "logistic")
@@ -335,3 +337,17 @@ def test_a_list_of_variants_survives_its_bytes(tmp_path):
     packed[60] ^= 1
     with pytest.raises(FederationError):
         listing.unpack(packed)
+
+
+def test_over_workers_of_ray(tmp_path, monkeypatch):
+    """Each cohort stays where it was first asked, since it remembers what it was asked."""
+    monkeypatch.setattr(raycluster, "library", Loopback)
+    data = people(3)
+    bases = cut(tmp_path, data, np.array_split(np.arange(len(data)), 3))
+    for chosen in (study("logistic", chunk=8), study("chi-square")):
+        here, there = (
+            carry_out(chosen, sites(chosen, bases), data.variants, engine=engine)
+            for engine in (InProcess, RayCluster)
+        )
+        _same(results(*here[:2]), results(*there[:2]))
+        assert here[2].ledger.export() == there[2].ledger.export()

@@ -5,6 +5,7 @@ from cupola.federation.inprocess import InProcess
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
+from cupola.federation.raycluster import RayCluster
 from cupola.federation.separate import SeparateProcesses
 from cupola.federation.site import (
     Accounts,
@@ -34,6 +35,7 @@ __all__ = [
     "Partial",
     "Program",
     "Question",
+    "RayCluster",
     "Reply",
     "SeparateProcesses",
     "SiteContext",

@@ -120,12 +120,14 @@ class Federation(ABC):
             for partial in together:
                 total.add_partial(partial)
                 sizes += [contribution_size(partial.sample)] * len(partial.answered)
-            if any(_is_broken(partial, question) for partial in together):
+                broken += partial.broken
+            if any(is_broken(partial, question) for partial in together):
                 # A broken answer hides in the sum: find it by asking one by one.
                 total, sizes, together = Total(failed=dict(refused)), [], None
+                broken = []
         if together is None:
             for site, answer in self._ask(question, sites):
-                failure = answer if isinstance(answer, Failure) else _check(answer, question)
+                failure = answer if isinstance(answer, Failure) else check(answer, question)
                 if failure is not None:
                     total.failed[site] = failure.code
                     broken += [site] if failure.broken else []
@@ -143,7 +145,7 @@ class Federation(ABC):
         failed = self._admit(question, sites)
         broken = []
         for site, answer in self._ask(question, sorted(s for s in sites if s not in failed)):
-            failure = answer if isinstance(answer, Failure) else _check(answer, question)
+            failure = answer if isinstance(answer, Failure) else check(answer, question)
             if failure is not None:
                 failed[site] = failure.code
                 broken += [site] if failure.broken else []
@@ -221,12 +223,14 @@ class Federation(ABC):
         self.close()
 
 
-def _check(contribution: Contribution, question: Question) -> Failure | None:
+def check(contribution: Contribution, question: Question) -> Failure | None:
+    """What is wrong with an answer, if anything."""
     code = refusal(contribution, question)
     return None if code is None else Failure(code, broken=True)
 
 
-def _is_broken(partial: Partial, question: Question) -> bool:
+def is_broken(partial: Partial, question: Question) -> bool:
+    """Whether a sum holds an answer that cannot be used."""
     if partial.answered and misfit(partial.sample, question) is not None:
         return True
     if not math.isfinite(partial.weight) or partial.weight < 0:

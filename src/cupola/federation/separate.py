@@ -221,11 +221,11 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
         number, body = frame[:8], frame[8:]
         try:
             if context is None:
-                host = _named(start["factory"])(**start["config"])
+                host = named(start["factory"])(**start["config"])
                 context = SiteContext(site, host.data(site), host.workspace(), store, start["seed"])
                 if start["party"]:
                     make, agreed = start["party"]
-                    context.party = _named(make)(site, folder, **agreed)
+                    context.party = named(make)(site, folder, **agreed)
                 if hasattr(host, "accounts"):
                     accounts = host.accounts(folder, f"privacy-{site}")
             question = decode_question(body)
@@ -246,7 +246,7 @@ def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
         _write_frame(outbox, number + answer)
 
 
-def _named(path: str) -> Callable[..., Any]:
+def named(path: str) -> Callable[..., Any]:
     """The function that 'module:function' names."""
     module, function = path.split(":")
     return getattr(importlib.import_module(module), function)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,9 @@ class Host(Protocol):
     what one worker reuses from site to site (a model, buffers). A workspace may say that its
     tasks are `serial` (they share process-wide state: one after another) or `light` (too little
     work for threads). A host may have `accounts(folder, name)`, which opens the book of what its
-    sites spend (see `Accounts`).
+    sites spend (see `Accounts`); `effort(question, sites)`, how much work each of these sites would
+    have, in any unit; and `remembers`, if a site's data change as it answers, so that it must be
+    asked in one place.
     """
 
     def __len__(self) -> int: ...
@@ -139,7 +141,8 @@ class Partial:
     """A sum over several sites computed in one go: sum of weight * array, and what each added.
 
     arrays: sums, float64. weights: per array, the sum of weights. answered: the sites in it,
-    whose answers had, each, the layout `sample`. failed: site -> code.
+    whose answers had, each, the layout `sample`. failed: site -> code. broken: those of them that
+    sent what cannot be used.
     """
 
     arrays: Arrays
@@ -147,6 +150,19 @@ class Partial:
     answered: list[int]
     failed: dict[int, str]
     sample: Arrays
+    broken: list[int] = field(default_factory=list)
+
+    def add(self, other: Partial) -> None:
+        """Add a sum of answers of the same layout."""
+        for name, array in other.arrays.items():
+            if name in self.arrays:
+                self.arrays[name] += array
+            else:
+                self.arrays[name] = array
+        self.weight += other.weight
+        self.answered += other.answered
+        self.failed |= other.failed
+        self.broken += other.broken
 
 
 class Task:
@@ -223,3 +239,23 @@ def find_task(name: str) -> Task:
         known = ", ".join(sorted(_TASKS)) or "none"
         raise FederationError(f"no task is named '{name}'; registered tasks: {known}")
     return _TASKS[name]
+
+
+def is_known(name: str) -> bool:
+    """Whether there is such a task."""
+    return name in _TASKS
+
+
+def task_modules() -> list[str]:
+    """Modules that register tasks when they are imported."""
+    return sorted({task.plain.__module__ for task in _TASKS.values()} - {"__main__"})
+
+
+def unnamed_tasks() -> list[Task]:
+    """Tasks of the script that runs, which another process cannot import."""
+    return [task for task in _TASKS.values() if task.plain.__module__ == "__main__"]
+
+
+def register(tasks: Iterable[Task]) -> None:
+    """Know tasks that were made in another process."""
+    _TASKS.update((task.name, task) for task in tasks)

@@ -48,6 +48,11 @@ class Site:
     _asked: dict[str, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the cohort for itself."""
+        agreed = (self.files, self.wanted, self.salt, self.proposes, self.rare, self.iterations)
+        return Site, agreed
+
     @property
     def cohort(self) -> Cohort:
         with self._lock:
@@ -123,9 +128,10 @@ class Workspace:
 
 @dataclass
 class StudyHost:
-    """The cohorts of a simulated study."""
+    """The cohorts of a simulated study. A cohort remembers what it was asked."""
 
     cohorts: Sequence[Site]
+    remembers = True
 
     def __len__(self) -> int:
         return len(self.cohorts)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Accounts, Arrays, SiteContext
+from cupola.federation import Accounts, Arrays, Question, SiteContext
 from cupola.learn.choices import Trainable
 from cupola.learn.features import Features
 from cupola.learn.frozen import FrozenPart, frozen_names, level_of
@@ -295,6 +295,13 @@ class TrainingHost:
 
     def workspace(self) -> Workspace:
         return Workspace(self.problem)
+
+    def effort(self, question: Question, sites: Sequence[int]) -> np.ndarray:
+        """Samples of each site, if its work grows with them and they are known; else all alike."""
+        local = question.options.get("local", {})
+        if local.get("work") == "batches" or not self.sites.knows_sizes:
+            return np.ones(len(sites))
+        return 1.0 + self.sites.sizes(sites)
 
 
 def workspace_of(site: SiteContext) -> Workspace:

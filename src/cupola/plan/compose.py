@@ -18,7 +18,7 @@ from cupola import nn
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
-from cupola.federation import Federation, InProcess, Ledger, SeparateProcesses
+from cupola.federation import Federation, InProcess, Ledger, RayCluster, SeparateProcesses
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.learn.features import public_labels
@@ -267,13 +267,22 @@ def _engine(
             ledger=ledger,
             party=None if parties is None else parties.recipe,
         )
-    return InProcess(
+    facts: dict[str, Any] = {
+        "seed": plan.seed,
+        "mode": engine.mode,
+        "workers": engine.workers,
+        "quorum": engine.quorum,
+        "ledger": ledger,
+        "folder": folder,
+        "parties": None if parties is None else parties.member,
+    }
+    if engine.kind == "in-process":
+        return InProcess(of, **facts)
+    return RayCluster(
         of,
-        seed=plan.seed,
-        mode=engine.mode,
-        workers=engine.workers,
-        quorum=engine.quorum,
-        ledger=ledger,
-        folder=folder,
-        parties=None if parties is None else parties.member,
+        address=engine.address,
+        timeout=engine.timeout,
+        gpus=plan.device != "cpu",
+        party=None if parties is None else parties.recipe,
+        **facts,
     )

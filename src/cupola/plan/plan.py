@@ -25,7 +25,6 @@ from pydantic_core import PydanticCustomError
 
 from cupola.data import IID, Partition
 from cupola.errors import CupolaError, PlanError
-from cupola.federation.inprocess import Mode
 from cupola.learn.choices import (
     Choice,
     Evaluation,
@@ -38,8 +37,7 @@ from cupola.learn.choices import (
 )
 from cupola.personalize.choices import Personalise, require_tellable
 from cupola.plan import registries
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from cupola.plan.engine import Engine
 
 
 class Named(BaseModel):
@@ -79,20 +77,6 @@ class Data(Named):
     @model_validator(mode="after")
     def _options_fit(self) -> Data:
         return _checked(self, registries.check_data)
-
-
-class Engine(Choice):
-    """How sites are reached: all in this process, or each in a process of its own (for trials).
-
-    mode: whether sites are computed together. workers: threads for sites that run one by one.
-    quorum: share of the asked sites that must answer. timeout: seconds a separate site has.
-    """
-
-    kind: Literal["in-process", "separate"] = "in-process"
-    mode: Mode = "auto"
-    workers: Annotated[int, Field(ge=1)] | None = None
-    quorum: Share = 0.0
-    timeout: Annotated[float, Field(gt=0)] = 120.0
 
 
 class Link(Choice):

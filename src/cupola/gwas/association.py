@@ -175,7 +175,8 @@ class Association:
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed)
+            packed = listing.pack(self.listed, 16 * self.study.chunk)
+            self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
             if "size" in answer.arrays:
@@ -184,9 +185,10 @@ class Association:
                     raise DataError("the proposing cohort's list has no usable size")
                 return state.next(list_bytes=size)
             packed = answer.arrays["list"].astype(np.uint8)
-        if len(listing.unpack(packed)) == 0:
+        state = state.next({"list": packed}, phase="agree", at=0)
+        if len(self.variants(state)) == 0:
             raise DataError("the list of variants is empty")
-        return state.next({"list": packed}, phase="agree", at=0)
+        return state
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""
@@ -195,20 +197,16 @@ class Association:
             self._list = (packed, listing.unpack(packed))
         return self._list[1]
 
-    def _stretch(self, state: State) -> tuple[int, int]:
-        length = 16 * self.study.chunk
-        at = state.values["at"] * length
-        return at, min(at + length, len(self.variants(state)))
-
     def _ask_agree(self, state: State) -> Any:
-        start, stop = self._stretch(state)
-        part = self.variants(state)[slice(start, stop)]
-        return self._everybody(self.asker(state).agree(start, listing.pack(part), stop - start))
+        stretches, at = listing.blocks(state.arrays["list"]), state.values["at"]
+        start = sum(count for count, _ in stretches[:at])
+        count, packed = stretches[at]
+        return self._everybody(self.asker(state).agree(start, packed, count))
 
     def _agreed(self, state: State, total: Total) -> State:
-        at, (_, stop) = state.values["at"], self._stretch(state)
+        at = state.values["at"]
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
-        if stop < len(self.variants(state)):
+        if at + 1 < len(listing.blocks(state.arrays["list"])):
             return state.next(found, at=at + 1)
         arrays = {**state.arrays, **found}
         whole = np.concatenate([arrays[f"found/{i}"] for i in range(at + 1)])

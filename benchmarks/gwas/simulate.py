@@ -48,9 +48,10 @@ def simulate(
             file.write(packed(calls[:, who]).tobytes())
     for file in files:
         file.close()
-    bim = "".join(
-        f"{1 + 22 * i // variants}\trs{i}\t0\t{1000 + 5000 * i}\tA\tG\n" for i in range(variants)
-    )
+    number = 1 + 22 * np.arange(variants) // variants
+    position = 1000 + 2000 * (np.arange(variants) - np.searchsorted(number, number))
+    rows = enumerate(zip(number.tolist(), position.tolist()))
+    bim = "".join(f"{c}\trs{i}\t0\t{at}\tA\tG\n" for i, (c, at) in rows)
     _write_people(rng, effect, places, bim)
     done.touch()
 

@@ -24,6 +24,7 @@ from cupola.gwas.questions import Asker, Chunk
 from cupola.gwas.regression import Regression
 
 CASES, CONTROLS, OTHERS = range(3)
+STRETCH = 16  # chunks in a question about the list or about counts
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 
 
@@ -49,7 +50,7 @@ class Association:
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
         self._list: tuple[np.ndarray, Variants] | None = None
-        self._chunked: tuple[np.ndarray, list[Chunk]] | None = None
+        self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
             "people": (self._ask_people, self._people),
             "standardise": (self._ask_moments, self._moments),
@@ -175,7 +176,7 @@ class Association:
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed, 16 * self.study.chunk)
+            packed = listing.pack(self.listed, STRETCH * self.study.chunk)
             self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
@@ -258,19 +259,21 @@ class Association:
     # Counts and quality
 
     def chunks(self, state: State) -> list[Chunk]:
-        """The variants still in the study, in pieces of one kind of chromosome."""
+        """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
+        they come in longer pieces."""
         reason = state.arrays["reason"]
-        if self._chunked is None or self._chunked[0] is not reason:
+        size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
+        if self._chunked is None or self._chunked[:2] != (id(reason), size):
             variants, kept = self.variants(state), reason == KEPT
             kind = kinds(variants.chromosome)
             pieces = []
-            for start in range(0, len(variants), self.study.chunk):
-                stop = min(start + self.study.chunk, len(variants))
+            for start in range(0, len(variants), size):
+                stop = min(start + size, len(variants))
                 for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
                     index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
                     pieces.append(Chunk(start, stop, int(k), index))
-            self._chunked = (reason, pieces)
-        return self._chunked[1]
+            self._chunked = (id(reason), size, reason, pieces)
+        return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:
         """Groups that have people: cases, controls, others."""

@@ -11,7 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from cupola.gwas.compiled import _as_bits
+
 _POWERS = np.array([float(f"1e{k}") for k in range(309)])
+_LOG2 = 0.30102999566398114  # a little less than log10(2)
 _NEWLINE, _RETURN, _TAB, _SPACE, _DELETE = 10, 13, 9, 32, 127
 _MINUS, _PLUS, _POINT, _ZERO, _NINE, _E = 45, 43, 46, 48, 57, 101
 
@@ -120,6 +123,15 @@ def wholes(values, cells, lengths, at, column, first, step):
 
 
 @njit(inline="always")
+def _exponent(v):
+    """floor(log10(v)), without a logarithm."""
+    power = np.int64(np.floor(((_as_bits(v) >> 52) - 1023) * _LOG2))  # this, or one less
+    if v >= (_POWERS[power + 1] if power >= -1 else 1 / _POWERS[-power - 1]):
+        power += 1
+    return power
+
+
+@njit(inline="always")
 def _significant(v, digits, cells, row, at):
     """Writes v with so many significant digits as %g does; its length, 0 if that is not clear."""
     if v != v:
@@ -137,7 +149,7 @@ def _significant(v, digits, cells, row, at):
             cells[row, at] = _ZERO
             return 1
         return 0
-    power = np.int64(np.floor(np.log10(v)))
+    power = _exponent(v)
     shift = digits - 1 - power
     scaled = v * _POWERS[shift] if shift >= 0 else v / _POWERS[-shift]
     whole = np.floor(scaled)
@@ -150,7 +162,7 @@ def _significant(v, digits, cells, row, at):
     while number >= top:
         number //= 10
         power += 1
-    if number * 10 < top:  # the logarithm was rounded up
+    if number * 10 < top:  # a power of ten was rounded
         return 0
     left = digits  # digits that are not trailing zeros
     while number % 10 == 0:

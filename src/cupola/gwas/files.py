@@ -90,12 +90,8 @@ def _clean_variants(path: Path) -> Variants | None:
     position = found.integers(found.columns - 3)
     if position is None:
         return None
-    names = found.letters(0)
-    begins = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
-    codes = {text: chromosome(text) for text in set(names[begins].tolist())}
-    numbers = np.array([codes[text] for text in names[begins].tolist()], np.uint8)
     return Variants(
-        np.repeat(numbers, np.diff(np.append(begins, len(names)))),
+        chromosomes(found.letters(0)),
         position,
         found.letters(1),
         found.letters(found.columns - 2, capitals=True),
@@ -152,6 +148,14 @@ def chromosome(text: str) -> int:
     if bare in _NAMED:
         return _NAMED[bare]
     return int(bare) if bare.isascii() and bare.isdigit() and int(bare) <= MT else 0
+
+
+def chromosomes(texts: np.ndarray) -> np.ndarray:
+    """PLINK's numbers of many chromosomes, uint8; quick where equal ones follow one another."""
+    begins = np.flatnonzero(np.append(True, texts[1:] != texts[:-1])[: len(texts)])
+    codes = {text: chromosome(text) for text in set(texts[begins].tolist())}
+    numbers = np.array([codes[text] for text in texts[begins].tolist()], np.uint8)
+    return np.repeat(numbers, np.diff(np.append(begins, len(texts))))
 
 
 def read_people(path: Path) -> People:

@@ -29,7 +29,7 @@ def manhattan(
     chromosome: np.ndarray,
     position: np.ndarray,
     y: np.ndarray,
-    names: Sequence[str],
+    names: Sequence[str] | np.ndarray,
     thresholds: Sequence[float],
 ) -> str:
     """-log10 p along the genome, chromosomes in two colours."""

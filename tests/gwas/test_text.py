@@ -23,7 +23,7 @@ def _printed(lines, shown=(), separator=" "):
     return file.getvalue().split(b"\n", 1)
 
 
-@examples(max_examples=300, deadline=None)
+@examples(max_examples=100, deadline=None, derandomize=True)
 @given(
     values=st.lists(st.floats(width=64), min_size=1, max_size=20),
     digits=st.sampled_from([4, 8]),
@@ -34,7 +34,7 @@ def test_numbers_have_the_digits_of_c(values, digits):
     assert _printed([[column]])[1] == slow_lines([[column]], slice(0, len(values)), (), " ")
 
 
-def test_a_million_numbers_of_the_kinds_that_tables_hold():
+def test_numbers_of_the_kinds_that_tables_hold():
     rng = np.random.default_rng(1)
     counts = rng.integers(1, 5000, (2, 20_000))
     ratios = counts[0] / counts[1]
@@ -89,7 +89,7 @@ def test_variants_are_read_fast_or_not_at_all(tmp_path):
     assert read_variants(path).name.tolist() == ["naïve"]
 
 
-@examples(max_examples=40, deadline=None)
+@examples(max_examples=40, deadline=None, derandomize=True)
 @given(
     rows=st.lists(
         st.tuples(st.integers(1, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=12
@@ -112,7 +112,7 @@ def test_variants_are_found_by_place_and_name(rows, asked):
     assert Index(made(rows)).find(made(asked)).tolist() == expected
 
 
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=40, deadline=None, derandomize=True)
 @given(texts=st.lists(st.text("aC:_é0", min_size=1, max_size=9), min_size=1, max_size=9))
 def test_lists_of_texts_survive_their_bytes(texts):
     data = listing.joined(np.array(texts))

@@ -21,10 +21,11 @@ def simulate(
     missing: float = 0.005,
     cohorts: int = 3,
     seed: int = 1,
+    effect: float = 0.12,
 ) -> None:
     """Writes all.* and c0.*, c1.*, ...: .bed .bim .fam .cov .pheno. Every 500th variant has an
     effect on both traits. Does nothing where it has been done."""
-    done = folder / f"{people}-{variants}-{missing}-{cohorts}-{seed}"
+    done = folder / f"{people}-{variants}-{missing}-{cohorts}-{seed}-{effect}"
     if done.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,23 +36,24 @@ def simulate(
     files = [path.open("wb") for path, _ in places]
     for file in files:
         file.write(MAGIC)
-    effect = np.zeros(people)
+    level = np.zeros(people)
     for start in range(0, variants, _BLOCK):
         k = min(_BLOCK, variants - start)
         frequency = rng.beta(1.0, 2.0, (k, 1)) * 0.45 + 0.01
         copies = (rng.random((k, people), np.float32) < frequency).astype(np.uint8)
         copies += rng.random((k, people), np.float32) < frequency
-        effect += 0.12 * copies[::500].sum(axis=0)
+        level += effect * copies[::500].sum(axis=0)
         copies[rng.random((k, people), np.float32) < missing] = 3
         calls = _CALLS[copies]
         for file, (_, who) in zip(files, places):
             file.write(packed(calls[:, who]).tobytes())
     for file in files:
         file.close()
-    bim = "".join(
-        f"{1 + 22 * i // variants}\trs{i}\t0\t{1000 + 5000 * i}\tA\tG\n" for i in range(variants)
-    )
-    _write_people(rng, effect, places, bim)
+    number = 1 + 22 * np.arange(variants) // variants
+    position = 1000 + 2000 * (np.arange(variants) - np.searchsorted(number, number))
+    rows = enumerate(zip(number.tolist(), position.tolist()))
+    bim = "".join(f"{c}\trs{i}\t0\t{at}\tA\tG\n" for i, (c, at) in rows)
+    _write_people(rng, level, places, bim)
     done.touch()
 
 

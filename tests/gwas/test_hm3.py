@@ -78,13 +78,14 @@ def _agree_with_plink(test, found):
 
     Not held to it: logistic statistics so near to zero that PLINK 1.9's single precision shows,
     some 1e-6 of a standard error (gives how many there are); and PLINK 2's logistic standard errors
-    where they contradict PLINK 1.9 and the exact maximum: at an eighth of the variants it takes
-    them from the iteration before the last.
+    where calls are missing and the number of people is not a multiple of four. There it counts
+    what the variant before left in the rest of a vector: asked for such a variant alone, it prints
+    ours.
     """
     name, columns = TABLES[test]
     printed = _printed(name)
     second = _printed(PLINK2[test]) if test in PLINK2 else {}
-    near, early = [], 0
+    near, tested = [], np.nanmax(found.columns["NMISS"]) if second else 0
     for i, snp in enumerate(found.variants.name.tolist()):
         row = printed[snp]
         assert row["A1"] == found.variants.a1[i]
@@ -107,15 +108,16 @@ def _agree_with_plink(test, found):
             # OR is printed with six digits, which bounds what its logarithm can tell.
             assert found.columns["BETA"][i] == pytest.approx(beta, rel=1e-5, abs=1e-5), snp
             same = found.columns["SE"][i] == pytest.approx(error, rel=1e-5)
-            assert same or test == "logistic", snp
-            early += not same
             if not same:
+                assert test == "logistic", snp
+                people = found.columns["NMISS"][i]
+                if people % 4 == 0 or people == tested:  # four rare variants, 1.13e-5 at most
+                    assert found.columns["SE"][i] == pytest.approx(error, rel=1.2e-5), snp
                 continue
             assert found.columns["STAT"][i] == pytest.approx(z, rel=2e-5, abs=2e-5), snp
             # What 2e-5 of the statistic does to p, which falls as exp(-z^2 / 2).
             least = 2e-5 * (2 + z * z)
             assert found.columns["P"][i] == pytest.approx(float(other["P"]), rel=least), snp
-    assert early < 0.15 * len(found.variants)
     for snp, column, value, expected in near:
         assert test == "logistic", (snp, column, value, expected)
         assert column in ("BETA", "STAT"), (snp, column, value, expected)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from cupola.errors import FederationError
 from cupola.federation.ledger import Entry, Ledger, common
@@ -36,6 +35,17 @@ class Failure:
     broken: bool = False
 
 
+def _add(total: np.ndarray, array: np.ndarray, weight: float) -> None:
+    """total += weight * array, in place and without a copy."""
+    if weight == 1:
+        total += array
+        return
+    import torch  # here: a federation that trains nothing starts without it
+
+    other = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    torch.from_numpy(total).add_(other, alpha=weight)
+
+
 @dataclass
 class Total:
     """sum over sites of weight * array, in float64, with the weight that each array got."""
@@ -55,8 +65,7 @@ class Total:
             if name not in self.arrays:
                 self.arrays[name] = np.zeros(array.shape, np.float64)
                 self.weights[name] = 0.0
-            other = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-            torch.from_numpy(self.arrays[name]).add_(other, alpha=contribution.weight)
+            _add(self.arrays[name], array, contribution.weight)
             self.weights[name] += contribution.weight
         self.weight += contribution.weight
         self.sites.append(site)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from cupola.errors import CupolaError, DataError
 from cupola.federation.federation import Failure, Federation
@@ -219,6 +218,11 @@ def cores() -> int:
 @contextmanager
 def one_core_each() -> Iterator[None]:
     """One core per operation while several workers compute side by side."""
+    if "torch" not in sys.modules:  # nobody computes with it
+        yield
+        return
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from cupola.federation.shuffles import shuffles
+
+if TYPE_CHECKING:
+    import torch
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -82,6 +85,8 @@ def generator(seed: int, purpose: str, round: int = 0, site: int = 0) -> np.rand
 
 def torch_generator(seed: int, purpose: str, round: int = 0, site: int = 0) -> torch.Generator:
     """torch generator (on the CPU) for one (seed, purpose, round, site)."""
+    import torch
+
     return torch.Generator().manual_seed(derive(seed, purpose, round, site))
 
 

@@ -17,6 +17,8 @@ from cupola.gwas.files import Variants
 SAME, SWAPPED, FLIPPED, FLIPPED_SWAPPED, ABSENT, MOVED, INCOMPATIBLE, REPEATED = range(8)
 # What the total tells of a variant: in how many cohorts each of these is so.
 TOLD = ("absent", "moved", "incompatible", "repeated", "flipped", "swapped")
+_TELLS = ((ABSENT,), (MOVED,), (INCOMPATIBLE,), (REPEATED,), (FLIPPED, FLIPPED_SWAPPED),
+          (SWAPPED, FLIPPED_SWAPPED))  # fmt: skip
 REASONS = (
     "kept",
     "absent in a cohort",
@@ -29,7 +31,8 @@ REASONS = (
     "Hardy-Weinberg equilibrium",
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
-_COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C"}
+_COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C", "0": "0"}
+_OTHER = np.array([_COMPLEMENT.get(chr(code), "?") for code in range(128)])
 
 
 def compare(proposed: Variants, own: Variants, index: Index) -> tuple[np.ndarray, np.ndarray]:
@@ -54,12 +57,19 @@ class Index:
 
     def __init__(self, own: Variants) -> None:
         self.own = own
-        self.simple = _ascending(own)
+        places = _places(own)
+        self.order = None if _ascending(places) else np.argsort(places, kind="stable")
+        self.places = places if self.order is None else places[self.order]
 
     @cached_property
-    def rows(self) -> dict[tuple[int, int, str], int]:
+    def crowded(self) -> dict[tuple[int, int, str], int]:
+        """Rows of variants that share their place with others, by chromosome, position and name."""
+        if self.order is None:
+            return {}
+        same = self.places[1:] == self.places[:-1]
+        rows = self.order[np.append(same, False) | np.append(False, same)]
         found: dict[tuple[int, int, str], int] = {}
-        for i, key in enumerate(_keys(self.own)):
+        for i, key in zip(rows.tolist(), _keys(self.own[rows])):
             found[key] = self.REPEATED if key in found else i
         return found
 
@@ -69,32 +79,29 @@ class Index:
 
     def find(self, proposed: Variants) -> np.ndarray:
         """Rows of proposed variants; -1 for none, REPEATED for more than one."""
-        if self.simple and len(proposed):
-            at = self._start(proposed)
-            part = self.own[slice(at, at + len(proposed))]
-            if len(part) == len(proposed) and all(
-                (a == b).all()
-                for a, b in (
-                    (part.chromosome, proposed.chromosome),
-                    (part.position, proposed.position),
-                    (part.name, proposed.name),
-                )
-            ):
-                return np.arange(at, at + len(proposed))
-        return np.array([self.rows.get(key, -1) for key in _keys(proposed)], np.int64)
-
-    def _start(self, proposed: Variants) -> int:
-        """Where the first proposed variant would stand in ascending order."""
-        low, high = np.searchsorted(
-            self.own.chromosome, [proposed.chromosome[0], int(proposed.chromosome[0]) + 1]
-        ).tolist()
-        return low + int(np.searchsorted(self.own.position[low:high], proposed.position[0]))
+        places = _places(proposed)
+        at = np.searchsorted(self.places, places)
+        at[at == len(self.places)] = 0
+        rows = at if self.order is None else self.order[at]
+        found = (self.places[at] == places) & (self.own.name[rows] == proposed.name)
+        found &= self.own.chromosome[rows] == proposed.chromosome  # whatever the positions are
+        rows = np.where(found, rows, -1)
+        if self.crowded:
+            after = np.minimum(at + 1, len(self.places) - 1)
+            shared = (self.places[at] == places) & (self.places[after] == places) & (after > at)
+            for i, key in zip(np.flatnonzero(shared).tolist(), _keys(proposed[shared])):
+                rows[i] = self.crowded.get(key, -1)
+        return rows
 
 
-def _ascending(variants: Variants) -> bool:
+def _places(variants: Variants) -> np.ndarray:
+    """Chromosome and position as one number, in their order."""
+    return (variants.chromosome.astype(np.int64) << 48) + variants.position
+
+
+def _ascending(places: np.ndarray) -> bool:
     """Whether no two variants share a place, and places are in order."""
-    step = np.diff(variants.chromosome.astype(np.int16))
-    return bool(((step > 0) | ((step == 0) & (np.diff(variants.position) > 0))).all())
+    return bool((np.diff(places) > 0).all())
 
 
 def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
@@ -103,7 +110,15 @@ def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
 
 def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
     """How a cohort's alleles (b1, b2) relate to the proposed ones (a1, a2)."""
-    c1, c2 = _complements(b1), _complements(b2)
+    status = np.full(len(a1), SAME, np.uint8)
+    other = np.flatnonzero((a1 != b1) | (a2 != b2))  # mostly none
+    if len(other):
+        status[other] = _other_alleles(a1[other], a2[other], b1[other], b2[other])
+    return status
+
+
+def _other_alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    c1, c2 = complements(b1), complements(b2)
     status = np.full(len(a1), INCOMPATIBLE, np.uint8)
     # From the weakest to the strongest: the last that holds counts.
     status[_fits(a1, a2, c2, c1)] = FLIPPED_SWAPPED
@@ -121,30 +136,24 @@ def _fits(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.
     return exact | (unseen & half & (a1 != "0") & (a2 != "0"))
 
 
-def _complements(alleles: np.ndarray) -> np.ndarray:
-    kinds, place = np.unique(alleles, return_inverse=True)
-    other = [_COMPLEMENT.get(kind, "0" if kind == "0" else "?") for kind in kinds.tolist()]
-    return np.array(other, str)[place]
+def complements(alleles: np.ndarray) -> np.ndarray:
+    """The same alleles on the other strand, for single bases; '0' stays, others are '?'."""
+    codes = np.ascontiguousarray(alleles).view(np.uint32).reshape(len(alleles), -1)
+    single = (codes[:, 0] < len(_OTHER)) & ~codes[:, 1:].any(axis=1)
+    return np.where(single, _OTHER[np.where(single, codes[:, 0], 0)], "?")
 
 
 def strand_unknown(variants: Variants) -> np.ndarray:
     """A/T and C/G: the same letters on both strands."""
-    return _complements(variants.a1) == variants.a2
+    return complements(variants.a1) == variants.a2
 
 
 def digits(status: np.ndarray, sites: int) -> np.ndarray:
     """One integer a variant, whose digits in base sites + 1 count cohorts, in the order of TOLD."""
-    marks = np.stack(
-        [
-            status == ABSENT,
-            status == MOVED,
-            status == INCOMPATIBLE,
-            status == REPEATED,
-            np.isin(status, (FLIPPED, FLIPPED_SWAPPED)),
-            np.isin(status, (SWAPPED, FLIPPED_SWAPPED)),
-        ]
-    )
-    return (marks.astype(np.int64) * _powers(sites)[:, None]).sum(axis=0)
+    marks = np.zeros((len(TOLD), 8), np.int64)  # by what was found
+    for i, told in enumerate(_TELLS):
+        marks[i, list(told)] = 1
+    return (_powers(sites) @ marks)[status]
 
 
 def most_of_digits(sites: int) -> int:
@@ -171,10 +180,11 @@ def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:
 
 def repeated(variants: Variants) -> np.ndarray:
     """Variants that stand more than once in a list."""
-    seen: dict[tuple[int, int, str], int] = {}
     twice = np.zeros(len(variants), bool)
-    if _ascending(variants):
+    places = _places(variants)
+    if _ascending(places):
         return twice
+    seen: dict[tuple[int, int, str], int] = {}
     for i, key in enumerate(_keys(variants)):
         if key in seen:
             twice[[i, seen[key]]] = True

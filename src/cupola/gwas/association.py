@@ -24,6 +24,7 @@ from cupola.gwas.questions import Asker, Chunk
 from cupola.gwas.regression import Regression
 
 CASES, CONTROLS, OTHERS = range(3)
+STRETCH = 16  # chunks in a question about the list or about counts
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 
 
@@ -49,7 +50,7 @@ class Association:
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
         self._list: tuple[np.ndarray, Variants] | None = None
-        self._chunked: tuple[np.ndarray, list[Chunk]] | None = None
+        self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
             "people": (self._ask_people, self._people),
             "standardise": (self._ask_moments, self._moments),
@@ -175,7 +176,8 @@ class Association:
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed)
+            packed = listing.pack(self.listed, STRETCH * self.study.chunk)
+            self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
             if "size" in answer.arrays:
@@ -184,9 +186,10 @@ class Association:
                     raise DataError("the proposing cohort's list has no usable size")
                 return state.next(list_bytes=size)
             packed = answer.arrays["list"].astype(np.uint8)
-        if len(listing.unpack(packed)) == 0:
+        state = state.next({"list": packed}, phase="agree", at=0)
+        if len(self.variants(state)) == 0:
             raise DataError("the list of variants is empty")
-        return state.next({"list": packed}, phase="agree", at=0)
+        return state
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""
@@ -195,20 +198,16 @@ class Association:
             self._list = (packed, listing.unpack(packed))
         return self._list[1]
 
-    def _stretch(self, state: State) -> tuple[int, int]:
-        length = 16 * self.study.chunk
-        at = state.values["at"] * length
-        return at, min(at + length, len(self.variants(state)))
-
     def _ask_agree(self, state: State) -> Any:
-        start, stop = self._stretch(state)
-        part = self.variants(state)[slice(start, stop)]
-        return self._everybody(self.asker(state).agree(start, listing.pack(part), stop - start))
+        stretches, at = listing.blocks(state.arrays["list"]), state.values["at"]
+        start = sum(count for count, _ in stretches[:at])
+        count, packed = stretches[at]
+        return self._everybody(self.asker(state).agree(start, packed, count))
 
     def _agreed(self, state: State, total: Total) -> State:
-        at, (_, stop) = state.values["at"], self._stretch(state)
+        at = state.values["at"]
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
-        if stop < len(self.variants(state)):
+        if at + 1 < len(listing.blocks(state.arrays["list"])):
             return state.next(found, at=at + 1)
         arrays = {**state.arrays, **found}
         whole = np.concatenate([arrays[f"found/{i}"] for i in range(at + 1)])
@@ -260,19 +259,21 @@ class Association:
     # Counts and quality
 
     def chunks(self, state: State) -> list[Chunk]:
-        """The variants still in the study, in pieces of one kind of chromosome."""
+        """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
+        they come in longer pieces."""
         reason = state.arrays["reason"]
-        if self._chunked is None or self._chunked[0] is not reason:
+        size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
+        if self._chunked is None or self._chunked[:2] != (id(reason), size):
             variants, kept = self.variants(state), reason == KEPT
             kind = kinds(variants.chromosome)
             pieces = []
-            for start in range(0, len(variants), self.study.chunk):
-                stop = min(start + self.study.chunk, len(variants))
+            for start in range(0, len(variants), size):
+                stop = min(start + size, len(variants))
                 for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
                     index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
                     pieces.append(Chunk(start, stop, int(k), index))
-            self._chunked = (reason, pieces)
-        return self._chunked[1]
+            self._chunked = (id(reason), size, reason, pieces)
+        return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:
         """Groups that have people: cases, controls, others."""

@@ -51,12 +51,20 @@ class Bed:
 
     def rows(self, index: np.ndarray | slice) -> np.ndarray:
         """Packed calls (k, words * 8), uint8; bits beyond the last person are 0."""
-        rows = self._rows[index]
-        result = np.zeros((len(rows), -(-self.width // WORD) * WORD), np.uint8)
+        rows = self._rows[_stretch(index)]
+        result = np.empty((len(rows), -(-self.width // WORD) * WORD), np.uint8)
         result[:, : self.width] = rows
+        result[:, self.width :] = 0
         if self.people % 4:  # PLINK writes zeros there; others may not
             result[:, self.width - 1] &= (1 << 2 * (self.people % 4)) - 1
         return result
+
+
+def _stretch(index: np.ndarray | slice) -> np.ndarray | slice:
+    """Rows that follow one another as a slice, which copies nothing."""
+    if isinstance(index, slice) or len(index) == 0 or (np.diff(index) != 1).any():
+        return index
+    return slice(int(index[0]), int(index[-1]) + 1)
 
 
 def unpacked(rows: np.ndarray, people: int) -> np.ndarray:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import gzip
 import lzma
 import math
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from cupola.errors import DataError
-from cupola.gwas.files import chromosome
+from cupola.gwas.files import chromosomes
+from cupola.gwas.scan import Fields, scan
 
 _NAME = ("SNP", "ID", "variant_id", "rs_number", "MARKERNAME")
 _P = ("P", "p_value", "p-value", "neg_log_10_p_value")
@@ -27,49 +29,98 @@ GENOME_WIDE = 5e-8
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of the genotype. log10_p: NaN where there is none. fields: the lines, split."""
+    """Rows of the genotype. name: numpy strings. log10_p: NaN where there is none. fields: the
+    lines, split."""
 
-    name: list[str]
+    name: np.ndarray
     chromosome: np.ndarray
     position: np.ndarray
     log10_p: np.ndarray
     head: list[str]
-    fields: list[list[str]]
+    fields: Sequence[list[str]]
 
 
 def read_results(path: Path, p_column: str | None = None) -> Table:
     """A result table; of one with a TEST column the additive lines."""
     try:
-        with _open(path) as file:
-            head = file.readline().split()
-            name, p = _find(head, _NAME, path), _find(head, (p_column,) if p_column else _P, path)
-            test = head.index("TEST") if "TEST" in head else None
-            rows = [line.split() for line in file]
-    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError) as error:
+        head_line, _, rest = _read(path).partition(b"\n")
+        head = head_line.decode().split()
+        name, p = _find(head, _NAME, path), _find(head, (p_column,) if p_column else _P, path)
+        rows = _clean_rows(rest, len(head)) or _Listed([x.split() for x in _lines(rest)])
+    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
-    rows = [row for row in rows if test is None or row[test] in ("ADD", "TREND")]
-    if any(len(row) != len(head) for row in rows):
+    if any(len(row) != len(head) for row in rows.listed):
         raise DataError(f"{path}: not every line has {len(head)} columns")
+    if "TEST" in head:
+        test = rows.column(head.index("TEST"))
+        rows = rows.chosen(np.flatnonzero((test == "ADD") | (test == "TREND")))
     c, b = (next((head.index(n) for n in names if n in head), None) for names in (_CHR, _BP))
-    negative = head[p].startswith("neg_log")
+    nothing = np.zeros(len(rows), np.int64)
     return Table(
-        [row[name] for row in rows],
-        np.array([0 if c is None else chromosome(row[c]) for row in rows]),
-        np.array([0 if b is None else int(row[b]) for row in rows]),
-        np.array([_log10(row[p], negative) for row in rows]),
+        rows.column(name),
+        nothing if c is None else chromosomes(rows.column(c)).astype(np.int64),
+        nothing if b is None else rows.column(b).astype(np.int64),
+        _log10s(rows.column(p), head[p].startswith("neg_log")),
         head,
         rows,
     )
 
 
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[:2] == b"\x1f\x8b":
-        return gzip.open(path, "rt", encoding="utf-8")
-    if magic == b"\xfd7zXZ\0":
-        return lzma.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+class _Listed(Sequence[list[str]]):
+    """Lines, split, however odd they are."""
+
+    def __init__(self, listed: list[list[str]]) -> None:
+        self.listed = listed
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.listed[i]
+
+    def column(self, j: int) -> np.ndarray:
+        return np.array([row[j] for row in self.listed], str)
+
+    def chosen(self, index: np.ndarray) -> _Listed:
+        return _Listed([self.listed[i] for i in index.tolist()])
+
+
+class _Scanned(_Listed):
+    """The same of a clean file; a line is split when it is looked at."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__([])
+        self.fields = fields
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getitem__(self, i: Any) -> Any:
+        ends = zip(self.fields.starts[i].tolist(), self.fields.ends[i].tolist())
+        return [self.fields.text[a:b].tobytes().decode() for a, b in ends]
+
+    def column(self, j: int) -> np.ndarray:
+        return self.fields.letters(j)
+
+    def chosen(self, index: np.ndarray) -> _Listed:
+        f = self.fields
+        return _Scanned(Fields(f.text, f.starts[index], f.ends[index]))
+
+
+def _clean_rows(text: bytes, columns: int) -> _Listed | None:
+    found = scan(text)
+    return _Scanned(found) if found is not None and found.columns == columns else None
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode().splitlines()
+
+
+def _read(path: Path) -> bytes:
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        return gzip.decompress(data)
+    return lzma.decompress(data) if data[:6] == b"\xfd7zXZ\0" else data
 
 
 def _find(head: list[str], names: tuple[str, ...], path: Path) -> int:
@@ -93,10 +144,25 @@ def _log10(text: str, negative: bool) -> float:
         return math.nan
 
 
+def _log10s(texts: np.ndarray, negative: bool) -> np.ndarray:
+    """log10 of many p, one by one where they are no plain numbers."""
+    try:
+        values = np.where(texts == "NA", "nan", texts).astype(np.float64)
+    except ValueError:
+        return np.array([_log10(text, negative) for text in texts.tolist()])
+    if negative:
+        return -values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.log10(values)
+    for i in np.flatnonzero(~(values > 1e-300) & ~np.isnan(values)).tolist():
+        found[i] = _log10(str(texts[i]), negative)
+    return found
+
+
 def compare_results(ours: Table, theirs: Table) -> dict[str, Any]:
     """How the second table, the reference, sees the variants of the first."""
-    place = {name: i for i, name in enumerate(theirs.name)}
-    pairs = [(i, place[name]) for i, name in enumerate(ours.name) if name in place]
+    place = {name: i for i, name in enumerate(theirs.name.tolist())}
+    pairs = [(i, place[name]) for i, name in enumerate(ours.name.tolist()) if name in place]
     if not pairs:
         raise DataError("the two tables have no variant in common")
     a, b = (t.log10_p[list(column)] for t, column in zip((ours, theirs), zip(*pairs)))
@@ -105,7 +171,7 @@ def compare_results(ours: Table, theirs: Table) -> dict[str, Any]:
     if len(x) == 0:
         raise DataError("no variant has a p-value in both tables")
     worst = int(np.argmax(np.abs(x - y)))
-    names = [ours.name[i] for i, _ in pairs]
+    names = ours.name[[i for i, _ in pairs]].tolist()
     told = [name for name, ok in zip(names, both) if ok]
     bonferroni = 0.05 / len(y)
     return {
@@ -115,8 +181,8 @@ def compare_results(ours: Table, theirs: Table) -> dict[str, Any]:
         "compared": len(x),
         "na_only_first": int((np.isnan(a) & ~np.isnan(b)).sum()),
         "na_only_reference": int((np.isnan(b) & ~np.isnan(a)).sum()),
-        "pearson": _correlation(x, y, stats.pearsonr),
-        "spearman": _correlation(x, y, stats.spearmanr),
+        "pearson": _correlation(x, y, "pearsonr"),
+        "spearman": _correlation(x, y, "spearmanr"),
         "largest_difference": {"log10_p": float(abs(x - y)[worst]), "variant": told[worst]},
         "hits": {
             "5e-8": _hits(x, y, told, GENOME_WIDE),
@@ -125,10 +191,12 @@ def compare_results(ours: Table, theirs: Table) -> dict[str, Any]:
     }
 
 
-def _correlation(x: np.ndarray, y: np.ndarray, of: Any) -> float | None:
+def _correlation(x: np.ndarray, y: np.ndarray, of: str) -> float | None:
     if len(x) < 2 or x.std() == 0 or y.std() == 0:
         return None
-    return float(of(x, y)[0])
+    from scipy import stats  # here: a report does without it, and it is slow to load
+
+    return float(getattr(stats, of)(x, y)[0])
 
 
 def _hits(x: np.ndarray, y: np.ndarray, names: list[str], p: float) -> dict[str, Any]:

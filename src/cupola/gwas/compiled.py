@@ -15,44 +15,43 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 _LOW = np.uint64(0x5555555555555555)
-_ONES = np.uint64(0x3333333333333333)
-_FOURS = np.uint64(0x0F0F0F0F0F0F0F0F)
-_BYTES = np.uint64(0x0101010101010101)
-_ONE, _TWO, _FOUR, _TOP = np.uint64(1), np.uint64(2), np.uint64(4), np.uint64(56)
+_ONE = np.uint64(1)
 
 
-@njit(inline="always")
-def _popcount_pairs(x):
-    """How many lower bits of pairs are set."""
-    x = (x & _ONES) + ((x >> _TWO) & _ONES)
-    x = (x + (x >> _FOUR)) & _FOURS
-    return (x * _BYTES) >> _TOP
+@intrinsic
+def _ones(typingctx, word):  # noqa: ARG001
+    """How many bits of a uint64 are set."""
+
+    def build(context, builder, signature, args):  # noqa: ARG001
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), build
 
 
 @njit(cache=True, nogil=True)
-def genotype_counts(words, masks):
-    """words: (variants, words) uint64. masks: (groups, words), a person's lower bit."""
+def genotype_counts(words, masks, found):
+    """words: (variants, words) uint64. masks: (groups, words), a person's lower bit. found:
+    (variants, groups, 3), to be filled."""
     k, width = words.shape
     groups = masks.shape[0]
-    found = np.zeros((k, groups, 3), np.int64)
-    for s in range(k):
-        for group in range(groups):
+    for group in range(groups):
+        mask = masks[group]
+        people = np.uint64(0)
+        for i in range(width):
+            people += _ones(mask[i])
+        for s in range(k):
             low = np.uint64(0)
             high = np.uint64(0)
             both = np.uint64(0)
-            people = np.uint64(0)
             for i in range(width):
-                mask = masks[group, i]
-                lower = words[s, i] & mask
-                upper = (words[s, i] >> _ONE) & mask
-                low += _popcount_pairs(lower)
-                high += _popcount_pairs(upper)
-                both += _popcount_pairs(lower & upper)
-                people += _popcount_pairs(mask)
+                lower = words[s, i] & mask[i]
+                upper = (words[s, i] >> _ONE) & mask[i]
+                low += _ones(lower)
+                high += _ones(upper)
+                both += _ones(lower & upper)
             found[s, group, 0] = np.int64(people - low - high + both)
             found[s, group, 1] = np.int64(high - both)
             found[s, group, 2] = np.int64(both)
-    return found
 
 
 @njit(cache=True, nogil=True)
@@ -96,7 +95,7 @@ def missing_sums(words, values):
             missing = words[s, i] & ~(words[s, i] >> _ONE) & _LOW
             while missing:
                 lowest = missing & (~missing + _ONE)
-                at = 32 * i + np.int64(_popcount_pairs((lowest - _ONE) & _LOW))
+                at = 32 * i + np.int64(_ones((lowest - _ONE) & _LOW))
                 for j in range(b):
                     sums[s, j] += values[at, j]
                 missing ^= lowest
@@ -111,7 +110,7 @@ def missing_by_person(words, count):
             missing = words[s, i] & ~(words[s, i] >> _ONE) & _LOW
             while missing:
                 lowest = missing & (~missing + _ONE)
-                count[32 * i + np.int64(_popcount_pairs((lowest - _ONE) & _LOW))] += 1
+                count[32 * i + np.int64(_ones((lowest - _ONE) & _LOW))] += 1
                 missing ^= lowest
 
 

@@ -6,19 +6,14 @@ Install numba with `pip install 'cupola[gwas]'`; without it everything works, sl
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.util import find_spec
 
 import numpy as np
 
 from cupola.gwas import reference
+from cupola.gwas.available import has_numba
 from cupola.gwas.bed import WORD, Bed, mask_of
 
 _CHUNK = 4096
-
-
-@lru_cache(maxsize=1)
-def has_numba() -> bool:
-    return find_spec("numba") is not None
 
 
 def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -26,8 +21,14 @@ def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         return reference.genotype_counts(rows, chosen)
     from cupola.gwas import compiled
 
-    masks = np.stack([mask_of(group) for group in chosen])
-    return compiled.genotype_counts(_words(rows), masks)
+    found = np.zeros((len(rows), len(chosen), 3), np.int64)
+    busy = chosen.any(axis=1)  # haploid people are few, mostly none
+    if busy.any():
+        masks = np.stack([mask_of(group) for group in chosen[busy]])
+        some = found if busy.all() else np.empty((len(rows), len(masks), 3), np.int64)
+        compiled.genotype_counts(_words(rows), masks, some)
+        found[:, busy] = some
+    return found
 
 
 def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:

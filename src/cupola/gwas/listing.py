@@ -1,4 +1,5 @@
-"""The proposed list of variants as bytes: columns, each compressed. Some 7 bytes a variant."""
+"""The proposed list of variants as bytes: blocks of columns, each compressed. Some 7 bytes a
+variant. A block by itself is a list, too."""
 
 from __future__ import annotations
 
@@ -11,45 +12,67 @@ from cupola.errors import FederationError
 from cupola.gwas.files import Variants
 
 MOST = 1 << 26  # variants in a list
+BLOCK = 1 << 16  # variants in a block
 _TEXT = 200  # bytes of names or alleles a variant may take on average
+_HEAD = 48
+_LEVEL = 1  # what higher ones save is not worth their time
 
 
-def pack(variants: Variants) -> np.ndarray:
+def pack(variants: Variants, block: int = BLOCK) -> np.ndarray:
     """A list as uint8."""
+    parts = [_pack(variants[slice(i, i + block)]) for i in range(0, len(variants), block)]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _pack(variants: Variants) -> bytes:
     steps = np.diff(variants.position, prepend=0).astype("<i8")
     planes = steps.view(np.uint8).reshape(-1, 8).T  # equal bytes side by side compress better
-    columns = [
-        variants.chromosome.astype(np.uint8).tobytes(),
-        planes.tobytes(),
-        "\n".join(variants.name.tolist()).encode(),
-        "\n".join(variants.a1.tolist()).encode(),
-        "\n".join(variants.a2.tolist()).encode(),
-    ]
-    parts = [zlib.compress(column, 6) for column in columns]
+    columns = [variants.chromosome.astype(np.uint8).tobytes(), planes.tobytes()]
+    columns += [joined(text) for text in (variants.name, variants.a1, variants.a2)]
+    parts = [zlib.compress(column, _LEVEL) for column in columns]
     head = np.array([len(variants), *map(len, parts)], "<i8").tobytes()
-    return np.frombuffer(head + b"".join(parts), np.uint8)
+    return head + b"".join(parts)
+
+
+def blocks(packed: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """The blocks of a list, and how many variants are in each, as they say themselves."""
+    found, at, total = [], 0, 0
+    while at < len(packed):
+        head = packed[at : at + _HEAD].tobytes()
+        if len(head) < _HEAD:
+            raise FederationError("the list of variants is not well formed")
+        count, *sizes = np.frombuffer(head, "<i8").tolist()
+        end = at + _HEAD + sum(sizes)
+        total += count
+        if count <= 0 or min(sizes) < 0 or end > len(packed) or total > MOST:
+            raise FederationError("the list of variants is not well formed")
+        found.append((count, packed[at:end]))
+        at = end
+    return found
 
 
 def unpack(packed: np.ndarray) -> Variants:
     """The list, or FederationError: it comes from another party."""
     try:
-        data = packed.tobytes()
-        count, *sizes = np.frombuffer(data[:48], "<i8").tolist()
-        if not 0 <= count <= MOST or min(sizes) < 0 or 48 + sum(sizes) != len(data):
-            raise ValueError("sizes")
-        ends = np.cumsum([48, *sizes]).tolist()
-        parts = [data[a:b] for a, b in itertools.pairwise(ends)]
-        chromosome = np.frombuffer(_inflate(parts[0], count), np.uint8)
-        planes = np.frombuffer(_inflate(parts[1], 8 * count), np.uint8).reshape(8, -1)
-        steps = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
-        texts = [_inflate(part, _TEXT * count + 1).decode().split("\n") for part in parts[2:]]
-        if count == 0:
-            texts = [[], [], []]
-        if {len(chromosome), len(steps), *map(len, texts)} != {count}:
-            raise ValueError("columns")
-        return Variants(chromosome, np.cumsum(steps), *(np.array(t, str) for t in texts))
+        parts = [_unpack(block.tobytes()) for _, block in blocks(packed)]
     except (ValueError, zlib.error, UnicodeDecodeError) as error:
         raise FederationError("the list of variants is not well formed") from error
+    if not parts:
+        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[np.zeros(0, "U1")] * 3)
+    return Variants(*(np.concatenate(column) for column in zip(*parts)))
+
+
+def _unpack(data: bytes) -> list[np.ndarray]:
+    count, *sizes = np.frombuffer(data[:_HEAD], "<i8").tolist()
+    ends = np.cumsum([_HEAD, *sizes]).tolist()
+    parts = [data[a:b] for a, b in itertools.pairwise(ends)]
+    chromosome = np.frombuffer(_inflate(parts[0], count), np.uint8)
+    planes = np.frombuffer(_inflate(parts[1], 8 * count), np.uint8).reshape(8, -1)
+    steps = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
+    texts = [separated(_inflate(part, _TEXT * count + 1)) for part in parts[2:]]
+    if {len(chromosome), len(steps), *map(len, texts)} != {count}:
+        raise ValueError("columns")
+    return [chromosome, np.cumsum(steps), *texts]
 
 
 def _inflate(part: bytes, most: int) -> bytes:
@@ -58,3 +81,26 @@ def _inflate(part: bytes, most: int) -> bytes:
     if len(found) > most or not opened.eof:
         raise ValueError("too long")
     return found
+
+
+def joined(texts: np.ndarray) -> bytes:
+    """Lines of UTF-8: the same as '\\n'.join, many at once where all is ASCII."""
+    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
+    if codes.max(initial=0) > 127:
+        return "\n".join(texts.tolist()).encode()
+    wide = np.zeros((len(codes), codes.shape[1] + 1), np.uint8)
+    wide[:, :-1] = codes
+    wide[np.arange(len(wide)), np.count_nonzero(codes, axis=1)] = ord("\n")
+    return wide[wide != 0][:-1].tobytes()
+
+
+def separated(text: bytes) -> np.ndarray:
+    """The inverse of `joined`: numpy strings."""
+    data = np.frombuffer(text, np.uint8)
+    if data.max(initial=0) > 127 or data.min(initial=1) == 0:
+        return np.array(text.decode().split("\n"), str)
+    ends = np.append(np.flatnonzero(data == ord("\n")), len(data))
+    length = np.diff(ends, prepend=-1) - 1
+    wide = np.zeros((len(ends), max(1, int(length.max()))), np.uint32)
+    wide[np.arange(wide.shape[1]) < length[:, None]] = data[data != ord("\n")]
+    return wide.view(f"<U{wide.shape[1]}")[:, 0]

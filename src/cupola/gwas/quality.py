@@ -15,16 +15,24 @@ if TYPE_CHECKING:
     from cupola.gwas.association import Association
 
 
+def pooled(alleles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Copies of the proposed a1 and of both alleles over all groups, int64."""
+    total = alleles[:, 0].astype(np.int64)
+    for group in range(1, alleles.shape[1]):  # numpy's sum over a short axis is slow
+        total += alleles[:, group]
+    return total[:, 0], total[:, 1]
+
+
 def frequency(alleles: np.ndarray) -> np.ndarray:
     """Frequency of the proposed a1 over all people, (variants,); NaN without a call."""
-    a1, both = alleles.sum(axis=1, dtype=np.int64).T
+    a1, both = pooled(alleles)
     with np.errstate(invalid="ignore", divide="ignore"):
         return a1 / both
 
 
 def major_is_a1(alleles: np.ndarray) -> np.ndarray:
     """Where the proposed a1 is the more frequent allele, so that PLINK would swap them."""
-    a1, both = alleles.sum(axis=1, dtype=np.int64).T
+    a1, both = pooled(alleles)
     return 2 * a1 > both
 
 
@@ -34,7 +42,7 @@ def filtered(program: Association, state: State) -> np.ndarray:
     reason = state.arrays["reason"].copy()
     rate = frequency(alleles)
     minor = np.minimum(rate, 1 - rate)
-    observed = alleles[..., 1].sum(axis=1, dtype=np.int64)
+    observed = pooled(alleles)[1]
     missing = 1 - observed / np.maximum(program.expected_alleles(state), 1)
     if chosen.maf > 0:
         reason[(reason == KEPT) & ~(minor >= chosen.maf)] = R_MAF

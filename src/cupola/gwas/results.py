@@ -12,7 +12,7 @@ from cupola.gwas.agreement import KEPT
 from cupola.gwas.association import CASES, CONTROLS, Association
 from cupola.gwas.design import SEX_X, kinds
 from cupola.gwas.files import Variants
-from cupola.gwas.quality import frequency, major_is_a1
+from cupola.gwas.quality import frequency, major_is_a1, pooled
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def results(program: Association, state: State) -> Results:
     return Results(
         variants,
         np.where(swap, 1 - rate, rate),
-        alleles[..., 1].sum(axis=1),
+        pooled(alleles)[1],
         status,
         columns,
         covariates,

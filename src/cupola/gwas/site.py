@@ -29,7 +29,7 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
-    none of it crosses the border.
+    none of it crosses the border. listed: whether the list of variants is in use.
     """
 
     files: Files
@@ -39,6 +39,7 @@ class Site:
     rare: int = 5
     iterations: int = 20 + FIRTH_ITERATIONS
     log: list[str] = field(default_factory=list)
+    listed: bool = False
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -71,6 +72,13 @@ class Site:
         """Answer a kind of question in one form only: many forms of a sum tell its parts."""
         if self._pinned.setdefault(what, value) != value:
             raise Declined("asked-otherwise-before")
+
+    def agreeing(self, start: int, reached: int, sites: int, packed: np.ndarray) -> None:
+        """Refuse another list than the first, a gap in it, or more of it once it is in use."""
+        stretch = ("agree", start)
+        if start != reached or (self.listed and stretch not in self._pinned):
+            raise Declined("variants-not-agreed")
+        self.pin(stretch, (hashlib.blake2b(packed.tobytes()).digest(), sites))
 
     def count(self, question: Question, what: str, places: np.ndarray, of: int) -> None:
         """Refuse to tell a likelihood at ever more points. places: which of `of` are asked for.

@@ -5,7 +5,7 @@ What PLINK has not comes after its columns: standard error, people, frequency of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,61 +16,28 @@ from cupola.errors import PlanError
 from cupola.gwas import fit, tails
 from cupola.gwas.agreement import KEPT, REASONS
 from cupola.gwas.files import Variants
+from cupola.gwas.printing import Column, write_lines
 from cupola.gwas.results import Results
 
 ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
-_BLOCK = 1 << 15  # rows formatted at a time
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
-
-
-def number(values: np.ndarray) -> list[str]:
-    """Four digits as PLINK prints them; NA for NaN."""
-    return ["NA" if text == "nan" else text for text in [f"{v:.4g}" for v in values.tolist()]]
-
-
-def p_value(p: np.ndarray, log10: np.ndarray) -> list[str]:
-    """p with four digits, also where it is too small for a float."""
-    texts = number(p)
-    for i in np.flatnonzero((p < 1e-300) & np.isfinite(log10)):
-        power = int(np.floor(log10[i]))
-        texts[i] = f"{10 ** (log10[i] - power):.4g}e{power}"
-    return texts
 
 
 def normal_quantile(confidence: float) -> float:
     return float(special.ndtri(0.5 + confidence / 2))
 
 
-Column = tuple[str, int, Callable[[slice], Sequence[str]]]  # heading, width, texts of some rows
-
-
-def _whole(values: np.ndarray) -> Callable[[slice], list[str]]:
-    return lambda part: ["NA" if v != v else f"{v:.0f}" for v in values[part].tolist()]
-
-
-def _text(values: np.ndarray) -> Callable[[slice], list[str]]:
-    return lambda part: values[part].tolist()
-
-
-def _number(values: np.ndarray) -> Callable[[slice], list[str]]:
-    return lambda part: number(values[part])
-
-
-def _same(value: str) -> Callable[[slice], list[str]]:
-    return lambda part: [value] * (part.stop - part.start)
-
-
-def _p(found: Results) -> Callable[[slice], list[str]]:
-    return lambda part: p_value(found.columns["P"][part], found.log10_p[part])
+def _p(found: Results) -> Column:
+    return Column("P", 12, found.columns["P"], log10=found.log10_p)
 
 
 def _place(v: Variants) -> list[Column]:
-    longest = max((len(name) for name in v.name.tolist()), default=0)
+    longest = int(np.char.str_len(v.name).max(initial=0))
     return [
-        ("CHR", 4, _whole(v.chromosome)),
-        ("SNP", max(4, longest), _text(v.name)),
-        ("BP", 10, _whole(v.position)),
-        ("A1", 4, _text(v.a1)),
+        Column("CHR", 4, v.chromosome, 0),
+        Column("SNP", max(4, longest), v.name),
+        Column("BP", 10, v.position, 0),
+        Column("A1", 4, v.a1),
     ]
 
 
@@ -79,7 +46,7 @@ def _bounds(found: Results, log: np.ndarray, confidence: float) -> list[Column]:
     wide = normal_quantile(confidence) * found.columns["SE"]
     share = f"{100 * confidence:g}"
     low, high = _exp(log - wide), _exp(log + wide)
-    return [(f"L{share}", 12, _number(low)), (f"U{share}", 12, _number(high))]
+    return [Column(f"L{share}", 12, low), Column(f"U{share}", 12, high)]
 
 
 def _exp(values: np.ndarray) -> np.ndarray:
@@ -88,7 +55,7 @@ def _exp(values: np.ndarray) -> np.ndarray:
 
 
 def _ours(found: Results) -> list[Column]:
-    return [("N", 8, _whole(found.columns["NMISS"])), ("A1_FREQ", 12, _number(found.frequency))]
+    return [Column("N", 8, found.columns["NMISS"], 0), Column("A1_FREQ", 12, found.frequency)]
 
 
 def columns_of(found: Results, test: str, confidence: float) -> list[list[Column]]:
@@ -100,9 +67,9 @@ def columns_of(found: Results, test: str, confidence: float) -> list[list[Column
         return [
             [
                 *place,
-                ("F_A", 8, _number(c["F_A"])), ("F_U", 8, _number(c["F_U"])),
-                ("A2", 4, _text(found.variants.a2)), ("CHISQ", 12, _number(c["CHISQ"])),
-                ("P", 12, _p(found)), ("OR", 12, _number(c["OR"])), ("SE", 12, _number(c["SE"])),
+                Column("F_A", 8, c["F_A"]), Column("F_U", 8, c["F_U"]),
+                Column("A2", 4, found.variants.a2), Column("CHISQ", 12, c["CHISQ"]),
+                _p(found), Column("OR", 12, c["OR"]), Column("SE", 12, c["SE"]),
                 *_bounds(found, log, confidence), *_ours(found),
             ]
         ]  # fmt: skip
@@ -122,17 +89,17 @@ def _coefficient(
         p = _p(found)
     else:
         linear = test == "linear"
-        p = _number(tails.student(statistic, c["FREEDOM"]) if linear else tails.normal(statistic))
+        known = tails.student(statistic, c["FREEDOM"]) if linear else tails.normal(statistic)
+        p = Column("P", 12, known)
     low, high, effect = beta - wide * error, beta + wide * error, ("BETA", beta)
     if test == "logistic":
         low, high, effect = _exp(low), _exp(high), ("OR", _exp(beta))
     return [
         *_place(found.variants),
-        ("TEST", 10, _same(name)), ("NMISS", 8, _whole(c["NMISS"])),
-        (effect[0], 10, _number(effect[1])), ("SE", 8, _number(error)),
-        (f"L{share}", 8, _number(low)), (f"U{share}", 8, _number(high)),
-        ("STAT", 12, _number(statistic)), ("P", 12, p),
-        ("A1_FREQ", 12, _number(found.frequency)),
+        Column("TEST", 10, name), Column("NMISS", 8, c["NMISS"], 0),
+        Column(effect[0], 10, effect[1]), Column("SE", 8, error),
+        Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
+        Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
     ]  # fmt: skip
 
 
@@ -149,60 +116,40 @@ def trend_columns(found: Results) -> list[list[Column]]:
     c, place = found.columns, _place(found.variants)
     return [
         [
-            place[0], place[1], place[3], ("A2", 4, _text(found.variants.a2)),
-            ("TEST", 8, _same("TREND")), ("AFF", 14, _text(pairs[0])),
-            ("UNAFF", 14, _text(pairs[1])), ("CHISQ", 12, _number(c["T_CHISQ"])),
-            ("DF", 4, _same("1")), ("P", 12, _number(c["T_P"])),
+            place[0], place[1], place[3], Column("A2", 4, found.variants.a2),
+            Column("TEST", 8, "TREND"), Column("AFF", 14, pairs[0]),
+            Column("UNAFF", 14, pairs[1]), Column("CHISQ", 12, c["T_CHISQ"]),
+            Column("DF", 4, "1"), Column("P", 12, c["T_P"]),
         ]
     ]  # fmt: skip
 
 
-def write_table(file: IO[str], lines: list[list[Column]], shown: Sequence[np.ndarray] = ()) -> None:
-    """Columns right-aligned as PLINK aligns them, a block of variants at a time. shown: of each
-    line but the first, at which variants it is written."""
-    head, m = lines[0], _rows(lines[0])
-    form = " ".join(f"%{width}s" for _, width, _ in head) + "\n"
-    file.write(form % tuple(name for name, _, _ in head))
-    for start in range(0, m, _BLOCK):
-        part = slice(start, min(start + _BLOCK, m))
-        blocks = [[form % row for row in zip(*(texts(part) for _, _, texts in c))] for c in lines]
-        for block, where in zip(blocks[1:], shown):
-            for i in np.flatnonzero(~where[part]):
-                block[i] = ""
-        file.write("".join(row for variant in zip(*blocks) for row in variant))
+def write_table(
+    file: IO[bytes], lines: list[list[Column]], shown: Sequence[np.ndarray] = ()
+) -> None:
+    """Columns right-aligned as PLINK aligns them. shown: of each line but the first, at which
+    variants it is written."""
+    write_lines(file, lines, shown)
 
 
-def _rows(columns: Iterable[Column]) -> int:
-    return len(next(iter(columns))[2](slice(None)))
-
-
-def write_ssf(file: IO[str], found: Results, test: str) -> None:
+def write_ssf(file: IO[bytes], found: Results, test: str) -> None:
     """GWAS-SSF: the GWAS catalog's tab-separated columns in their order."""
     v, c = found.variants, found.columns
-    names = [_NAMES.get(n, str(n)) for n in range(27)]
-    chi = test == "chi-square"
-    effect = ("odds_ratio", c["OR"]) if chi else ("beta", c["BETA"])
-    columns: list[tuple[str, Callable[[slice], Sequence[str]]]] = [
-        ("chromosome", lambda part: [names[n] for n in v.chromosome[part].tolist()]),
-        ("base_pair_location", _whole(v.position)),
-        ("effect_allele", _text(v.a1)),
-        ("other_allele", _text(v.a2)),
-        (effect[0], _long(effect[1])),
-        ("standard_error", _long(c["SE"])),
-        ("effect_allele_frequency", _long(found.frequency)),
-        ("neg_log_10_p_value", _long(-found.log10_p)),
-        ("variant_id", _text(v.name)),
-        ("n", _whole(c["NMISS"])),
+    names = np.array([_NAMES.get(n, str(n)) for n in range(27)])
+    effect = ("odds_ratio", "OR") if test == "chi-square" else ("beta", "BETA")
+    columns = [
+        Column("chromosome", 0, names[v.chromosome]),
+        Column("base_pair_location", 0, v.position, 0),
+        Column("effect_allele", 0, v.a1),
+        Column("other_allele", 0, v.a2),
+        Column(effect[0], 0, c[effect[1]], 8),
+        Column("standard_error", 0, c["SE"], 8),
+        Column("effect_allele_frequency", 0, found.frequency, 8),
+        Column("neg_log_10_p_value", 0, -found.log10_p, 8),
+        Column("variant_id", 0, v.name),
+        Column("n", 0, c["NMISS"], 0),
     ]
-    file.write("\t".join(name for name, _ in columns) + "\n")
-    for start in range(0, len(v), _BLOCK):
-        part = slice(start, min(start + _BLOCK, len(v)))
-        rows = zip(*(texts(part) for _, texts in columns))
-        file.write("".join("\t".join(row) + "\n" for row in rows))
-
-
-def _long(values: np.ndarray) -> Callable[[slice], list[str]]:
-    return lambda part: ["NA" if v != v else f"{v:.8g}" for v in values[part].tolist()]
+    write_lines(file, [columns], separator="\t")
 
 
 def write_parquet(path: Path, found: Results) -> None:
@@ -223,14 +170,18 @@ def write_parquet(path: Path, found: Results) -> None:
     parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), path)
 
 
-def write_dropped(file: IO[str], listed: Variants, reason: np.ndarray, found: Results) -> None:
+def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:
     """Why variants were left out of the study, and why tested ones have no result."""
-    file.write("CHR\tSNP\tBP\tA1\tA2\tREASON\n")
+    file.write(b"CHR\tSNP\tBP\tA1\tA2\tREASON\n")
     for variants, index, texts in (
-        (listed, np.flatnonzero(reason != KEPT), np.array(REASONS)[reason]),
-        (found.variants, np.flatnonzero(found.status), np.array(fit.MEANINGS)[found.status]),
+        (listed, np.flatnonzero(reason != KEPT), np.array(REASONS)[reason[reason != KEPT]]),
+        (
+            found.variants,
+            np.flatnonzero(found.status),
+            np.array(fit.MEANINGS)[found.status[found.status > 0]],
+        ),
     ):
         v = variants[index]
         rows = zip(v.chromosome.tolist(), v.name.tolist(), v.position.tolist(), v.a1.tolist(),
-                   v.a2.tolist(), texts[index].tolist())  # fmt: skip
-        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+                   v.a2.tolist(), texts.tolist())  # fmt: skip
+        file.writelines(("\t".join(map(str, row)) + "\n").encode() for row in rows)

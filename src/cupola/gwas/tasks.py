@@ -16,6 +16,7 @@ from cupola.gwas.site import LARGEST, Site, guarded
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
 OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather
 HASH = 8  # bytes of a fingerprint
+_BLOCK = 4096  # variants whose calls are in memory at once
 
 
 def _sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
@@ -104,22 +105,29 @@ def propose(own: Site, site: SiteContext, question: Question) -> Contribution:  
 @task("gwas agree")
 @guarded
 def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
-    """What is found of a stretch of the proposed list; where the variants stand is kept."""
+    """What is found of a stretch of the proposed list; where the variants stand is kept.
+
+    There is one list, told from its beginning to its end before anything is counted: many lists
+    would tell which rare variants a cohort has.
+    """
+    start, sites = int(question.options["start"]), int(question.options["sites"])
+    before = site.recall(question) if start else {}
+    own.agreeing(start, len(before.get("local", ())), sites, question.arrays["list"])
     proposed = listing.unpack(question.arrays["list"])
     local, status = agreement.compare(proposed, own.cohort.variants, own.index)
-    before = site.recall(question) if question.options["start"] else {}
     kept = {"local": local.astype(np.int32), "swapped": np.isin(status, (1, 3))}
     site.keep(
         question,
         {name: np.concatenate([before.get(name, v[:0]), v]) for name, v in kept.items()},
     )
-    found = agreement.digits(status, int(question.options["sites"]))
+    found = agreement.digits(status, sites)
     return _sized(site, question, {"found": found})
 
 
 def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the cohort's files that a question selects, and where alleles are swapped."""
     kept, options = site.recall(question), question.options
+    own.listed = True
     start, stop = int(options["start"]), int(options["stop"])
     if not kept or not 0 <= start < stop <= len(kept["local"]):
         raise Declined("variants-not-agreed")
@@ -159,14 +167,19 @@ def _coefficients(
 def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Copies of a1 and of both alleles, by group; with 'genotypes' also people by genotype among
     those with two copies, in cases and controls (or all)."""
-    rows, cohort, options = _chosen(own, site, question), own.cohort, question.options
+    (local, swapped), cohort, options = _rows(own, site, question), own.cohort, question.options
     kind, binary = int(options["kind"]), bool(options["binary"])
     asked = groups(cohort, binary)[list(options["groups"])] & present(cohort, kind)
     single = haploid(cohort, kind)
-    found = kernels.genotype_counts(rows, np.concatenate([asked & ~single, asked & single]))
+    people = np.concatenate([asked & ~single, asked & single])
+    parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
+    found = np.concatenate(
+        [kernels.genotype_counts(calls(cohort, local[p], swapped[p], kind), people) for p in parts]
+    )
     pair, alone = np.split(found, 2, axis=1)
     a1 = 2 * pair[..., 0] + pair[..., 1] + alone[..., 0]
-    both = 2 * pair.sum(axis=2) + alone[..., 0] + alone[..., 2]
+    # Added up one by one: numpy's sum over an axis of three is slow.
+    both = 2 * (pair[..., 0] + pair[..., 1] + pair[..., 2]) + alone[..., 0] + alone[..., 2]
     arrays: Arrays = {"alleles": np.stack([a1, both], axis=2)}
     if options["genotypes"]:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]

@@ -8,21 +8,18 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from cupola.secure.choices import Choice as Choice
+from cupola.secure.choices import Positive as Positive
+from cupola.secure.choices import Sum as Sum
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Copies = (
     Annotated[int, Field(ge=1)] | Annotated[tuple[str | dict[str, Any], ...], Field(min_length=1)]
 )
-
-
-class Choice(BaseModel):
-    """Base of all choices: immutable, nothing unknown."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Schedule(Choice):
@@ -236,29 +233,6 @@ class Evaluation(Choice):
     patience: Annotated[int, Field(ge=0)] = 0
     auroc: Annotated[int, Field(ge=0)] = 0
     batch_size: Annotated[int, Field(ge=1)] = 512
-
-
-class Sum(Choice):
-    """How the sites' contributions are added.
-
-    kind: 'plain', or 'masked': nobody sees a site's own numbers, only the total.
-    protocol: of masked sums: a third party that sees masks only (the 'compensator'), or 'pairwise'
-        keys between the sites. minimum: sites that a total must have; 2 needs both sites' consent.
-    change: largest magnitude of one parameter in one answer (unless clipping bounds it); samples:
-        most samples of a site. They decide the precision: larger bounds leave fewer fractional
-        bits. bits: of a parameter on its way; default 32 where updates are clipped, else 64.
-    """
-
-    kind: Literal["plain", "masked"] = "plain"
-    protocol: Literal["compensator", "pairwise"] = "compensator"
-    minimum: Annotated[int, Field(ge=2)] = 3
-    change: Positive = 64.0
-    samples: Annotated[int, Field(ge=1)] = 2**17
-    bits: Literal[16, 32, 64] | None = None
-
-    @property
-    def masked(self) -> bool:
-        return self.kind == "masked"
 
 
 class Subset(Choice):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,12 @@ from torch import nn
 from cupola.errors import CupolaError, PlanError
 from cupola.learn.frozen import FrozenPart
 from cupola.plan.compose import federated_data, problem
+from cupola.plan.holding import LOCK
+from cupola.plan.holding import locked as locked
+from cupola.plan.holding import read_lines as read_lines
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 
-LOCK = ".lock"
 #: All that a run may leave in its folder.
 CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
@@ -97,54 +97,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.status})"
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file of JSON lines; a line torn by a crash ends it."""
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield json.loads(line)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder against other processes; the system frees it when its holder dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")
-    except OSError as error:
-        raise PlanError(f"cannot write to {folder}: {error.strerror}") from None
-    with file:
-        if not _take(file.fileno()):
-            file.seek(0)
-            raise CupolaError(
-                f"{folder} is in use by process {file.read().strip() or 'unknown'}; "
-                "wait for it, or choose another folder"
-            )
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _take(handle: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def holds(folder: Path) -> bool:

@@ -38,6 +38,9 @@ from cupola.learn.choices import (
 from cupola.personalize.choices import Personalise, require_tellable
 from cupola.plan import registries
 from cupola.plan.engine import Engine
+from cupola.plan.nested import changed as changed
+from cupola.plan.nested import flat, plain
+from cupola.plan.nested import normal as normal
 
 
 class Named(BaseModel):
@@ -91,9 +94,6 @@ class Link(Choice):
     def seconds(self, down: float, up: float) -> float:
         """For so many bytes to a site and from it, one after the other."""
         return down / (1e6 * self.down) + up / (1e6 * self.up)
-
-
-SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
 
 
 class Plan(BaseModel):
@@ -198,7 +198,7 @@ class Plan(BaseModel):
         choice = self.personalise
         assert choice is not None
         given = {k: v for k, v in self._given.items() if k not in ("personalise", "seeds", "grid")}
-        settings = {"rounds": choice.rounds, "twin": False, **dict(_flat(choice.adapt))}
+        settings = {"rounds": choice.rounds, "twin": False, **dict(flat(choice.adapt))}
         return Plan.model_validate(changed(given, settings))
 
     def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -235,67 +235,6 @@ def _adaptable(plan: Plan) -> None:
         raise PlanError(f"personalise.adapt: {key + ': ' if key else ''}{said}") from None
 
 
-def normal(value: Any) -> Any:
-    """Plain nested values: short forms written out, models as what was set, no None."""
-    if isinstance(value, Plan):
-        return normal(value._given)
-    plain = _plain(value)
-    if not isinstance(plain, dict):
-        return plain
-    for section, key in SHORT_FORMS:
-        if isinstance(plain.get(section), str):
-            plain[section] = {key: plain[section]}
-    data = plain.get("data")
-    if isinstance(data, dict) and isinstance(data.get("partition"), str):
-        data["partition"] = {"kind": data["partition"]}
-    if isinstance(plain.get("grid"), dict):
-        plain["grid"] = dict(_flat(plain["grid"]))
-    return plain
-
-
-def changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `given` with dotted keys set."""
-    result = normal(given)
-    for key, value in settings.items():
-        *path, last = key.split(".")
-        place = result
-        for part in path:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[last] = _plain(value)
-        result = normal(result)
-        if isinstance(result.get("grid"), dict):
-            result["grid"].pop(key, None)
-            if not result["grid"]:
-                del result["grid"]
-        if key == "seed":
-            result.pop("seeds", None)
-        elif key == "seeds":
-            result.pop("seed", None)
-    return result
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        unset = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-        kind = getattr(value, "kind", None)  # which partition it is goes without saying in code
-        return {**unset, **({} if kind is None else {"kind": kind})}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def _under(given: Any) -> Any:
     """`given` on top of its recipe's settings."""
     if not isinstance(given, dict):
@@ -311,7 +250,7 @@ def _under(given: Any) -> Any:
     for section in ("local", "server", "participation", "privacy", "sum"):
         own = merged.get(section, {})
         if isinstance(own, dict) and (defaults := getattr(method, section)):
-            merged[section] = {**_plain(defaults), **own}
+            merged[section] = {**plain(defaults), **own}
     return merged
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
 from cupola.learn.private import binary_problems
 from cupola.learn.upcycle import training_rounds
-from cupola.plan.checkpoint import write_atomically
+from cupola.plan.holding import run_id as run_id
 from cupola.plan.plan import Plan
 from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.budget import Book, History, Limit
@@ -55,17 +54,6 @@ def _shared(privacy: Privacy, name: str) -> Path | None:
     path = Path(budget.file)
     own = name.removeprefix("privacy")
     return path.with_name(f"{path.stem}{own}{path.suffix}")
-
-
-def run_id(folder: Path | None, name: str) -> str:
-    """Names a run in a file that outlives it: the same after a resume, another for a new run."""
-    if folder is None:
-        return secrets.token_hex(8)
-    path = folder / f"{name}.id"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, secrets.token_hex(8))
-    return path.read_text().strip()
 
 
 def resolved(plan: Plan, host: TrainingHost) -> Privacy:

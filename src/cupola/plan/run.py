@@ -6,12 +6,9 @@ state, cuts the files back to it, and repeats what was lost, bit for bit.
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from cupola.personalize import Personalisation
 from cupola.plan import compose
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
+from cupola.plan.holding import signals
 from cupola.plan.load import load
 from cupola.plan.personal import write_group_models, write_personal
 from cupola.plan.plan import Plan
@@ -317,21 +315,6 @@ class _Session:
             sent = {"bytes_down": self.ledger.bytes_down, "bytes_up": self.ledger.bytes_up}
             summary |= {**sent, "seconds": self.seconds()}
         write_atomically(self.folder / "result.json", json_line(summary, indent=2))
-
-
-@contextmanager
-def signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and a request to terminate stop between two steps (in the main thread)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    known = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in known}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(folder: Path) -> None:

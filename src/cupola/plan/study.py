@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cupola.errors import PlanError
 from cupola.gwas import Files, Study, Wanted
-from cupola.learn.choices import Sum
-from cupola.plan.load import explain, parse_setting, read_toml
-from cupola.plan.plan import changed
+from cupola.plan.explain import explain, parse_setting, read_toml
+from cupola.plan.nested import changed
+from cupola.secure.choices import Sum
 
 
 class CohortFiles(BaseModel):

@@ -71,7 +71,7 @@ def summary(state: State, found: Results) -> dict[str, Any]:
 def _whole(path: Path, write: Callable[[Any], None]) -> None:
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with part.open("wb") as file:
             write(file)
         part.rename(path)
     except BaseException:

@@ -22,9 +22,7 @@ from cupola.gwas import (
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.gwas.tasks import OPENLY
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
-from cupola.plan.folder import locked, read_lines
-from cupola.plan.privacy import run_id
-from cupola.plan.run import signals
+from cupola.plan.holding import locked, read_lines, run_id, signals
 from cupola.plan.study import StudyPlan, load_study, without
 from cupola.plan.study_result import summary, write_tables
 from cupola.secure import hidden_sums, simulated_parties

@@ -19,7 +19,7 @@ from cupola.report.ledger import ledger_section, traffic
 from cupola.report.words import count, duration, number, size, text
 
 _TOP = 20
-_SHOWN = ("CHR", "SNP", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",
+_SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",
           "STAT", "CHISQ", "P")  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _plots(table: Table, result: dict[str, Any]) -> str:
     if not told.any():
         return page.section("Association", "", charts.nothing("no variant has a p-value"))
     chromosome, position = table.chromosome[told], table.position[told]
-    names = [name for name, ok in zip(table.name, told) if ok]
+    names = table.name[told]
     lines = [GENOME_WIDE, result["bonferroni"]]
     drawn = manhattan(chromosome, position, y[told], names, lines)
     qq = page.figure("Expected and observed", quantiles(y[told]))

@@ -29,7 +29,7 @@ def manhattan(
     chromosome: np.ndarray,
     position: np.ndarray,
     y: np.ndarray,
-    names: Sequence[str],
+    names: Sequence[str] | np.ndarray,
     thresholds: Sequence[float],
 ) -> str:
     """-log10 p along the genome, chromosomes in two colours."""
@@ -64,7 +64,8 @@ def manhattan(
         ]
         px = LEFT + place / max(start, 1.0) * (width - RIGHT - LEFT)
         py = height - BOTTOM - y / top * (height - BOTTOM - TOP)
-        seen = np.unique(np.stack([px // _GRID, py // _GRID], axis=1), axis=0, return_index=True)[1]
+        cell = (px // _GRID).astype(np.int64) * (1 << 20) + (py // _GRID).astype(np.int64)
+        seen = np.unique(cell, return_index=True)[1]
         shape = ["", ""]
         for i in seen.tolist():
             if i not in labelled:

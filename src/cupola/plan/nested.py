@@ -1,0 +1,71 @@
+"""Plans and studies before they are checked: nested plain values, and dotted keys set in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
+
+
+def normal(value: Any) -> Any:
+    """Plain nested values: short forms written out, models as what was set, no None."""
+    if (given := getattr(value, "_given", None)) is not None:  # a plan
+        return normal(given)
+    found = plain(value)
+    if not isinstance(found, dict):
+        return found
+    for section, key in SHORT_FORMS:
+        if isinstance(found.get(section), str):
+            found[section] = {key: found[section]}
+    data = found.get("data")
+    if isinstance(data, dict) and isinstance(data.get("partition"), str):
+        data["partition"] = {"kind": data["partition"]}
+    if isinstance(found.get("grid"), dict):
+        found["grid"] = dict(flat(found["grid"]))
+    return found
+
+
+def changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `given` with dotted keys set."""
+    result = normal(given)
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place = result
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[last] = plain(value)
+        result = normal(result)
+        if isinstance(result.get("grid"), dict):
+            result["grid"].pop(key, None)
+            if not result["grid"]:
+                del result["grid"]
+        if key == "seed":
+            result.pop("seeds", None)
+        elif key == "seeds":
+            result.pop("seed", None)
+    return result
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        unset = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        kind = getattr(value, "kind", None)  # which partition it is goes without saying in code
+        return {**unset, **({} if kind is None else {"kind": kind})}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,65 @@
+"""A study that is killed in the middle and gone on with leaves the same table."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cohorts import cut, people, write_bim
+
+from cupola.plan.study_run import read_result, resume_study, run_study
+
+# Waits after a number of steps, so that the kill comes in the middle on any machine.
+CHILD = """
+import sys, time
+from cupola.plan.study_run import run_study
+folder, out, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seen = []
+def watch(*facts):
+    seen.append(facts)
+    if len(seen) == at:
+        print("here", flush=True)
+        time.sleep(600)
+run_study(f"{folder}/study.toml", out, watch=watch, report=False)
+"""
+
+
+def _study(folder):
+    made = people(41, n=150, m=60, chromosomes=(1, 23))
+    cut(folder, made, np.array_split(np.arange(150), 3))
+    write_bim(folder / "public.bim", made.variants)
+    lines = ['test = "logistic"', "trait.column = 'CC'", "covariates = ['AGE', 'DOSE']",
+             "variants = 'public.bim'", "sum = 'masked'", "workers = 1", "chunk = 8",
+             "checkpoint_seconds = 0", "people_per_column = 10"]  # fmt: skip
+    for n in ("c0", "c1", "c2"):
+        lines += ["[[cohorts]]", f"name = '{n}'", f"bfile = '{n}'", f"pheno = '{n}.pheno'",
+                  f"cov = '{n}.cov'"]  # fmt: skip
+    (folder / "study.toml").write_text("\n".join(lines) + "\n")
+    return folder / "study.toml"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_killed_and_gone_on_with(tmp_path, at):
+    study = _study(tmp_path)
+    whole = run_study(study, tmp_path / "whole", report=False)
+    out = tmp_path / "killed"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path), str(out), str(at)],
+        stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == b"here"
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait(30) == -signal.SIGKILL
+    child.stdout.close()
+    assert read_result(out) == {}
+    assert not (out / "study.assoc.logistic").exists()
+    again = resume_study(out, report=False)
+    for name in ("study.assoc.logistic", "study.dropped.tsv"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for name in ("tested", "bytes_up", "bytes_down"):
+        assert again[name] == whole[name]

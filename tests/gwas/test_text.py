@@ -1,0 +1,125 @@
+"""Fast reading and printing are, byte for byte, what the slow forms do."""
+
+import gzip
+import io
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from cupola.gwas import listing
+from cupola.gwas.agreement import Index, complements
+from cupola.gwas.files import Variants, _clean_variants, read_variants, slow_variants
+from cupola.gwas.printing import Column, slow_lines, write_lines
+
+pytest.importorskip("numba")
+
+
+def _printed(lines, shown=(), separator=" "):
+    file = io.BytesIO()
+    write_lines(file, lines, shown, separator)
+    return file.getvalue().split(b"\n", 1)
+
+
+@examples(max_examples=100, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.floats(width=64), min_size=1, max_size=20),
+    digits=st.sampled_from([4, 8]),
+)
+@example([0.0, -0.0, np.nan, np.inf, 5e-324, 9.9995, 99995.0, 1e22, 1e23, 0.0078125], 4)
+def test_numbers_have_the_digits_of_c(values, digits):
+    column = Column("X", 8, np.array(values), digits)
+    assert _printed([[column]])[1] == slow_lines([[column]], slice(0, len(values)), (), " ")
+
+
+def test_numbers_of_the_kinds_that_tables_hold():
+    rng = np.random.default_rng(1)
+    counts = rng.integers(1, 5000, (2, 20_000))
+    ratios = counts[0] / counts[1]
+    spread = rng.normal(size=20_000) * 10.0 ** rng.integers(-12, 12, 20_000)
+    near = np.round(spread, 3) + 0.0005  # ties, or next to them
+    steps = rng.integers(0, 2**20, 20_000) / 2.0**14  # ties
+    for values in (ratios, spread, near, steps):
+        texts = _printed([[Column("X", 0, values)]])[1].split(b"\n")[:-1]
+        assert texts == [b"%.4g" % v for v in values.tolist()]
+
+
+def test_tables_with_all_kinds_of_columns():
+    n = 50
+    rng = np.random.default_rng(2)
+    p, log10 = rng.random(n), np.log10(rng.random(n))
+    p[:3], log10[:3] = (0, 1e-305, np.nan), (-400.25, -305, np.nan)
+    whole = rng.integers(-5, 10**9, n).astype(float)
+    whole[4] = np.nan
+    first = [Column("SNP", 6, np.array([f"rs{i**4}" for i in range(n)])), Column("T", 4, "ADD"),
+             Column("N", 3, whole, 0), Column("P", 12, p, log10=log10)]  # fmt: skip
+    other = [first[0], Column("T", 4, "LONGER"), Column("N", 3, np.arange(n), 0), first[3]]
+    shown = [np.arange(n) % 3 > 0]
+    for separator in (" ", "\t"):
+        head, rows = _printed([first, other], shown, separator)
+        assert rows == slow_lines([first, other], slice(0, n), shown, separator)
+    assert head.split() == [b"SNP", b"T", b"N", b"P"]
+    assert b"5.623e-401" in rows
+    odd = [Column("SNP", 6, np.array(["rs1", "naïve"])), Column("A", 2, "x")]
+    assert _printed([odd])[1] == "   rs1  x\n naïve  x\n".encode()
+
+
+BIM = "1\trs1\t0\t100\ta\tG\n1 rs2 0.5 200 AT -\r\n\n  X\trs3\t0\t-5\tC\tT\n26 rs1 0 007 0 A"
+
+
+def test_variants_are_read_fast_or_not_at_all(tmp_path):
+    path = tmp_path / "a.bim"
+    for text in (BIM, BIM.replace("0.5 ", "").replace("\t0\t", "\t").replace(" 0 007", " 007")):
+        for data in (text.encode(), gzip.compress(text.encode())):
+            path.write_bytes(data)
+            fast, slow = _clean_variants(path), slow_variants(path)
+            for name in ("chromosome", "position", "name", "a1", "a2"):
+                assert getattr(fast, name).tolist() == getattr(slow, name).tolist(), name
+    for odd in (
+        "1 naïve 0 5 A C\n",
+        "1 r 0 1_000 A C\n",
+        "1 r\x1fs 0 5 A\n",
+        "1 r 0 5 A C\r1 s 0 6",
+    ):
+        path.write_text(odd, newline="")
+        assert _clean_variants(path) is None
+    path.write_text("1 naïve 0 1_000 A C\n")
+    assert read_variants(path).name.tolist() == ["naïve"]
+
+
+@examples(max_examples=40, deadline=None, derandomize=True)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=12
+    ),
+    asked=st.lists(
+        st.tuples(st.integers(1, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=12
+    ),
+)
+def test_variants_are_found_by_place_and_name(rows, asked):
+    def made(keys):
+        columns = [np.array([k[i] for k in keys], t) for i, t in enumerate((np.uint8, int, "U1"))]
+        return Variants(*columns, columns[2], columns[2])
+
+    if not rows:
+        return
+    expected = [
+        Index.REPEATED if rows.count(key) > 1 else rows.index(key) if key in rows else -1
+        for key in asked
+    ]
+    assert Index(made(rows)).find(made(asked)).tolist() == expected
+
+
+@examples(max_examples=40, deadline=None, derandomize=True)
+@given(texts=st.lists(st.text("aC:_é0", min_size=1, max_size=9), min_size=1, max_size=9))
+def test_lists_of_texts_survive_their_bytes(texts):
+    data = listing.joined(np.array(texts))
+    assert data == "\n".join(texts).encode()
+    assert listing.separated(data).tolist() == texts
+
+
+def test_complements():
+    found = complements(np.array(["A", "T", "C", "G", "0", "AT", "é", "-"]))
+    assert found.tolist() == ["T", "A", "G", "C", "0", "?", "?", "?"]

@@ -1,11 +1,12 @@
 """Sites, tasks, the two questions `sum` and `gather`, the ledger, and engines that carry them."""
 
+from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.federation import Failure, Federation, Total
 from cupola.federation.inprocess import InProcess
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
-from cupola.federation.separate import SeparateProcesses
+from cupola.federation.separate import Processes, SeparateProcesses
 from cupola.federation.site import (
     Accounts,
     Charge,
@@ -20,6 +21,7 @@ from cupola.federation.site import (
 __all__ = [
     "ALONE",
     "Accounts",
+    "Answering",
     "Arrays",
     "Ask",
     "Charge",
@@ -31,7 +33,9 @@ __all__ = [
     "Host",
     "InProcess",
     "Ledger",
+    "Opened",
     "Partial",
+    "Processes",
     "Program",
     "Question",
     "Reply",
@@ -43,5 +47,6 @@ __all__ = [
     "Task",
     "Total",
     "drive",
+    "read_answer",
     "task",
 ]

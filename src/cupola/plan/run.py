@@ -253,9 +253,9 @@ class _Session:
             self._save(reach)
             raise KeyboardInterrupt
         # Writing may take at most a tenth of the time, unless every step is to be saved.
-        wait = self.plan.checkpoint_seconds and max(
-            self.plan.checkpoint_seconds, 10 * self.save_took
-        )
+        # Sites with processes of their own answer a step once, so that none may be repeated.
+        seconds = 0 if self.plan.engine.kind == "separate" else self.plan.checkpoint_seconds
+        wait = seconds and max(seconds, 10 * self.save_took)
         if time.monotonic() - self.saved_at >= wait:
             self._save(reach)
         if new and self.watch is not None:

@@ -327,6 +327,10 @@ def settled(site: SiteContext, question: Question) -> Contribution:
     return Contribution({"settled": flags})
 
 
+for _asked in (settle, unmask, settled):  # its own memory says what it tells twice
+    _asked.protocol = True
+
+
 def _compensator(site: SiteContext) -> Compensator:
     if not isinstance(site.data, Compensator):
         raise Declined("this site is no compensator")

@@ -121,7 +121,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     compensator = member.roster.compensator
     if compensator is None:
         raise Declined("the roster names no compensator")
-    values = hidden_values(site, inner, layout)
+    values = hidden_values(site, inner, layout, "masked")
     member.stand_by(inner.step, values)
     study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}

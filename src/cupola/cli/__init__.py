@@ -3,6 +3,7 @@
 from cupola.cli import (  # noqa: F401 (they register their commands)
     audit,
     demo,
+    federation,
     gwas,
     invert,
     look,

@@ -25,6 +25,7 @@ from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Question, encode_question, largest_answer
 from cupola.federation.site import SiteContext, StateStore
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.frames import read_frame, write_frame
 
 
 class Processes(Federation):
@@ -159,14 +160,14 @@ class _Child:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            while frame := _read_frame(self._out, lambda: self._largest):
+            while frame := read_frame(self._out, lambda: self._largest):
                 self._answers.put(frame)
         self._answers.put(b"")
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a dead site shows in receive()
             while frame := self._questions.get():
-                _write_frame(self._in, frame)
+                write_frame(self._in, frame)
 
     def stop(self) -> None:
         self._process.kill()
@@ -179,30 +180,12 @@ class _Child:
                 pipe.close()
 
 
-def _write_frame(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(len(data).to_bytes(8, "little"))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _read_frame(pipe: IO[bytes], largest: Callable[[], int] | None = None) -> bytes:
-    """One frame, or empty bytes at the end of the stream, or if it claims to be too large."""
-    size = pipe.read(8)
-    if len(size) < 8:
-        return b""
-    length = int.from_bytes(size, "little")
-    if largest is not None and length > 8 + largest():
-        return b""
-    data = pipe.read(length)
-    return data if len(data) == length else b""
-
-
 def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     """A site's life: answer questions until the stream ends."""
-    start = json.loads(_read_frame(inbox)[8:])
+    start = json.loads(read_frame(inbox)[8:])
     answering = _named(start["opens"])(**start["facts"])
-    while frame := _read_frame(inbox):
-        _write_frame(outbox, frame[:8] + answering.answer(frame[8:]))
+    while frame := read_frame(inbox):
+        write_frame(outbox, frame[:8] + answering.answer(frame[8:]))
 
 
 def simulated_site(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from cupola.flare.policy import CONTROLLER, EXECUTOR
 
 ASK, RESULTS = "cupola", "cupola results"  # FLARE's names of our two tasks
 QUESTION, ZIP = b"Q", b"Z"  # and how their bytes are told apart on the pipe
+PROGRESS, RUN = "cupola.progress", "cupola"  # a command to a running job; its folder of results
 COORDINATOR_FILE = "config/config_fed_server.json"
 SITE_FILE = "config/config_fed_client.json"
 REQUEST_INTERVAL = 0.05  # seconds between a site's requests for a task
@@ -29,7 +30,6 @@ class Job:
     compensator: str | None = None
     roster: str | None = None
     minimum: int = 1
-    overwrite: bool = field(default=False)
 
 
 def write(job: Job, folder: Path) -> Path:

@@ -175,7 +175,9 @@ def party(folder: Path, *kinds: Kind) -> Invitation:
         )
     invited = load_invitation(folder / INVITATION)
     if invited.kind not in kinds:
-        raise PlanError(f"{folder} is the folder of a {invited.kind}, not of a {' or '.join(kinds)}")
+        raise PlanError(
+            f"{folder} is the folder of a {invited.kind}, not of a {' or '.join(kinds)}"
+        )
     return invited
 
 

@@ -10,7 +10,6 @@ from nvflare.fuel.sec.audit import AuditService
 
 from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, expected_for
 
-
 _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # the submitter's, which FLARE checks
 
 

@@ -92,7 +92,7 @@ class _Following:
         return max(found, self.job.minimum)
 
     def _watch(self, job_id: str) -> bool:
-        """Until the job has ended; False if it is gone, or was stopped so that a site can rejoin."""
+        """Until the job has ended; False if it is gone, or was stopped for a site to rejoin."""
         looked, lost = time.monotonic(), 0.0
         while True:
             status = str(self._call("get_job_meta", job_id)["status"])

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ class StudyHost:
 def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[..., Any]:
     """A task whose complaints about data stay at the cohort: only their code goes out."""
 
+    @wraps(function)
     def run(site: SiteContext, question: Question) -> Any:
         own: Site = site.data
         try:

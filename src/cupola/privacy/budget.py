@@ -49,8 +49,8 @@ class Book:
     """Accounts of sites in one file (or in memory): who spent what in which run.
 
     study: the file belongs to it. run: names this run; steps are counted within a run. limit:
-    checked before every charge. durable: charges are on disk before they count. Sites with equal histories share them, so that a million sites
-    cost little more than their distinct histories.
+    checked before every charge. durable: charges are on disk before they count. Sites with equal
+    histories share them, so that a million sites cost little more than their distinct histories.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any
 
 from cupola import data as datasets
 from cupola.data import FederatedData, SiteData, Source
+from cupola.data.loaders.elsewhere import as_agreed
 from cupola.data.partition import IID
 from cupola.errors import DataError
 from cupola.federation import Accounts, Charge, Question
@@ -35,35 +36,42 @@ def own_host(joined: Joined[SiteSettings], place: int) -> Host:
     plan = joined.proposal.plan
     if isinstance(plan, StudyPlan):
         return cohort_host(joined, plan, place)
-    data = own_data(joined, plan, place)
+    data = own_data(joined, plan, place, len(joined.roster.sites))
     kind = compose.CheckedHost
     return kind(compose.problem(plan, data), data, _book(joined))
 
 
-def own_data(joined: Joined[SiteSettings], plan: Plan, place: int) -> FederatedData:
-    """The federation as this site sees it: its own data at its own place, nothing elsewhere."""
+def own_data(
+    joined: Joined[SiteSettings], plan: Plan, place: int | None, sites: int
+) -> FederatedData:
+    """The federation as this site sees it: its own data at its own place, nothing elsewhere.
+    place None: its own data everywhere, to find out what a study would ask for."""
     own = _settings(joined)
     part = own.pop("part", None)
     if part is not None:  # a trial: everybody has the whole data set, and takes a part of it
         whole = compose.federated_data(plan)
-        return _only(whole, place, lambda: whole.site(int(part)), len(joined.roster.sites))
+        return _only(whole, place, lambda: whole.site(int(part)), sites)
     loader = own.pop("loader", plan.data.name)
     source = datasets.load(str(loader), **_with_paths(own, joined.folder))
     if not isinstance(source, Source):
         raise DataError(f"data set '{joined.consent.data}': '{loader}' is not one owner's data")
+    if plan.data.name == "elsewhere":
+        facts = datasets.load("elsewhere", **_with_paths(plan.data.options, joined.folder))
+        assert isinstance(facts, Source)
+        source = as_agreed(source, facts)
     held = plan.data.partition
     alone = IID(sites=1, test=held.test, validation=held.validation)
     cut = datasets.partition(source, alone, plan.seed)
     if plan.data.augment:
         cut = datasets.transforms(list(plan.data.augment)).apply(cut)
-    return _only(cut, place, lambda: cut.site(0), len(joined.roster.sites))
+    return _only(cut, place, lambda: cut.site(0), sites)
 
 
 def _only(
-    like: FederatedData, place: int, make: Callable[[], SiteData], sites: int
+    like: FederatedData, place: int | None, make: Callable[[], SiteData], sites: int
 ) -> FederatedData:
     def site(i: int) -> SiteData:
-        if i != place:
+        if place not in (None, i):
             raise DataError("only this site's own data are here")
         return make()
 
@@ -122,7 +130,9 @@ class _OwnBook:
     def charge(self, question: Question, charges: Mapping[int, Charge | None]) -> dict[int, str]:
         refused = {}
         for site, charge in charges.items():
-            refused |= {site: why for why in self.book.charge(question, {OWNER: charge}).values()}
+            told = self.book.charge(question, {OWNER: charge})
+            if told:
+                refused[site] = told[OWNER]
         return refused
 
     def close(self) -> None:

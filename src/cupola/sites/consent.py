@@ -77,7 +77,9 @@ class Joined(Generic[Kind]):
         return Identity.open(self.folder / KEYS)
 
     def refuse_if_over(self) -> None:
-        """Declined once the party has withdrawn, or a key of the roster was revoked."""
+        """Declined unless the study was joined; or once the party has withdrawn, or a key of the
+        roster was revoked."""
+        _ = self.consent
         if (self.place / WITHDRAWN).exists():
             raise Declined("this site has withdrawn from the study")
         roster = self.roster
@@ -108,9 +110,8 @@ class SiteGate:
 
     def __call__(self, question: Question) -> None:
         joined = self.joined()
-        settings, proposal = joined.settings, joined.proposal
-        _ = joined.consent
         joined.refuse_if_over()
+        settings, proposal = joined.settings, joined.proposal
         if joined.roster.minimum < settings.minimum:
             raise Declined("the study's minimum of sites is below this site's")
         if not matches(question.task, PROTOCOLS):

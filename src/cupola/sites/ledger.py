@@ -102,11 +102,17 @@ def spent(folder: Path, study: str) -> dict[str, Any] | None:
     }
 
 
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet does not take for a formula: part of it is the coordinator's."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+
+
 def as_csv(lines: list[dict[str, Any]]) -> str:
     columns = ["time", "step", "round", "task", "to", "bytes", "again", "refused", "reveals",
                "protection"]  # fmt: skip
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    for line in lines:
+        writer.writerow({key: _harmless(value) for key, value in line.items()})
     return out.getvalue()

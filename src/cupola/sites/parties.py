@@ -91,7 +91,6 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
 
     def gate(question: Question) -> None:
         joined = look(base, study, CompensatorSettings)
-        _ = joined.consent
         joined.refuse_if_over()
         if question.task not in SETTLING:
             raise Declined("a compensator runs no such task")

@@ -26,7 +26,7 @@ TOLD: list[int] = []
 
 
 @task("test secret draw")
-def secret_draw(site, question):
+def secret_draw(site, question):  # noqa: ARG001
     """Drawn by the operating system: another answer every time it is computed."""
     TOLD.append(question.step)
     return Contribution({"x": np.random.default_rng().normal(size=3)})
@@ -118,7 +118,7 @@ def test_what_is_refused_is_neither_charged_nor_stored(tmp_path):
 def test_the_gate_comes_first_even_for_stored_answers(tmp_path):
     closed = []
 
-    def gate(question):
+    def gate(_):
         if closed:
             raise Declined("withdrawn")
 
@@ -142,7 +142,7 @@ def test_an_answer_that_cannot_be_stored_does_not_leave(tmp_path, monkeypatch):
     assert values(ask(site(tmp_path), step=0)) == first
 
 
-def test_paths_and_values_stay_in_the_sites_own_log(tmp_path):
+def test_paths_and_values_stay_in_the_sites_own_log():
     log = []
 
     def make():

@@ -9,6 +9,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     look,
     runs,
     search,
+    sites,
     sources,
     study,
 )

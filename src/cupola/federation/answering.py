@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +47,8 @@ class Answering:
     again at the next. answers: where answers are stored; without it (in trials) a question asked
     again is computed again. gate: raises Declined for what the site does not agree to; asked
     before everything else, every time. own_log: where what must not cross the border is written;
-    with it, of errors about data only that they happened crosses.
+    with it, of errors about data only that they happened crosses. record: told of every question
+    (None: not well formed), what leaves, and whether it left before; if it fails, nothing leaves.
     """
 
     def __init__(
@@ -56,38 +58,60 @@ class Answering:
         answers: StoredAnswers | None = None,
         gate: Callable[[Question], None] | None = None,
         own_log: Callable[[str], None] | None = None,
+        record: Callable[[Question | None, bytes, bool], None] | None = None,
     ) -> None:
         self._make, self._answers, self._gate, self._own_log = make, answers, gate, own_log
+        self._record = record
         self._opened: Opened | None = None
         self._lock = threading.Lock()
 
     def answer(self, question: bytes) -> bytes:
         """A mark and an encoded contribution, or a mark and a code. Never raises Exception."""
         with self._lock:
+            asked: Question | None = None
+            self._again = False
             try:
-                return ANSWER + self._answer(decode_question(question))
-            except Declined as refused:
-                return DECLINED + _code(refused.code)
-            except DataError as error:
-                self._note(str(error))
-                hidden = "data or files are not usable: see the site's own log"
-                return BROKEN + _code(hidden if self._own_log else str(error))
-            except CupolaError as error:
-                self._note(str(error))
-                return BROKEN + _code(str(error))
+                asked = decode_question(question)
+                return self._recorded(asked, ANSWER + self._answer(asked))
             except Exception as error:
-                # Values and paths stay here; the kind of error is all that crosses the border.
-                self._note(repr(error))
-                return BROKEN + _code(f"error at the site ({type(error).__name__})")
+                failed = self._failed(error)
+            with suppress(Exception):
+                return self._recorded(asked, failed)
+            return failed
+
+    def _recorded(self, question: Question | None, answer: bytes) -> bytes:
+        if self._record is not None:
+            self._record(question, answer, self._again)
+        return answer
+
+    def _failed(self, error: Exception) -> bytes:
+        """What crosses the border of an error."""
+        if isinstance(error, Declined):
+            return DECLINED + _code(error.code)
+        if isinstance(error, DataError):
+            self._note(str(error))
+            hidden = "data or files are not usable: see the site's own log"
+            return BROKEN + _code(hidden if self._own_log else str(error))
+        if isinstance(error, CupolaError):
+            self._note(str(error))
+            return BROKEN + _code(str(error))
+        if isinstance(error, OSError):
+            self._close()  # what is on disk is unknown: reading it again will tell
+        # Values and paths stay here; the kind of error is all that crosses the border.
+        self._note(repr(error))
+        return BROKEN + _code(f"error at the site ({type(error).__name__})")
 
     def close(self) -> None:
         """Let go of files, so that another process may answer for this site."""
         with self._lock:
-            opened, self._opened = self._opened, None
-            for part in () if opened is None else (opened.accounts, *opened.closes):
-                close = getattr(part, "close", None)
-                if close is not None:
-                    close()
+            self._close()
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        for part in () if opened is None else (opened.accounts, *opened.closes):
+            close = getattr(part, "close", None)
+            if close is not None:
+                close()
 
     def _answer(self, question: Question) -> bytes:
         if self._gate is not None:
@@ -98,7 +122,8 @@ class Answering:
         site, accounts = self._opened.context, self._opened.accounts
         task.refuse_openly(site)
         site = replace(site, answers=self._answers)
-        if not self._is_known(task, question):
+        self._again = self._is_known(task, question)
+        if not self._again:
             refused = admit(accounts, task, [site], question)
             if refused:
                 raise Declined(refused[site.index])

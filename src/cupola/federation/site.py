@@ -82,8 +82,10 @@ class StateStore:
 
 @dataclass
 class SiteContext:
-    """One site as its tasks see it. seed is None at a real site: its randomness is its own.
+    """One site as its tasks see it.
 
+    seed: of what need not be secret, such as the order of batches. real: whether this is a real
+    site; there, what privacy rests on is the operating system's, and nothing can seed it.
     workers and mode are the engine's wishes for computations over many sites at once.
     party: the site's keys and what it has agreed to, where sums are masked (see cupola.secure).
     hidden: how this answer will be encoded, while it is made for a masked sum; else None.
@@ -103,11 +105,19 @@ class SiteContext:
     hidden: Any = None
     canary: Any = None
     answers: Any = None
+    real: bool = False
 
-    def generator(self, purpose: str, round: int) -> np.random.Generator:
-        if self.seed is None:
+    @property
+    def secret_seed(self) -> int | None:
+        """For noise, private sampling, and whatever else must not be known outside: None (the
+        operating system's randomness) at a real site."""
+        return None if self.real else self.seed
+
+    def generator(self, purpose: str, round: int, secret: bool = False) -> np.random.Generator:
+        seed = self.secret_seed if secret else self.seed
+        if seed is None:
             return np.random.default_rng()
-        return generator(self.seed, purpose, round, self.index)
+        return generator(seed, purpose, round, self.index)
 
     def recall(self, question: Question) -> Arrays:
         """What this site kept before this step."""

@@ -304,7 +304,7 @@ def fingerprints(own: Site, site: SiteContext, question: Question) -> Contributi
     if len(who) > most:
         raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
     hashes = [_hash(own.salt, cohort.person[i].encode()) for i in who]
-    draw = site.generator("gwas fingerprints", 0)
+    draw = site.generator("gwas fingerprints", 0, secret=True)
     found = draw.integers(0, 256, (most, HASH), np.uint8)
     found[: len(hashes)] = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH)
     return Contribution({"hashes": draw.permutation(found)})

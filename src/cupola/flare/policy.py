@@ -29,6 +29,7 @@ RIGHTS: dict[str, Any] = {
             "submit_job": "any",
             "manage_job": "n:submitter",
             "download_job": "n:submitter",
+            "app_command": "n:submitter",  # how far a run is
             "view": "any",
             "operate": "none",
             **_NOTHING,
@@ -89,7 +90,7 @@ def _coordinator(folder: Path) -> dict[str, Any]:
             {
                 "admin_storage": "transfer",
                 "max_num_clients": 1000,
-                "heart_beat_timeout": 30,
+                "heart_beat_timeout": 600,
                 "download_job_url": "http://download.server.com/",
                 "admin_timeout": 10.0,
             }

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cupola.errors import CupolaError, FederationError
+from cupola.errors import FederationError
 from cupola.flare import jobs
 from cupola.flare.provision import KIT, party
 
 POLL = 0.5
+LOST = 10.0  # seconds after which a job that the coordinator does not know is given up
 REJOIN_EVERY = 5.0  # seconds between looks at sites that are away
 Tell = Callable[[dict[str, Any]], None]
 
@@ -106,7 +107,7 @@ class _Following:
                 told = self._progress(job_id)
             if told is None:
                 lost = lost or time.monotonic()
-                if time.monotonic() - lost > 30.0:
+                if time.monotonic() - lost > LOST:
                     return False  # the coordinator forgot it: it was killed
             else:
                 lost = 0.0
@@ -145,11 +146,19 @@ class _Following:
             time.sleep(POLL)
 
     def _progress(self, job_id: str) -> dict[str, Any] | None:
-        """What a running job says of itself; None if it does not answer."""
+        """What a running job says of itself; nothing while it is busy, None if there is none."""
+        from nvflare.fuel.flare_api import api_spec as says
+
         try:
-            return self._call("do_app_command", job_id, jobs.PROGRESS, {})
-        except CupolaError:
+            with _silent():
+                return dict(self._connect().do_app_command(job_id, jobs.PROGRESS, {}))
+        except says.JobNotRunning:
             return None
+        except (says.NoReply, says.InternalError):
+            return {}
+        except (says.NoConnection, says.SessionClosed, says.SessionExpired, RuntimeError):
+            self.close()
+            return {}
 
     def _fetch(self, job_id: str) -> tuple[dict[str, Any], bytes] | None:
         place = self._call("download_job_result", job_id)
@@ -188,7 +197,7 @@ class _Following:
                 RuntimeError,
             ) as error:
                 self.close()
-                if method == "do_app_command" or time.monotonic() > deadline:
+                if time.monotonic() > deadline:
                     raise FederationError(f"the coordinator cannot be reached: {error}") from None
                 time.sleep(2.0)
 

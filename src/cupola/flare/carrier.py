@@ -14,6 +14,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from cupola.flare.jobs import LATE
+
 BODY = "message"
 GRACE = 3.0  # seconds within which a party that was away must fetch its task
 
@@ -47,9 +49,9 @@ class Carrier:
         finally:
             if len(call.answers) < len(parties):
                 self.controller.cancel_task(task, fl_ctx=self.context)
-        answers = {name: call.answers.get(name, "late") for name in parties}
+        answers = {name: call.answers.get(name, LATE) for name in parties}
         for name, answer in answers.items():
-            (self.away.add if answer == "late" else self.away.discard)(name)
+            (self.away.add if answer == LATE else self.away.discard)(name)
         return answers
 
 

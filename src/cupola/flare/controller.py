@@ -16,8 +16,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from cupola.flare.carrier import Carrier
-from cupola.flare.jobs import ASK, PROGRESS, RESULTS, RUN, Job
+from cupola.flare.jobs import ASK, HELLO, PROGRESS, RESULTS, RUN, Job
 from cupola.flare.launch import FOLDER
+
+START = 300.0  # seconds that parties have to get ready
 
 
 class CupolaController(Controller):
@@ -51,6 +53,8 @@ class CupolaController(Controller):
         folder = own / "runs" / self.job.study
         kept = _run_folder(fl_ctx) / RUN
         try:
+            third = [self.job.compensator] if self.job.compensator else []
+            carrier.ask(b"", [*self.job.sites, *third], START, HELLO)
             made = carry_out(self.job, partial(_ask, carrier), own, self._watch)
             carrier.ask(packed(made.folder, FILES), self.job.sites, 60.0, RESULTS)
             self._told |= {"state": made.status}

@@ -67,7 +67,12 @@ class RealSites:
         del host, folder
         quorum, timeout = plan.engine.quorum, plan.engine.timeout
         engine = FlareSites(
-            self.carry, self.job.sites, quorum=quorum, timeout=timeout, ledger=ledger
+            self.carry,
+            self.job.sites,
+            quorum=quorum,
+            timeout=timeout,
+            needed=plan.sum.minimum if plan.sum.masked else 1,
+            ledger=ledger,
         )
         if not plan.sum.masked:
             return engine

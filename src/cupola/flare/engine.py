@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cupola.errors import PlanError
 from cupola.federation import Contribution, Failure, Federation, Ledger, Question
 from cupola.federation.answering import read_answer
 from cupola.federation.message import encode_question, largest_answer
+from cupola.flare.jobs import LATE
+
+TRIES = 3
 
 #: (message, parties, seconds to wait) -> each party's bytes, or the code of why there are none
 Carry = Callable[[bytes, Sequence[str], float], Mapping[str, bytes | str]]
@@ -15,7 +19,8 @@ Carry = Callable[[bytes, Sequence[str], float], Mapping[str, bytes | str]]
 
 class FlareSites(Federation):
     """names: of the sites, by number. timeout: seconds a site has for an answer; a late or dead
-    one is left out and asked again at the next step."""
+    one is left out and asked again at the next step, unless fewer than `needed` have answered:
+    then they are waited for, TRIES times as long."""
 
     def __init__(
         self,
@@ -24,16 +29,24 @@ class FlareSites(Federation):
         *,
         quorum: float = 0.0,
         timeout: float = 120.0,
+        needed: int = 1,
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(len(names), quorum=quorum, ledger=ledger)
-        self.carry, self.names, self.timeout = carry, tuple(names), timeout
+        self.carry, self.names, self.timeout, self.needed = carry, tuple(names), timeout, needed
 
     def _ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         message, largest = encode_question(question), largest_answer(question)
-        answers = self.carry(message, [self.names[site] for site in sites], self.timeout)
+        asked = [self.names[site] for site in sites]
+        answers = dict(self.carry(message, asked, self.timeout))
+        needed = min(max(self.needed, math.ceil(self.quorum * len(asked))), len(asked))
+        for _ in range(TRIES - 1):
+            late = [name for name in asked if answers[name] == LATE]
+            if len(asked) - len(late) >= needed:
+                break
+            answers |= self.carry(message, late, self.timeout)
         for site in sites:
             answer = answers[self.names[site]]
             if isinstance(answer, str):

@@ -17,11 +17,10 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
 from cupola.flare.carrier import BODY
-from cupola.flare.jobs import ASK, QUESTION, RESULTS, ZIP
+from cupola.flare.jobs import MARKS
 from cupola.flare.launch import FOLDER, KIND
 from cupola.flare.work import Worker
 
-_MARKS = {ASK: QUESTION, RESULTS: ZIP}
 OPENS = "cupola.flare.parties:open_party"
 
 
@@ -46,14 +45,14 @@ class CupolaExecutor(Executor):
     ) -> Shareable:
         del fl_ctx
         body = shareable.get(BODY)
-        if task_name not in (ASK, RESULTS) or not isinstance(body, bytes):
+        if task_name not in MARKS or not isinstance(body, bytes):
             return make_reply(ReturnCode.BAD_TASK_DATA)
         if self._worker is None:
             # Where this party keeps things is told by its own command, never by a job.
             folder, kind = os.environ[FOLDER], os.environ[KIND]
             facts = {"folder": folder, "kind": kind, "study": self._study}
             self._worker = Worker(OPENS, facts)
-        answer = self._worker.ask(_MARKS[task_name] + body, lambda: bool(abort_signal.triggered))
+        answer = self._worker.ask(MARKS[task_name] + body, lambda: bool(abort_signal.triggered))
         if answer[:1] == b"F":  # it declined
             AuditService.add_event(
                 user="", action="cupola.declined", msg=answer[1:].decode(errors="replace")[:200]

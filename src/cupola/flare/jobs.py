@@ -11,8 +11,9 @@ from typing import Any
 
 from cupola.flare.policy import CONTROLLER, EXECUTOR
 
-ASK, RESULTS = "cupola", "cupola results"  # FLARE's names of our two tasks
-QUESTION, ZIP = b"Q", b"Z"  # and how their bytes are told apart on the pipe
+HELLO, ASK, RESULTS = "cupola hello", "cupola", "cupola results"  # FLARE's names of our tasks
+MARKS = {HELLO: b"H", ASK: b"Q", RESULTS: b"Z"}  # and how their bytes are told apart on a pipe
+LATE = "late"  # the code of a party that gave no answer in time
 PROGRESS, RUN = "cupola.progress", "cupola"  # a command to a running job; its folder of results
 COORDINATOR_FILE = "config/config_fed_server.json"
 SITE_FILE = "config/config_fed_client.json"
@@ -67,7 +68,10 @@ def _site(study: str) -> dict[str, Any]:
     return {
         "format_version": 2,
         "executors": [
-            {"tasks": [ASK, RESULTS], "executor": {"path": EXECUTOR, "args": {"study": study}}}
+            {
+                "tasks": [HELLO, ASK, RESULTS],
+                "executor": {"path": EXECUTOR, "args": {"study": study}},
+            }
         ],
         "task_data_filters": [],
         "task_result_filters": [],

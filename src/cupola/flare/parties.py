@@ -7,7 +7,8 @@ from pathlib import Path
 from cupola.errors import CupolaError
 from cupola.federation.answering import ANSWER, BROKEN, Answering
 from cupola.flare.coordinate import RESULTS, unpack
-from cupola.flare.jobs import QUESTION, ZIP
+from cupola.flare.jobs import ASK, HELLO, MARKS
+from cupola.flare.jobs import RESULTS as HAND_OUT
 
 
 class PartyAnswering:
@@ -18,9 +19,11 @@ class PartyAnswering:
 
     def answer(self, message: bytes) -> bytes:
         mark, body = message[:1], message[1:]
-        if mark == QUESTION:
+        if mark == MARKS[HELLO]:
+            return ANSWER  # all is loaded: from here on, time is computing time
+        if mark == MARKS[ASK]:
             return self._answering.answer(body)
-        if mark != ZIP:
+        if mark != MARKS[HAND_OUT]:
             return BROKEN + b"message is not well formed"
         try:
             unpack(body, self._folder, allowed=RESULTS)

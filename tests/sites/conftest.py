@@ -8,6 +8,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import consortium as made
 
 
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch):
+    """Nobody pulls the plug in these tests: what is written need not be waited for."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
 @pytest.fixture(scope="session")
 def _joined(tmp_path_factory):
     return made.consortium(tmp_path_factory.mktemp("joined") / "all", made.PLAN)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from cupola.federation import Answering, Contribution, Failure, Federation, Question, read_answer
@@ -23,10 +24,18 @@ PLAN: dict[str, Any] = {
     "rounds": 2,
     "recipe": "fedavg",
     "sum": "masked",
-    "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3}},
+    "data": {
+        "name": "elsewhere",
+        "called": "patients",
+        "kind": "classification",
+        "shape": [4],
+        "class_names": ["0", "1"],
+        "partition": {"kind": "iid", "sites": 3},
+    },
     "model": "linear",
-    "local": {"lr": 0.1, "epochs": 1, "batch_size": 64},
+    "local": {"lr": 0.1, "epochs": 1, "batch_size": 8},
 }
+DIGITS = {**PLAN, "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3}}}
 PRIVATE = {**PLAN, "privacy": {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0}}
 
 
@@ -91,7 +100,16 @@ class Wire(Federation):
 
 
 def settings(i: int, **more: Any) -> dict[str, Any]:
-    return {"name": f"clinic {i}", "data": {"digits": {"part": i}}, **more}
+    own = {"loader": "npz", "path": "rows.npz", "test": 0.0}
+    data = {"patients": own, "digits": {"part": i}}
+    return {"name": f"clinic {i}", "data": data, **more}
+
+
+def rows(i: int) -> dict[str, np.ndarray]:
+    """The private data of site i."""
+    random = np.random.Generator(np.random.PCG64(i))
+    x = random.normal(size=(24, 4)).astype(np.float32)
+    return {"x": x, "y": (x[:, 0] + 0.3 * i > 0).astype(np.int64)}
 
 
 def consortium(base: Path, plan: dict[str, Any], join: bool = True, **more: Any) -> Consortium:
@@ -101,6 +119,7 @@ def consortium(base: Path, plan: dict[str, Any], join: bool = True, **more: Any)
     for i, folder in enumerate(folders):
         folder.mkdir(parents=True)
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings(i, **more)))
+        np.savez(folder / "rows.npz", **rows(i))
     third = base / "compensator"
     third.mkdir()
     (third / "cupola-compensator.toml").write_text('name = "trustee"\n')

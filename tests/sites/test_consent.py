@@ -136,7 +136,7 @@ def test_joining_again_changes_nothing(trial):
         ({}, {"sum": "plain"}, "without masks, which is not in openly"),
         ({"minimum": 4}, {}, "wants at least 4"),
         ({"budget": {"epsilon": 1.0}}, {}, "nothing protects"),
-        ({"data": {"other": {"part": 0}}}, {}, "no data set 'digits'"),
+        ({"data": {"other": {"part": 0}}}, {}, "no data set 'patients'"),
         ({}, {"data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}}}, "for 4 sites"),
         ({}, {"evaluation": {"per_site": True}}, "'evaluate' without masks"),
     ],
@@ -155,9 +155,7 @@ def test_a_stranger_cannot_join(trial, tmp_path):
     with pytest.raises(DataError, match="keys are not in the roster"):
         join_site(strange.site(0), trial.base / "plan.toml", trial.base / "roster.json")
     with pytest.raises(DataError, match="another compensator"):
-        join_compensator(
-            strange.compensator, trial.base / "plan.toml", trial.base / "roster.json"
-        )
+        join_compensator(strange.compensator, trial.base / "plan.toml", trial.base / "roster.json")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ def test_plain_training_gives_the_model_of_a_simulation(trial, tmp_path):
     for site in SITES:  # everybody has the results
         own = trial.folders[site] / "results" / "plain"
         assert difference(own, simulated) < 1e-12
-        assert (own / "report.html").stat().st_size > 10_000
 
 
 def test_masked_sums_and_personalisation_give_what_a_simulation_gives(trial, tmp_path):

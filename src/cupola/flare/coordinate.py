@@ -88,7 +88,7 @@ def carry_out(job: Job, carry: Carry, own: Path, watch: Watch) -> Run:
     plan = checked(job)
     folder = own / "runs" / job.study
     place = RealSites(job, carry, own)
-    return run(plan, folder, resume=True, progress=watch, place=place)
+    return run(plan, folder, resume=True, progress=watch, report=False, place=place)
 
 
 def checked(job: Job) -> Plan:

@@ -21,7 +21,7 @@ def command(folder: Path, invited: Invitation) -> list[str]:
         module, file = f"{_PROCESS}.server.server_train", "fed_server.json"
     else:
         module, file = f"{_PROCESS}.client.client_train", "fed_client.json"
-        chosen.append(f"uid={invited.name}")
+        chosen += [f"uid={invited.name}", "heart_beat_interval=5.0"]
     kit = str((folder / KIT).resolve())
     return [sys.executable, "-u", "-m", module, "-m", kit, "-s", file, "--set", *chosen]
 

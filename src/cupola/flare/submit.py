@@ -21,7 +21,7 @@ from cupola.flare.provision import KIT, party
 
 POLL = 0.5
 LOST = 10.0  # seconds after which a job that the coordinator does not know is given up
-REJOIN_EVERY = 5.0  # seconds between looks at sites that are away
+REJOIN_EVERY = 2.0  # seconds between looks at sites that are away
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -136,8 +136,9 @@ class _Following:
             return False
         statuses = self._call("get_client_job_status", returned) or []
         working = {s.get("client_name") for s in statuses if s.get("job_id") == job_id}
-        known = {s.get("client_name") for s in statuses}
-        return any(name in known and name not in working for name in returned)
+        idle = {s.get("client_name") for s in statuses if s.get("status") == "no_jobs"}
+        idle |= {s.get("client_name") for s in statuses if s.get("job_id")}
+        return any(name in idle - working for name in returned)
 
     def _until_gone(self, job_id: str) -> None:
         for _ in range(60):

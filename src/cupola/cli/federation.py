@@ -93,6 +93,42 @@ def install(
     typer.echo(f"start-up kit: {provision.install(signed, folder)}")
 
 
+@federation.command("roster")
+def roster(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="The study's name.")],
+    sites: Annotated[list[Path], typer.Argument(metavar="SITE...", help="Sites' public.json.")],
+    compensator: Annotated[
+        Path | None, typer.Option("--compensator", metavar="FILE", help="Its public.json.")
+    ] = None,
+    minimum: Annotated[int, typer.Option(help="Fewest sites in a masked sum.")] = 3,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE")] = Path("roster.json"),
+) -> None:
+    """Write down who takes part in a study, from the public keys that the parties sent.
+
+    Every party compares fingerprints with the others before it joins."""
+    from cupola.secure.roster import Roster
+
+    if out.exists():
+        raise PlanError(f"{out} exists; choose another file (--out)")
+    third = None if compensator is None else _public(compensator)
+    made = Roster(study, tuple(_public(path) for path in sites), third, minimum)
+    out.write_text(made.to_json())
+    typer.echo(f"{out}: roster {made.digest.hex()}")
+    for party in (*made.sites, *([third] if third else [])):
+        typer.echo(f"  {party.name}: {party.fingerprint}")
+
+
+def _public(path: Path) -> Any:
+    import json
+
+    from cupola.secure.roster import party_from_json
+
+    try:
+        return party_from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise PlanError(f"{path} is not a party's public.json (see `cupola site init`)") from None
+
+
 @coordinator.command("start")
 def start_coordinator(folder: Own = Path()) -> None:
     """Run the coordinator until it is stopped (Ctrl-C)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,9 @@ from cupola.plan import compose
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.folder import CONTENTS, Run
 from cupola.plan.load import load
-from cupola.plan.plan import Data, Plan
+from cupola.plan.plan import Plan
 from cupola.plan.run import Watch, run
 
-DATA = "coordinator.toml"
 #: What sites get at the end, in this order.
 RESULTS = (
     "plan.toml", "history.jsonl", "result.json", "model.safetensors", "partition.json",
@@ -34,8 +32,7 @@ _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 
 @dataclass(frozen=True)
 class RealSites:
-    """The sites of a job. own: the coordinator's folder, where it may say which public data it has
-    in the place of a plan's."""
+    """The sites of a job. own: the coordinator's folder."""
 
     job: Job
     carry: Carry
@@ -44,7 +41,7 @@ class RealSites:
 
     def host(self, plan: Plan) -> TrainingHost:
         """What the coordinator knows of the data: kind, shape and classes, from a public set."""
-        plan = plan.model_copy(update={"data": public_data(plan, self.own)})
+        plan = with_public_data(plan, self.own)
         known = compose.federated_data(plan)
         names = self.job.sites
         data = FederatedData(
@@ -116,22 +113,15 @@ def checked(job: Job) -> Plan:
     return plan
 
 
-def public_data(plan: Plan, own: Path) -> Data:
-    """The data section of a plan, as the coordinator has it: coordinator.toml may name, under
-    [data.NAME], a loader and its options for the set that the plan calls NAME."""
-    file = own / DATA
-    if not file.exists():
-        return plan.data
-    try:
-        named = tomllib.loads(file.read_text()).get("data", {})
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{file.name}: {error}") from None
-    if plan.data.name not in named:
-        return plan.data
-    kept = {"partition", "partition_seed", "augment"}
-    facts = {k: v for k, v in plan.data.model_dump().items() if k in kept}
-    given = dict(named[plan.data.name])
-    return Data.model_validate({**facts, "name": given.pop("loader", None), **given})
+def with_public_data(plan: Plan, own: Path) -> Plan:
+    """A plan whose public data are a file in the folder 'public' of the coordinator: whoever hands
+    a plan in has no say in what else is read there."""
+    public = plan.data.options.get("public")
+    if plan.data.name != "elsewhere" or public is None:
+        return plan
+    facts = plan.to_dict()
+    facts["data"]["public"] = str(own / "public" / Path(str(public)).name)
+    return load(facts)
 
 
 def packed(folder: Path, names: tuple[str, ...] | None = None) -> bytes:

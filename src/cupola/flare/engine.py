@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cupola.errors import PlanError
@@ -11,7 +12,7 @@ from cupola.federation.answering import read_answer
 from cupola.federation.message import encode_question, largest_answer
 from cupola.flare.jobs import LATE
 
-TRIES = 3
+PATIENCE = 600.0  # a party that is started anew takes part after the job was handed in again
 
 #: (message, parties, seconds to wait) -> each party's bytes, or the code of why there are none
 Carry = Callable[[bytes, Sequence[str], float], Mapping[str, bytes | str]]
@@ -20,7 +21,7 @@ Carry = Callable[[bytes, Sequence[str], float], Mapping[str, bytes | str]]
 class FlareSites(Federation):
     """names: of the sites, by number. timeout: seconds a site has for an answer; a late or dead
     one is left out and asked again at the next step, unless fewer than `needed` have answered:
-    then they are waited for, TRIES times as long."""
+    then they are waited for, `patience` seconds in all."""
 
     def __init__(
         self,
@@ -30,10 +31,12 @@ class FlareSites(Federation):
         quorum: float = 0.0,
         timeout: float = 120.0,
         needed: int = 1,
+        patience: float = PATIENCE,
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(len(names), quorum=quorum, ledger=ledger)
-        self.carry, self.names, self.timeout, self.needed = carry, tuple(names), timeout, needed
+        self.carry, self.names, self.timeout = carry, tuple(names), timeout
+        self.needed, self.patience = needed, patience
 
     def _ask(
         self, question: Question, sites: Sequence[int]
@@ -42,7 +45,8 @@ class FlareSites(Federation):
         asked = [self.names[site] for site in sites]
         answers = dict(self.carry(message, asked, self.timeout))
         needed = min(max(self.needed, math.ceil(self.quorum * len(asked))), len(asked))
-        for _ in range(TRIES - 1):
+        began = time.monotonic()
+        while time.monotonic() - began < self.patience:
             late = [name for name in asked if answers[name] == LATE]
             if len(asked) - len(late) >= needed:
                 break

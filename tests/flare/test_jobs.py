@@ -137,6 +137,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     from nvflare.apis.shareable import Shareable
     from nvflare.apis.signal import Signal
     from nvflare.fuel.sec.audit import AuditService
+    from nvflare.fuel.utils import log_utils
 
     from cupola.flare import executor
 
@@ -151,6 +152,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     events = []
     monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
     monkeypatch.setattr(executor, "Worker", Child)
+    monkeypatch.setattr(log_utils, "apply_log_config", log_utils.apply_log_config)  # put back later
     monkeypatch.setenv("CUPOLA_PARTY_FOLDER", ".")
     monkeypatch.setenv("CUPOLA_PARTY_KIND", "site")
     site = executor.CupolaExecutor("study")
@@ -163,6 +165,11 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     asked["message"] = {"not": "bytes"}
     assert site.execute("cupola", asked, None, Signal()).get_return_code() != "OK"
     assert len(events) == 1
+    # A log configuration can name any callable; none is taken in a job's process.
+    called = {"version": 1, "handlers": {"x": {"()": "os.getcwd"}}}
+    for config in (called, json.dumps(called)):
+        with pytest.raises(ValueError, match="own affair"):
+            log_utils.dynamic_log_config(config, ".", ".")
 
 
 @pytest.mark.parametrize(

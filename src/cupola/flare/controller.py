@@ -16,6 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from cupola.flare.carrier import Carrier
+from cupola.flare.closed import close_doors
 from cupola.flare.jobs import ASK, HELLO, PROGRESS, RESULTS, RUN, Job
 from cupola.flare.launch import FOLDER
 
@@ -35,6 +36,7 @@ class CupolaController(Controller):
         minimum: int = 1,
     ) -> None:
         super().__init__(task_check_period=0.05)
+        close_doors()
         self.job = Job(study, plan, sites, compensator, roster, minimum)
         self._told: dict[str, Any] = {"state": "starting"}
         self._carrier: Carrier | None = None

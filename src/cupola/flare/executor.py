@@ -17,6 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
 from cupola.flare.carrier import BODY
+from cupola.flare.closed import close_doors
 from cupola.flare.jobs import MARKS
 from cupola.flare.launch import FOLDER, KIND
 from cupola.flare.work import Worker
@@ -29,6 +30,7 @@ class CupolaExecutor(Executor):
 
     def __init__(self, study: str) -> None:
         super().__init__()
+        close_doors()
         if not isinstance(study, str):
             raise TypeError("a study is named by text")
         self._study = study

@@ -17,6 +17,8 @@ _NOTHING = {
     "byoc": "none",
     "shell_commands": "none",
     "server-predeployed-flwr": "none",
+    "configure_job_log": "none",  # it can name code (see `closed`)
+    "configure_site_log": "none",
 }
 #: Nobody may bring code or run shell commands, whatever the role. A lead hands jobs in; a member
 #: looks on. Roles that Cupola does not give have no rights at all.

@@ -35,6 +35,8 @@ def start(folder: Path, kind: Kind) -> None:
     check_installed()
     invited = party(folder, kind)
     line = command(folder, invited)
+    where = "listening at" if kind == "coordinator" else "connecting to"
+    print(f"{invited.name}: {where} {invited.coordinator}; Ctrl-C stops it", flush=True)
     os.execve(line[0], line, environment(folder, kind))
 
 

@@ -44,6 +44,11 @@ RIGHTS: dict[str, Any] = {
 def write(local: Path, kind: str, folder: Path) -> None:
     """Complete a kit's local folder. folder: the party's, for what its coordinator stores."""
     (local / "authorization.json").write_text(json.dumps(RIGHTS, indent=1))
+    logs = local / "log_config.json.default"
+    if logs.exists():  # FLARE writes several lines for every message, into five files
+        config = json.loads(logs.read_text())
+        config["loggers"]["root"]["level"] = "WARNING"
+        (local / "log_config.json").write_text(json.dumps(config, indent=1))
     if kind == "coordinator":
         (local / "resources.json").write_text(json.dumps(_coordinator(folder), indent=1))
     elif kind in ("site", "compensator"):

@@ -64,7 +64,7 @@ def test_a_job_that_carries_code_is_refused_and_audited(trial, tmp_path):
 
 
 def test_every_party_is_killed_once_and_the_study_ends_as_if_nothing_had_happened(trial, tmp_path):
-    left = {4: "hospital-b", 10: "university", 16: "localhost"}
+    left = {3: "hospital-b", 8: "university", 13: "localhost"}
 
     def tell(told):
         for round in [r for r in left if told.get("round", 0) >= r]:
@@ -76,5 +76,5 @@ def test_every_party_is_killed_once_and_the_study_ends_as_if_nothing_had_happene
     assert not left
     assert difference(real, run_simulated("killed", tmp_path)) < 1e-6
     records = history(real)
-    assert [r["round"] for r in records] == list(range(1, 41))
+    assert [r["round"] for r in records] == list(range(1, 25))
     assert all(r["sites"] == 3 for r in records)

@@ -153,7 +153,7 @@ def test_another_roster_is_refused_by_everybody(trial):
 
 
 def test_another_question_under_a_step_is_refused_also_after_a_restart(trial):
-    sites, _, reach = opened(trial)
+    _, _, reach = opened(trial)
     reach.sum(asked(trial), range(3))
     other = asked(trial)
     other = replace(other, arrays={n: a + 1 for n, a in other.arrays.items()})

@@ -11,7 +11,7 @@ from cupola.errors import FederationError
 from cupola.federation import Processes, drive
 from cupola.secure import Masked
 
-PATIENT = 120.0  # seconds; on a busy machine processes start slowly
+PATIENT = 900.0  # seconds; on a busy machine processes start slowly
 
 
 @pytest.fixture

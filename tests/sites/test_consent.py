@@ -136,6 +136,8 @@ def test_joining_again_changes_nothing(trial):
         ({}, {"sum": "plain"}, "without masks, which is not in openly"),
         ({"minimum": 4}, {}, "wants at least 4"),
         ({"budget": {"epsilon": 1.0}}, {}, "nothing protects"),
+        ({}, {"privacy": {"mechanism": "dp-sgd", "epsilon": 1.0}}, r"set a \[budget\]"),
+        ({}, {"privacy": {"mechanism": "central", "noise": 1.0, "clip": 1.0}}, "the plan's seed"),
         ({"data": {"other": {"part": 0}}}, {}, "no data set 'patients'"),
         ({}, {"data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}}}, "for 4 sites"),
         ({}, {"evaluation": {"per_site": True}}, "'evaluate' without masks"),
@@ -161,7 +163,8 @@ def test_a_stranger_cannot_join(trial, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [{"model": "evil_code:Net"}, {"task": "evil_code:run"}, {"recipe": "evil_code:recipe"},
-     {"data": {"name": "evil_code:load"}}],
+     {"data": {"name": "evil_code:load"}}, {"loss": "evil_code:loss"},
+     {"model": {"name": "linear", "x": ["evil_code:X"]}}],
 )  # fmt: skip
 def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
     (tmp_path / "evil_code.py").write_text("raise SystemExit('code of a plan was run')\n")

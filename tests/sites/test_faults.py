@@ -117,7 +117,7 @@ def test_a_party_killed_at_every_moment_comes_back(trial, expected, monkeypatch,
 
 
 def test_a_site_killed_again_and_again_is_charged_once(private, monkeypatch):
-    disk = Disk({n: Killed() for n in range(2, 40, 3)})
+    disk = Disk({n: Killed() for n in range(2, 40, 8)})
     monkeypatch.setattr("os.fsync", disk.fsync)
     Coordinator(private).until_done(Killed, FederationError, most=40)
     costs = [spent(private.site(i), private.study)["epsilon"] for i in range(3)]

@@ -84,7 +84,8 @@ def in_process(plan, base):
     return program, drive(program, InProcess(StudyHost(sites)))
 
 
-@pytest.mark.parametrize("test", [pytest.param("linear", marks=pytest.mark.slow), "logistic"])
+@pytest.mark.slow
+@pytest.mark.parametrize("test", ["linear", "logistic"])
 def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
     trial, plan = association(tmp_path / "all", cohorts, test)
     opened.append(trial)

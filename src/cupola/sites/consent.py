@@ -100,6 +100,7 @@ class SiteGate:
     def __init__(self, folder: Path, study: str) -> None:
         self.folder, self.study = folder, study
         self._held: tuple[bytes, Joined[SiteSettings]] | None = None
+        self._last: Joined[SiteSettings] | None = None
 
     def joined(self) -> Joined[SiteSettings]:
         """What the site says now; read again when its settings have changed."""
@@ -108,16 +109,27 @@ class SiteGate:
             self._held = now, look(self.folder, self.study, SiteSettings)
         return self._held[1]
 
-    def __call__(self, question: Question) -> None:
+    def __call__(self, question: Question) -> bool:
+        """Whether the settings have changed since the last question that passed."""
         joined = self.joined()
+        self._check(question, joined)
+        changed, self._last = self._last not in (None, joined), joined
+        return changed
+
+    def _check(self, question: Question, joined: Joined[SiteSettings]) -> None:
         joined.refuse_if_over()
         settings, proposal = joined.settings, joined.proposal
         if joined.roster.minimum < settings.minimum:
             raise Declined("the study's minimum of sites is below this site's")
+        if not proposal.may_ask(question.step):
+            raise Declined("the plan has no such step")
         if not matches(question.task, PROTOCOLS):
             self._allow(question, settings, proposal)
             if not matches(question.task, settings.openly):
                 raise Declined("this site does not answer this openly")
+        elif not matches(question.task, proposal.protocol):
+            # Two protocols could tell the totals of two cohorts.
+            raise Declined("the plan's sums are made by another protocol")
         elif question.task in ("masked", "pairwise masked"):
             from cupola.secure.hidden import inner_question
 
@@ -196,6 +208,10 @@ def objections(
         found.append("the plan's sum.protocol and the roster do not agree about a compensator")
     if settings.budget is not None and not proposal.private:
         found.append("this site has a budget, and nothing protects this study's answers")
+    if proposal.noise_is_known:
+        found.append("the coordinator's noise comes from the plan's seed, which every party knows")
+    if settings.budget is None and proposal.noise_is_told:
+        found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
     try:
         chosen_data(settings, proposal, data)
     except DataError as error:

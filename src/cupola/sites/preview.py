@@ -180,7 +180,7 @@ def _row(kind: str, question: Question, proposal: Proposal, roster: Roster) -> d
         how = protection(question.protection, roster.minimum)
     else:
         types = {"float": np.float32, "int": np.int64, "bool": np.bool_}
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
             for n, s in question.expects.items()
         }

@@ -147,9 +147,8 @@ class SiteGate:
 def study_folder(folder: Path, study: str) -> Path:
     """Where a party keeps what belongs to a study; its name made safe for a file system."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
-    if plain != study:
-        plain = f"{plain}-{sha256(study.encode()).hexdigest()[:8]}"
-    return folder / "studies" / plain
+    # The hash always: no study can be named so that it gets another one's folder.
+    return folder / "studies" / f"{plain}-{sha256(study.encode()).hexdigest()[:16]}"
 
 
 def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -> Consent:
@@ -265,17 +264,22 @@ def _pin(
         )
     if (place / WITHDRAWN).exists():
         raise PlanError(f"this party has withdrawn from '{study}'; a new study needs a new name")
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)  # stored answers are nobody else's
     write_durably(place / "roster.json", [roster.to_json().encode()])
     write_durably(place / "plan.toml", [plan.encode()])
     if before is None:
         path = folder / (SITE if isinstance(settings, SiteSettings) else COMPENSATOR)
-        data = "" if consent.data is None else f"data = {json.dumps(consent.data)}\n"
+        data = "" if consent.data is None else f"data = {_quoted(consent.data)}\n"
         entry = (
-            f"\n[studies.{json.dumps(study)}]\n"
+            f"\n[studies.{_quoted(study)}]\n"
             f'plan = "{consent.plan}"\nroster = "{consent.roster}"\n{data}'
         )
         write_durably(path, [path.read_bytes(), entry.encode()])
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes it; JSON's escapes of rare letters are no TOML."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def own_place(identity: Identity, roster: Roster) -> int:

@@ -121,6 +121,7 @@ def test_the_gate_comes_first_even_for_stored_answers(tmp_path):
     def gate(_):
         if closed:
             raise Declined("withdrawn")
+        return False
 
     answering = site(tmp_path, gate=gate)
     ask(answering, step=0)

@@ -153,7 +153,7 @@ def test_another_roster_is_refused_by_everybody(trial):
 
 
 def test_another_question_under_a_step_is_refused_also_after_a_restart(trial):
-    sites, _, reach = opened(trial)
+    _, _, reach = opened(trial)
     reach.sum(asked(trial), range(3))
     other = asked(trial)
     other = replace(other, arrays={n: a + 1 for n, a in other.arrays.items()})
@@ -223,6 +223,39 @@ def test_real_sites_give_the_model_of_the_simulation(tmp_path):
             assert sites.ledger.up[site] <= masked.ledger.up[site] + 200
             assert sites.ledger.down[site] <= masked.ledger.down[site] + 200
     trial.close()
+
+
+def test_a_plan_has_so_many_steps_and_no_more(trial):
+    _, _, reach = opened(trial)
+    total = reach.sum(asked(trial, 10**6), range(3))
+    assert set(total.failed.values()) == {"the plan has no such step"}
+
+
+def test_two_protocols_cannot_tell_two_cohorts(trial):
+    opened(trial)
+    for task in ("keys", "shares", "masked", "survivors", "unmask"):
+        told = ask(trial, Question(f"pairwise {task}"))
+        assert told == Failure("the plan's sums are made by another protocol")
+
+
+def test_settings_that_become_stricter_count_at_once(private):
+    _, _, reach = opened(private)
+    reach.sum(asked(private), range(3))
+    path = private.site(0) / "cupola-site.toml"
+    path.write_text(path.read_text().replace("epsilon = 20.0", "epsilon = 0.01"))
+    total = reach.sum(asked(private, 1, round=2), range(3))  # the same processes
+    assert total.failed[0] == "privacy budget of epsilon 0.01 would be exceeded"
+
+
+def test_no_number_and_other_tricks_do_not_weaken_the_noise(private):
+    _, _, reach = opened(private)
+    question = asked(private)
+    reach.quorum = 1.0
+    for noise in (float("nan"), -1.0, None, "1", [1.0], 0.999):
+        asks = {**question.options["privacy"], "noise": noise}
+        options = {**question.options, "privacy": asks}
+        with pytest.raises(FederationError, match="0 of 3 sites answered"):
+            reach.sum(replace(question, options=options), range(3))
 
 
 def test_an_answer_is_a_contribution_of_integers_only(trial):

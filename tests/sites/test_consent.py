@@ -136,6 +136,8 @@ def test_joining_again_changes_nothing(trial):
         ({}, {"sum": "plain"}, "without masks, which is not in openly"),
         ({"minimum": 4}, {}, "wants at least 4"),
         ({"budget": {"epsilon": 1.0}}, {}, "nothing protects"),
+        ({}, {"privacy": {"mechanism": "dp-sgd", "epsilon": 1.0}}, r"set a \[budget\]"),
+        ({}, {"privacy": {"mechanism": "central", "noise": 1.0, "clip": 1.0}}, "the plan's seed"),
         ({"data": {"other": {"part": 0}}}, {}, "no data set 'patients'"),
         ({}, {"data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}}}, "for 4 sites"),
         ({}, {"evaluation": {"per_site": True}}, "'evaluate' without masks"),
@@ -161,7 +163,8 @@ def test_a_stranger_cannot_join(trial, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [{"model": "evil_code:Net"}, {"task": "evil_code:run"}, {"recipe": "evil_code:recipe"},
-     {"data": {"name": "evil_code:load"}}],
+     {"data": {"name": "evil_code:load"}}, {"loss": "evil_code:loss"},
+     {"model": {"name": "linear", "x": ["evil_code:X"]}}],
 )  # fmt: skip
 def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
     (tmp_path / "evil_code.py").write_text("raise SystemExit('code of a plan was run')\n")
@@ -198,6 +201,25 @@ def test_a_compensator_runs_nothing_else(trial):
 def test_names_of_studies_cannot_leave_the_folder(tmp_path):
     from cupola.sites import study_folder
 
-    found = {study_folder(tmp_path, name) for name in ("../../x", "a/b", "a b", "a-b", "..", "ä")}
-    assert len(found) == 6
+    names = ["../../x", "a/b", "a b", "a-b", "..", "ä"]
+    names += [study_folder(tmp_path, name).name for name in names]  # somebody tries to get these
+    found = {study_folder(tmp_path, name) for name in names}
+    assert len(found) == 12
     assert all(Path(path).parent == tmp_path / "studies" for path in found)
+
+
+def test_settings_stay_whole_and_private_when_a_study_is_joined(tmp_path):
+    trial = made.consortium(tmp_path / "all", made.PLAN, join=False)
+    path = trial.site(0) / "cupola-site.toml"
+    path.write_text("# our own words\n" + path.read_text())
+    path.chmod(0o600)
+    roster = trial.base / "roster.json"
+    renamed = Roster('study "ä" \\ 😀', trial.roster.sites, trial.roster.compensator)
+    roster.write_text(renamed.to_json())
+    join_site(trial.site(0), trial.base / "plan.toml", roster)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().startswith("# our own words\n")
+    settings = read_settings(trial.site(0), SiteSettings)
+    assert list(settings.studies) == [renamed.study]
+    (place,) = (trial.site(0) / "studies").iterdir()
+    assert place.stat().st_mode & 0o077 == 0

@@ -50,7 +50,7 @@ def init_site(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> N
     from cupola.sites.settings import SITE
 
     Shell.json = as_json
-    _init(folder, SITE, _SITE.format(name=json.dumps(name)), name, as_json)
+    _init(folder, SITE, _SITE.format(name=json.dumps(name, ensure_ascii=False)), name, as_json)
 
 
 @compensator.command("init")
@@ -61,7 +61,7 @@ def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = Fals
     Shell.json = as_json
     text = (
         "# Nothing is answered without an entry under [studies], which "
-        f"`cupola compensator join` writes.\nname = {json.dumps(name)}\n"
+        f"`cupola compensator join` writes.\nname = {json.dumps(name, ensure_ascii=False)}\n"
     )
     _init(folder, COMPENSATOR, text, name, as_json)
 

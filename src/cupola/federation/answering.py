@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cupola.errors import CupolaError, DataError, FederationError
+from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation.federation import Failure
 from cupola.federation.message import (
     Contribution,
@@ -46,9 +46,10 @@ class Answering:
     make: opens the site at its first question; what goes wrong then is told as a code, and tried
     again at the next. answers: where answers are stored; without it (in trials) a question asked
     again is computed again. gate: raises Declined for what the site does not agree to; asked
-    before everything else, every time. own_log: where what must not cross the border is written;
-    with it, of errors about data only that they happened crosses. record: told of every question
-    (None: not well formed), what leaves, and whether it left before; if it fails, nothing leaves.
+    before everything else, every time; True: the site must be opened anew. own_log: where what must
+    not cross the border is written; with it, of errors about data and settings only that they
+    happened crosses. record: told of every question (None: not well formed), what leaves, and
+    whether it left before; if it fails, nothing leaves.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Answering:
         make: Callable[[], Opened],
         *,
         answers: StoredAnswers | None = None,
-        gate: Callable[[Question], None] | None = None,
+        gate: Callable[[Question], bool] | None = None,
         own_log: Callable[[str], None] | None = None,
         record: Callable[[Question | None, bytes, bool], None] | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class Answering:
         """What crosses the border of an error."""
         if isinstance(error, Declined):
             return DECLINED + _code(error.code)
-        if isinstance(error, DataError):
+        if isinstance(error, DataError | PlanError):
             self._note(str(error))
             hidden = "data or files are not usable: see the site's own log"
             return BROKEN + _code(hidden if self._own_log else str(error))
@@ -114,8 +115,8 @@ class Answering:
                 close()
 
     def _answer(self, question: Question) -> bytes:
-        if self._gate is not None:
-            self._gate(question)
+        if self._gate is not None and self._gate(question):
+            self._close()
         if self._opened is None:
             self._opened = self._make()  # which imports the site's tasks
         task = find_task(question.task)

@@ -163,6 +163,7 @@ class _Child:
             while frame := read_frame(self._out, lambda: self._largest):
                 self._answers.put(frame)
         self._answers.put(b"")
+        self._process.kill()  # nothing it may still say can be understood: it starts anew
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a dead site shows in receive()

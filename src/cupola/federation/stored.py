@@ -112,6 +112,8 @@ class _replacing:
 
     def __enter__(self) -> IO[bytes]:
         self._file = self._part.open("wb")
+        if self._path.exists():  # who may read it stays as it was
+            self._part.chmod(self._path.stat().st_mode & 0o777)
         return self._file
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Member:
     roster: Roster
     index: int
     memory: Memory = field(default_factory=Memory)
-    openly: frozenset[str] = frozenset()
+    openly: Container[str] = frozenset()
 
     def answers(self, task: str) -> bool:
         """Whether a task may be asked as it is, without a protocol around it."""

@@ -100,6 +100,7 @@ class SiteGate:
     def __init__(self, folder: Path, study: str) -> None:
         self.folder, self.study = folder, study
         self._held: tuple[bytes, Joined[SiteSettings]] | None = None
+        self._last: Joined[SiteSettings] | None = None
 
     def joined(self) -> Joined[SiteSettings]:
         """What the site says now; read again when its settings have changed."""
@@ -108,16 +109,27 @@ class SiteGate:
             self._held = now, look(self.folder, self.study, SiteSettings)
         return self._held[1]
 
-    def __call__(self, question: Question) -> None:
+    def __call__(self, question: Question) -> bool:
+        """Whether the settings have changed since the last question that passed."""
         joined = self.joined()
+        self._check(question, joined)
+        changed, self._last = self._last not in (None, joined), joined
+        return changed
+
+    def _check(self, question: Question, joined: Joined[SiteSettings]) -> None:
         joined.refuse_if_over()
         settings, proposal = joined.settings, joined.proposal
         if joined.roster.minimum < settings.minimum:
             raise Declined("the study's minimum of sites is below this site's")
+        if not proposal.may_ask(question.step):
+            raise Declined("the plan has no such step")
         if not matches(question.task, PROTOCOLS):
             self._allow(question, settings, proposal)
             if not matches(question.task, settings.openly):
                 raise Declined("this site does not answer this openly")
+        elif not matches(question.task, proposal.protocol):
+            # Two protocols could tell the totals of two cohorts.
+            raise Declined("the plan's sums are made by another protocol")
         elif question.task in ("masked", "pairwise masked"):
             from cupola.secure.hidden import inner_question
 
@@ -135,9 +147,8 @@ class SiteGate:
 def study_folder(folder: Path, study: str) -> Path:
     """Where a party keeps what belongs to a study; its name made safe for a file system."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
-    if plain != study:
-        plain = f"{plain}-{sha256(study.encode()).hexdigest()[:8]}"
-    return folder / "studies" / plain
+    # The hash always: no study can be named so that it gets another one's folder.
+    return folder / "studies" / f"{plain}-{sha256(study.encode()).hexdigest()[:16]}"
 
 
 def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -> Consent:
@@ -196,6 +207,10 @@ def objections(
         found.append("the plan's sum.protocol and the roster do not agree about a compensator")
     if settings.budget is not None and not proposal.private:
         found.append("this site has a budget, and nothing protects this study's answers")
+    if proposal.noise_is_known:
+        found.append("the coordinator's noise comes from the plan's seed, which every party knows")
+    if settings.budget is None and proposal.noise_is_told:
+        found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
     try:
         chosen_data(settings, proposal, data)
     except DataError as error:
@@ -249,17 +264,22 @@ def _pin(
         )
     if (place / WITHDRAWN).exists():
         raise PlanError(f"this party has withdrawn from '{study}'; a new study needs a new name")
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)  # stored answers are nobody else's
     write_durably(place / "roster.json", [roster.to_json().encode()])
     write_durably(place / "plan.toml", [plan.encode()])
     if before is None:
         path = folder / (SITE if isinstance(settings, SiteSettings) else COMPENSATOR)
-        data = "" if consent.data is None else f"data = {json.dumps(consent.data)}\n"
+        data = "" if consent.data is None else f"data = {_quoted(consent.data)}\n"
         entry = (
-            f"\n[studies.{json.dumps(study)}]\n"
+            f"\n[studies.{_quoted(study)}]\n"
             f'plan = "{consent.plan}"\nroster = "{consent.roster}"\n{data}'
         )
         write_durably(path, [path.read_bytes(), entry.encode()])
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes it; JSON's escapes of rare letters are no TOML."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def own_place(identity: Identity, roster: Roster) -> int:

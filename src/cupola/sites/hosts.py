@@ -56,7 +56,8 @@ def own_data(
     if not isinstance(source, Source):
         raise DataError(f"data set '{joined.consent.data}': '{loader}' is not one owner's data")
     if plan.data.name == "elsewhere":
-        facts = datasets.load("elsewhere", **_with_paths(plan.data.options, joined.folder))
+        told = {key: value for key, value in plan.data.options.items() if key != "public"}
+        facts = datasets.load("elsewhere", **told)
         assert isinstance(facts, Source)
         source = as_agreed(source, facts)
     held = plan.data.partition

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 from pathlib import Path
 
 from cupola.errors import DataError
@@ -58,8 +59,8 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
     host = own_host(joined, number)
     memory = Memory(joined.place / "answered.jsonl")
     try:
-        openly = [task for task in joined.settings.openly if matches(task, proposal.openly)]
-        member = Member(identity, roster, number, memory, _Openly(openly))
+        openly = _Openly(joined.settings.openly, proposal.openly)
+        member = Member(identity, roster, number, memory, openly)
         seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
             number,
@@ -77,11 +78,16 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
     return Opened(context, books, (memory, host, alone))
 
 
-class _Openly(frozenset[str]):
-    """Tasks by name or by what their names begin with."""
+@dataclass(frozen=True)
+class _Openly(Container[str]):
+    """What the site allows openly and the plan asks for openly."""
+
+    allowed: tuple[str, ...]
+    wanted: tuple[str, ...]
 
     def __contains__(self, task: object) -> bool:
-        return isinstance(task, str) and matches(task, iter(self))
+        own = isinstance(task, str) and matches(task, self.allowed)
+        return own and matches(str(task), self.wanted)
 
 
 def open_compensator(folder: str | Path, study: str) -> Answering:
@@ -89,11 +95,12 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
     base = Path(folder)
     place = study_folder(base, study)
 
-    def gate(question: Question) -> None:
+    def gate(question: Question) -> bool:
         joined = look(base, study, CompensatorSettings)
         joined.refuse_if_over()
         if question.task not in SETTLING:
             raise Declined("a compensator runs no such task")
+        return False
 
     def make() -> Opened:
         joined = look(base, study, CompensatorSettings)

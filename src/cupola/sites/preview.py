@@ -180,8 +180,10 @@ def _row(kind: str, question: Question, proposal: Proposal, roster: Roster) -> d
         how = protection(question.protection, roster.minimum)
     else:
         types = {"float": np.float32, "int": np.int64, "bool": np.bool_}
-        zero = {k: np.zeros((), t) for k, t in types.items()}
-        arrays = {n: np.broadcast_to(zero[s.kind], s.shape) for n, s in question.expects.items()}
+        arrays: dict[str, np.ndarray] = {
+            n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
+            for n, s in question.expects.items()
+        }
         size, who = contribution_size(arrays), "coordinator: this site's own answer"
         how = question.protection
     numbers = sum(math.prod(spec.shape) for spec in question.expects.values())

@@ -25,9 +25,10 @@ from cupola.plan.load import load, read_toml
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan, load_study
 
-_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_CODE = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")  # 'module:name', whatever letters it is written in
 _OWN_AFFAIR = ("engine", "device", "twin", "checkpoint_seconds")  # of whoever runs it
 _STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "salt", "cohorts")
+_STEPS = 5  # of a round: training, and four ways of judging, at most
 PROTOCOLS = ("masked", "pairwise *")
 
 
@@ -43,7 +44,7 @@ class Proposal:
         """64 letters that stand for all of it that parties must agree on."""
         if isinstance(self.plan, Plan):
             facts: dict[str, Any] = {"kind": "plan", **self.plan.to_dict()}
-            own = _OWN_AFFAIR
+            own: tuple[str, ...] = _OWN_AFFAIR
         else:
             facts = {"kind": "study", **self.plan.model_dump(mode="json")}
             facts["names"] = [cohort.name for cohort in self.plan.cohorts]
@@ -64,6 +65,36 @@ class Proposal:
     def private(self) -> bool:
         """Whether a mechanism protects the answers to training."""
         return isinstance(self.plan, Plan) and self.plan.privacy.on
+
+    @property
+    def noise_is_known(self) -> bool:
+        """Whether noise comes from the coordinator and so from the plan's seed, which all know."""
+        return isinstance(self.plan, Plan) and self.plan.privacy.by_coordinator
+
+    @property
+    def noise_is_told(self) -> bool:
+        """Whether the noise is in the questions only: found from an epsilon, not in the plan."""
+        return isinstance(self.plan, Plan) and self.plan.privacy.epsilon is not None
+
+    @property
+    def protocol(self) -> tuple[str, ...]:
+        """The tasks of the plan's way to hide sums."""
+        choice = self.plan.sum
+        if not choice.masked:
+            return ()
+        return ("masked",) if choice.protocol == "compensator" else ("pairwise *",)
+
+    def may_ask(self, step: int) -> bool:
+        """Whether the plan can come to so many steps. A site answers a step once, so that this is
+        how often it answers at most."""
+        plan = self.plan
+        if isinstance(plan, StudyPlan):
+            return step >= 0  # cohorts count what they are asked, variant by variant
+        most = plan.rounds * _STEPS
+        if plan.personalise is not None:
+            jobs = len(plan.personalise.methods) * (self.sites or 1000)
+            most += _STEPS * (jobs + 1) * (plan.personalise.rounds + 2)
+        return 0 <= step < most + _STEPS
 
     @property
     def data(self) -> str | None:
@@ -105,10 +136,10 @@ def _privacy_differs(plan: Plan, asked: Any) -> str | None:
         return "the privacy mechanism is not the plan's"
     if not promised.on:
         return None
-    if promised.noise is not None and asked.get("noise", 0.0) < promised.noise:
+    if promised.noise is not None and not asked.get("noise", 0.0) >= promised.noise:
         return "there is less noise than in the plan"
     most = promised.answer_epsilon
-    if most is not None and asked.get("answer_epsilon", math.inf) > most:
+    if most is not None and not asked.get("answer_epsilon", math.inf) <= most:
         return "an answer costs more than in the plan"
     if asked.get("neighbours", "add-remove") != promised.neighbours:
         return "privacy.neighbours is not the plan's"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,19 +61,18 @@ def as_agreed(own: Source, agreed: Source) -> Source:
         raise DataError(f"an input has shape {shapes[0]}, in the plan it has {shapes[1]}")
     if own.train.x.dtype != agreed.train.x.dtype:
         raise DataError(f"inputs are {own.train.x.dtype}, the plan's are {agreed.train.x.dtype}")
+    facts: dict[str, Any] = {"classes": agreed.classes, "class_names": agreed.class_names}
     if own.kind == "classification":
-        own = _relabelled(own, agreed.class_names)
-    return replace(
-        own, classes=agreed.classes, class_names=agreed.class_names, vocabulary=agreed.vocabulary
-    )
+        facts |= _relabelled(own, agreed.class_names)
+    return replace(own, **facts, vocabulary=agreed.vocabulary)
 
 
-def _relabelled(own: Source, names: tuple[str, ...]) -> Source:
+def _relabelled(own: Source, names: tuple[str, ...]) -> dict[str, Any]:
+    """Rows with the plan's numbers for their labels."""
     labels = own.class_names or tuple(str(i) for i in range(own.classes or 0))
     strange = [label for label in labels if label not in names]
     if strange:
         raise DataError(f"label {strange[0]!r} is none of the plan's: {', '.join(names)}")
     place = torch.from_numpy(np.array([names.index(label) for label in labels], np.int64))
-    train = replace(own.train, y=place[own.train.y])
-    test = None if own.test is None else replace(own.test, y=place[own.test.y])
-    return replace(own, train=train, test=test)
+    parts = {"train": own.train, "test": own.test, "validation": own.validation}
+    return {n: None if d is None else replace(d, y=place[d.y]) for n, d in parts.items()}

@@ -13,7 +13,7 @@ from cupola.cli.shell import Shell, app
 from cupola.errors import FederationError, PlanError
 
 if TYPE_CHECKING:
-    from cupola.plan.run import Progress, Watch
+    from cupola.plan.run import Watch
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
 coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
@@ -226,7 +226,6 @@ def _follow(watch: Watch | None, folder: Path) -> Any:
         said.update(told.get("away", []))
         if watch is not None and told.get("round"):
             facts = ("round", "rounds", "record", "rounds_per_second", "seconds_left")
-            progress: Progress = Progress(*(told[fact] for fact in facts), folder)
-            watch(progress)
+            watch(Progress(folder=folder, **{fact: told[fact] for fact in facts}))
 
     return tell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,8 @@ from cupola.federation.answering import ANSWER, BROKEN, Answering
 from cupola.flare.coordinate import RESULTS, unpack
 from cupola.flare.jobs import ASK, HELLO, MARKS
 from cupola.flare.jobs import RESULTS as HAND_OUT
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class PartyAnswering:
@@ -45,7 +48,8 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     place = study_folder(own, study)
     lock = _wait_for(place / "job.lock") if place.is_dir() else None
     opened = open_compensator(own, study) if kind == "compensator" else open_site(own, study)
-    return PartyAnswering(opened, own / "results" / place.name, lock)
+    plain = study if _PLAIN.fullmatch(study) else place.name
+    return PartyAnswering(opened, own / "results" / plain, lock)
 
 
 def _wait_for(path: Path) -> IO[bytes]:

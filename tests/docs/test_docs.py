@@ -95,6 +95,12 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         from cupola.plan.study import load_study
 
         assert load_study(text).cohorts
+    elif note in ("federation", "site"):
+        from cupola.flare.settings import FederationSettings
+        from cupola.sites import SiteSettings
+
+        kind = FederationSettings if note == "federation" else SiteSettings
+        assert kind.model_validate(tomllib.loads(text)).name
     else:
         load(text)
 

@@ -3,11 +3,13 @@
 from cupola.cli import (  # noqa: F401 (they register their commands)
     audit,
     demo,
+    federation,
     gwas,
     invert,
     look,
     runs,
     search,
+    sites,
     sources,
     study,
 )

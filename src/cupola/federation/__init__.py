@@ -1,12 +1,13 @@
 """Sites, tasks, the two questions `sum` and `gather`, the ledger, and engines that carry them."""
 
+from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.federation import Failure, Federation, Total
 from cupola.federation.inprocess import InProcess
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
 from cupola.federation.raycluster import RayCluster
-from cupola.federation.separate import SeparateProcesses
+from cupola.federation.separate import Processes, SeparateProcesses
 from cupola.federation.site import (
     Accounts,
     Charge,
@@ -21,6 +22,7 @@ from cupola.federation.site import (
 __all__ = [
     "ALONE",
     "Accounts",
+    "Answering",
     "Arrays",
     "Ask",
     "Charge",
@@ -32,7 +34,9 @@ __all__ = [
     "Host",
     "InProcess",
     "Ledger",
+    "Opened",
     "Partial",
+    "Processes",
     "Program",
     "Question",
     "RayCluster",
@@ -45,5 +49,6 @@ __all__ = [
     "Task",
     "Total",
     "drive",
+    "read_answer",
     "task",
 ]

@@ -28,6 +28,9 @@ _MAGIC = b"CUP1"
 _PREFIX = struct.Struct("<4sId")
 _COUNTERS = struct.Struct("<3q")  # fixed width: how far a run is must not change its bytes
 MAX_HEADER = 16 << 20
+_ILL_FORMED = (
+    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
         if start != len(data):
             raise ValueError("length")
         return header, arrays, weight
-    except (ValueError, TypeError, KeyError, struct.error, AttributeError, OverflowError) as error:
+    except _ILL_FORMED as error:
         raise FederationError("message is not well formed") from error
 
 
@@ -224,6 +227,8 @@ def encode_question(question: Question) -> bytes:
 
 
 def decode_question(data: bytes) -> Question:
+    if len(data) < _COUNTERS.size:
+        raise FederationError("message is not well formed")
     fields, arrays, _ = _unpack(data[_COUNTERS.size :])
     return question_from(fields, arrays, *_COUNTERS.unpack_from(data))
 
@@ -280,6 +285,13 @@ def contribution_size(arrays: Mapping[str, np.ndarray]) -> int:
 def _size_of_layout(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
     arrays = {n: np.broadcast_to(np.zeros((), kind), shape) for n, kind, shape in layout}
     return _PREFIX.size + len(_header({}, arrays)) + sum(a.nbytes for a in arrays.values())
+
+
+def largest_answer(question: Question) -> int:
+    """Bytes that no answer, with its mark, or refusal of this question exceeds."""
+    numbers = sum(math.prod(spec.shape) for spec in question.expects.values())
+    names = sum(len(json.dumps(n)) + 24 * len(s.shape) + 64 for n, s in question.expects.items())
+    return 1 + _PREFIX.size + 1024 + names + 8 * numbers
 
 
 def refusal(contribution: Contribution, question: Question) -> str | None:

@@ -19,32 +19,68 @@ from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any
 
-import numpy as np
-
-from cupola.errors import CupolaError, FederationError
+from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.federation import Failure, Federation
 from cupola.federation.ledger import Ledger
-from cupola.federation.message import (
-    Contribution,
-    Declined,
-    Question,
-    decode_contribution,
-    decode_question,
-    encode_contribution,
-    encode_question,
-)
-from cupola.federation.site import SiteContext, StateStore, admit, find_task
-
-_FAILED, _BROKEN, _ANSWER = b"F", b"B", b"A"
+from cupola.federation.message import Contribution, Question, encode_question, largest_answer
+from cupola.federation.site import SiteContext, StateStore
+from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.frames import read_frame, write_frame
 
 
-class SeparateProcesses(Federation):
-    """One child process per site.
+class Processes(Federation):
+    """One child process per party.
 
-    factory: 'module:function' that a site calls with `config` (plain JSON values) to make its Host;
-    no objects are shared. seed: of the simulation. folder: where sites keep their state (without
-    it, state lives and dies with the process). timeout: seconds a site has for an answer; a late
-    or dead site is left out, and a dead one is started again at the next question.
+    opens: of each, 'module:function' and the plain arguments by which its process makes its
+    `Answering`; no objects are shared. timeout: seconds a site has for an answer; a late or dead
+    site is left out, and a dead one is started again at the next question.
+    """
+
+    def __init__(
+        self,
+        opens: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        quorum: float = 0.0,
+        timeout: float = 120.0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        super().__init__(len(opens), quorum=quorum, ledger=ledger)
+        self.timeout = timeout
+        self._opens = opens
+        self._children: dict[int, _Child] = {}
+
+    def _child(self, site: int) -> _Child:
+        child = self._children.get(site)
+        if child is None or not child.alive():
+            if child is not None:
+                child.stop()
+            opens, facts = self._opens[site]
+            child = _Child({"opens": opens, "facts": dict(facts)})
+            self._children[site] = child
+        return child
+
+    def _ask(
+        self, question: Question, sites: Sequence[int]
+    ) -> Iterator[tuple[int, Contribution | Failure]]:
+        data = encode_question(question)
+        deadline = time.monotonic() + self.timeout
+        largest = largest_answer(question)
+        asked = {site: self._child(site).send(data, largest) for site in sites}
+        for site in sites:
+            yield site, self._children[site].receive(asked[site], deadline)
+
+    def close(self) -> None:
+        for child in self._children.values():
+            child.stop()
+        self._children = {}
+
+
+class SeparateProcesses(Processes):
+    """The sites of a simulation, a process each.
+
+    factory: 'module:function' that a site calls with `config` (plain JSON values) to make its Host.
+    seed: of the simulation. folder: where sites keep their state and the answers they gave
+    (without it, state lives and dies with the process, and answers are not stored).
     party: 'module:function' and its plain arguments, by which a site makes its keys from its number
     and folder, where sums are masked.
     """
@@ -62,34 +98,16 @@ class SeparateProcesses(Federation):
         ledger: Ledger | None = None,
         party: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(sites, quorum=quorum, ledger=ledger)
-        self.timeout = timeout
-        self._start = {"factory": factory, "config": dict(config), "seed": seed, "party": party}
-        self._folder = None if folder is None else str(Path(folder).resolve())
-        self._children: dict[int, _Child] = {}
-
-    def _child(self, site: int) -> _Child:
-        child = self._children.get(site)
-        if child is None or not child.alive():
-            if child is not None:
-                child.stop()
-            child = _Child({**self._start, "site": site, "folder": self._folder})
-            self._children[site] = child
-        return child
-
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
-        data = encode_question(question)
-        deadline = time.monotonic() + self.timeout
-        asked = {site: self._child(site).send(data) for site in sites}
-        for site in sites:
-            yield site, self._children[site].receive(asked[site], deadline)
-
-    def close(self) -> None:
-        for child in self._children.values():
-            child.stop()
-        self._children = {}
+        facts = {
+            "factory": factory,
+            "config": dict(config),
+            "seed": seed,
+            "folder": None if folder is None else str(Path(folder).resolve()),
+            "party": party,
+        }
+        opens = [("cupola.federation.separate:simulated_site", {**facts, "site": i})
+                 for i in range(sites)]  # fmt: skip
+        super().__init__(opens, quorum=quorum, timeout=timeout, ledger=ledger)
 
 
 class _Child:
@@ -110,17 +128,20 @@ class _Child:
         self._questions: Queue[bytes] = Queue()
         self._answers: Queue[bytes] = Queue()
         self._asked = 0
+        self._largest = 0
         # Threads on both pipes: a frozen site must not block the coordinator in a write.
         self._threads = [Thread(target=work, daemon=True) for work in (self._read, self._write)]
         for thread in self._threads:
             thread.start()
-        self.send(json.dumps(start).encode())
+        self.send(json.dumps(start).encode(), 0)
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, data: bytes) -> int:
+    def send(self, data: bytes, largest: int) -> int:
+        """Ask; the number of the question. largest: bytes of an answer; more are not read."""
         self._asked += 1
+        self._largest = max(self._largest, largest)
         self._questions.put(self._asked.to_bytes(8, "little") + data)
         return self._asked
 
@@ -135,24 +156,19 @@ class _Child:
                 return Failure("dead")
             if int.from_bytes(frame[:8], "little") == number:
                 break
-        mark, body = frame[8:9], frame[9:]
-        if mark != _ANSWER:
-            return Failure(body.decode(errors="replace")[:200], broken=mark == _BROKEN)
-        try:
-            return decode_contribution(body)
-        except FederationError as error:
-            return Failure(str(error), broken=True)
+        return read_answer(frame[8:])
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            while frame := _read_frame(self._out):
+            while frame := read_frame(self._out, lambda: self._largest):
                 self._answers.put(frame)
         self._answers.put(b"")
+        self._process.kill()  # nothing it may still say can be understood: it starts anew
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # a dead site shows in receive()
             while frame := self._questions.get():
-                _write_frame(self._in, frame)
+                write_frame(self._in, frame)
 
     def stop(self) -> None:
         self._process.kill()
@@ -165,85 +181,38 @@ class _Child:
                 pipe.close()
 
 
-def _write_frame(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(len(data).to_bytes(8, "little"))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _read_frame(pipe: IO[bytes]) -> bytes:
-    """One frame, or empty bytes at the end of the stream."""
-    size = pipe.read(8)
-    if len(size) < 8:
-        return b""
-    length = int.from_bytes(size, "little")
-    data = pipe.read(length)
-    return data if len(data) == length else b""
-
-
-class _DiskStore(StateStore):
-    """A site's state on its own disk: one file per version, written before the answer is sent."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        for path in folder.glob("*.npz"):
-            site, step = (int(part) for part in path.stem.split("-"))
-            with np.load(path, allow_pickle=False) as arrays:
-                self._versions.setdefault(site, {})[step] = dict(arrays)
-
-    def write(self, site: int, step: int, arrays: dict[str, np.ndarray], confirmed: int) -> None:
-        super().write(site, step, arrays, confirmed)
-        path = self._folder / f"{site}-{step}.npz"
-        temporary = path.with_suffix(".part")
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        kept = {f"{site}-{s}" for s in self._versions[site]}
-        for old in self._folder.glob(f"{site}-*.npz"):
-            if old.stem not in kept:
-                old.unlink()
-
-
 def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
-    """A site's life: make the host, then answer questions until the stream ends."""
-    start = json.loads(_read_frame(inbox)[8:])
-    site = start["site"]
-    folder = Path(start["folder"]) if start["folder"] else None
-    host = None
-    store = _DiskStore(folder) if folder else StateStore()
-    context = None
-    accounts = None
-    while frame := _read_frame(inbox):
-        number, body = frame[:8], frame[8:]
-        try:
-            if context is None:
-                host = named(start["factory"])(**start["config"])
-                context = SiteContext(site, host.data(site), host.workspace(), store, start["seed"])
-                if start["party"]:
-                    make, agreed = start["party"]
-                    context.party = named(make)(site, folder, **agreed)
-                if hasattr(host, "accounts"):
-                    accounts = host.accounts(folder, f"privacy-{site}")
-            question = decode_question(body)
-            task = find_task(question.task)
-            refused = admit(accounts, task, [context], question)
-            if refused:
-                raise Declined(refused[site])
-            contribution = task(context, question)
-            answer = _ANSWER + encode_contribution(contribution)
-        except Declined as refused:
-            answer = _FAILED + refused.code.encode(errors="replace")
-        except CupolaError as error:
-            answer = _BROKEN + str(error).encode(errors="replace")
-        except Exception as error:
-            # Values and paths stay here; the kind of error is all that crosses the border.
-            print(f"site {site}: {error!r}", file=sys.stderr)
-            answer = _BROKEN + f"error at the site ({type(error).__name__})".encode()
-        _write_frame(outbox, number + answer)
+    """A site's life: answer questions until the stream ends."""
+    start = json.loads(read_frame(inbox)[8:])
+    answering = named(start["opens"])(**start["facts"])
+    while frame := read_frame(inbox):
+        write_frame(outbox, frame[:8] + answering.answer(frame[8:]))
+
+
+def simulated_site(
+    factory: str,
+    config: Mapping[str, Any],
+    site: int,
+    seed: int,
+    folder: str | None,
+    party: tuple[str, Mapping[str, Any]] | None,
+) -> Answering:
+    """A site of a simulation, in a process of its own."""
+    own = None if folder is None else Path(folder)
+
+    def make() -> Opened:
+        alone = None if own is None else Alone(own / f"site-{site}")
+        host = named(factory)(**config)
+        store = DiskStore(own / f"site-{site}") if own else StateStore()
+        context = SiteContext(site, host.data(site), host.workspace(), store, seed)
+        if party:
+            name, agreed = party
+            context.party = named(name)(site, own, **agreed)
+        books = host.accounts(own, f"privacy-{site}") if hasattr(host, "accounts") else None
+        return Opened(context, books, (alone,))
+
+    answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
+    return Answering(make, answers=answers)
 
 
 def named(path: str) -> Callable[..., Any]:

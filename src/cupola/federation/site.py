@@ -9,7 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation.message import Arrays, Contribution, Declined, Question
+from cupola.federation.message import (
+    Arrays,
+    Contribution,
+    Declined,
+    Question,
+    decode_contribution,
+    encode_contribution,
+)
 from cupola.federation.randomness import generator
 
 Plain = Callable[["SiteContext", Question], Contribution]
@@ -77,13 +84,16 @@ class StateStore:
 
 @dataclass
 class SiteContext:
-    """One site as its tasks see it. seed is None at a real site: its randomness is its own.
+    """One site as its tasks see it.
 
+    seed: of what need not be secret, such as the order of batches. real: whether this is a real
+    site; there, what privacy rests on is the operating system's, and nothing can seed it.
     workers and mode are the engine's wishes for computations over many sites at once.
     party: the site's keys and what it has agreed to, where sums are masked (see cupola.secure).
     hidden: how this answer will be encoded, while it is made for a masked sum; else None.
     canary: an auditor's mark (see cupola.audit). Engines leave it out, and no question or plan can
     set it.
+    answers: those it gave, where it stores them (see cupola.federation.stored).
     """
 
     index: int
@@ -96,11 +106,20 @@ class SiteContext:
     party: Any = None
     hidden: Any = None
     canary: Any = None
+    answers: Any = None
+    real: bool = False
 
-    def generator(self, purpose: str, round: int) -> np.random.Generator:
-        if self.seed is None:
+    @property
+    def secret_seed(self) -> int | None:
+        """For noise, private sampling, and whatever else must not be known outside: None (the
+        operating system's randomness) at a real site."""
+        return None if self.real else self.seed
+
+    def generator(self, purpose: str, round: int, secret: bool = False) -> np.random.Generator:
+        seed = self.secret_seed if secret else self.seed
+        if seed is None:
             return np.random.default_rng()
-        return generator(self.seed, purpose, round, self.index)
+        return generator(seed, purpose, round, self.index)
 
     def recall(self, question: Question) -> Arrays:
         """What this site kept before this step."""
@@ -109,6 +128,25 @@ class SiteContext:
     def keep(self, question: Question, arrays: Arrays) -> None:
         """Keep arrays for later steps; written again if the same step is asked again."""
         self.store.write(self.index, question.step, arrays, question.confirmed)
+
+    def once(
+        self, question: Question, compute: Callable[[], Contribution], form: str = ""
+    ) -> bytes:
+        """The answer as bytes: the stored one, or a new one, stored before it is handed on.
+        form: of a question that can be asked in several."""
+
+        def encoded() -> bytes:
+            return encode_contribution(compute())
+
+        return encoded() if self.answers is None else self.answers.once(question, form, encoded)
+
+    def contribution_once(
+        self, question: Question, compute: Callable[[], Contribution], form: str
+    ) -> Contribution:
+        """Like `once`, not as bytes."""
+        if self.answers is None:
+            return compute()
+        return decode_contribution(self.once(question, compute, form))
 
 
 @dataclass(frozen=True)
@@ -171,6 +209,7 @@ class Task:
     random: whether the answer to a question is drawn anew in another round. Where it is not,
     masked sums tell the total of one cohort only: two would tell their difference.
     about: of a task that hands on another's answer in another form, the question inside.
+    protocol: a message about keys and masks: what is answered twice is its party's own rule.
     """
 
     def __init__(
@@ -182,6 +221,7 @@ class Task:
         self.batched: Batched | None = None
         self.charge: Callable[[SiteContext, Question], Charge | None] | None = None
         self.about: Callable[[Question], Question] | None = None
+        self.protocol = False
 
     def charges(
         self, function: Callable[[SiteContext, Question], Charge | None]
@@ -196,9 +236,13 @@ class Task:
         self.batched = function
         return function
 
-    def __call__(self, site: SiteContext, question: Question) -> Contribution:
+    def refuse_openly(self, site: SiteContext) -> None:
+        """Declined if the site hides its answers to this task in masked sums."""
         if site.party is not None and site.hidden is None and not site.party.answers(self.name):
             raise Declined("this site answers in masked sums, not openly")
+
+    def __call__(self, site: SiteContext, question: Question) -> Contribution:
+        self.refuse_openly(site)
         return self.plain(site, question)
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cupola.federation import Declined, Question, SiteContext
+from cupola.federation.stored import write_durably
 from cupola.gwas.agreement import Index
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.gwas.design import Design, design
 from cupola.gwas.files import CohortError, Variants
 from cupola.gwas.kernels import genotype_counts
+from cupola.secure.memory import Memory
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
@@ -29,7 +34,8 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
-    none of it crosses the border. listed: whether the list of variants is in use.
+    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
+    that a new process does not answer it all again in other forms.
     """
 
     files: Files
@@ -39,13 +45,13 @@ class Site:
     rare: int = 5
     iterations: int = 20 + FIRTH_ITERATIONS
     log: list[str] = field(default_factory=list)
-    listed: bool = False
+    memory: Memory = field(default_factory=Memory)
+    folder: Path | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
     _common: tuple[int, Variants] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pinned: dict[Any, Any] = field(default_factory=dict)
     _asked: dict[str, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
 
@@ -68,17 +74,22 @@ class Site:
             self._index = Index(self.cohort.variants)
         return self._index
 
+    def pinned(self, what: Any) -> bool:
+        """Whether this kind of question was asked before."""
+        return self.memory.get(f"pin {what!r}") is not None
+
     def pin(self, what: Any, value: Any) -> None:
         """Answer a kind of question in one form only: many forms of a sum tell its parts."""
-        if self._pinned.setdefault(what, value) != value:
+        text = json.dumps(value)
+        if self.memory.setdefault(f"pin {what!r}", text) != text:
             raise Declined("asked-otherwise-before")
 
     def agreeing(self, start: int, reached: int, sites: int, packed: np.ndarray) -> None:
         """Refuse another list than the first, a gap in it, or more of it once it is in use."""
         stretch = ("agree", start)
-        if start != reached or (self.listed and stretch not in self._pinned):
+        if start != reached or (self.pinned("list") and not self.pinned(stretch)):
             raise Declined("variants-not-agreed")
-        self.pin(stretch, (hashlib.blake2b(packed.tobytes()).digest(), sites))
+        self.pin(stretch, (hashlib.blake2b(packed.tobytes()).hexdigest(), sites))
 
     def count(self, question: Question, what: str, places: np.ndarray, of: int) -> None:
         """Refuse to tell a likelihood at ever more points. places: which of `of` are asked for.
@@ -86,17 +97,38 @@ class Site:
         A question that is repeated bit for bit tells nothing new. Its step is the coordinator's
         word, so what it asks for counts as well.
         """
-        asked = self._asked.setdefault(what, np.zeros(of, np.int32))
+        if what not in self._asked:
+            self._asked[what] = self._counts(what, of)
+        asked = self._asked[what]
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(question.arrays):
             digest.update(name.encode() + b"\0" + question.arrays[name].tobytes())
         digest.update(repr([question.options.get(n) for n in ("start", "stop", "kind")]).encode())
         key = (what, question.step, digest.digest())
         if key not in self._counted:
-            self._counted.add(key)
             asked[places] += 1
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_durably(self._place(what), [asked.tobytes()])
+            self._counted.add(key)
         if (asked[places] > self.iterations).any():
             raise Declined("asked-too-often")
+
+    def _counts(self, what: str, of: int) -> np.ndarray:
+        """How often each of `of` was asked for before this process."""
+        if self.folder is None or not self._place(what).exists():
+            return np.zeros(of, np.int32)
+        counts = np.frombuffer(self._place(what).read_bytes(), np.int32).copy()
+        if len(counts) != of:
+            raise Declined("asked-otherwise-before")
+        return counts
+
+    def _place(self, what: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.counts"
+
+    def close(self) -> None:
+        self.memory.close()
 
     def common(self, least: int) -> Variants:
         """Variants with known alleles and at least so many copies of the rarer one."""
@@ -154,6 +186,7 @@ class StudyHost:
 def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[..., Any]:
     """A task whose complaints about data stay at the cohort: only their code goes out."""
 
+    @wraps(function)
     def run(site: SiteContext, question: Question) -> Any:
         own: Site = site.data
         try:

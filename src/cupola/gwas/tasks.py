@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
 def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the cohort's files that a question selects, and where alleles are swapped."""
     kept, options = site.recall(question), question.options
-    own.listed = True
+    own.pin("list", "in use")
     start, stop = int(options["start"]), int(options["stop"])
     if not kept or not 0 <= start < stop <= len(kept["local"]):
         raise Declined("variants-not-agreed")
@@ -318,9 +319,15 @@ def fingerprints(own: Site, site: SiteContext, question: Question) -> Contributi
         raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
     hashes = [_hash(own.salt, cohort.person[i].encode()) for i in who]
     draw = site.generator("gwas fingerprints", 0)
+    real = site.secret_seed is None  # whoever could tell the random numbers could count people
     found = draw.integers(0, 256, (most, HASH), np.uint8)
+    if real:
+        found = np.frombuffer(os.urandom(most * HASH), np.uint8).reshape(most, HASH).copy()
     found[: len(hashes)] = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH)
-    return Contribution({"hashes": draw.permutation(found)})
+    order = draw.permutation(most)
+    if real:
+        order = np.argsort(np.frombuffer(os.urandom(8 * most), np.uint64))
+    return Contribution({"hashes": found[order]})
 
 
 def _hash(salt: bytes, data: bytes) -> bytes:

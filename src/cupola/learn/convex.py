@@ -80,7 +80,7 @@ def solved(
     x, y = space.batch(site.data.train, slice(None))
     inputs, labels = x.double().cpu().numpy(), y.reshape(-1).long().cpu().numpy()
     start = to_start(problem, weight, bias)
-    random = source(site.seed, "privacy noise", question.round, site.index)
+    random = source(site.secret_seed, "privacy noise", question.round, site.index)
     if privacy.mechanism == "output":
         assert privacy.noise is not None
         release = output_perturbation(

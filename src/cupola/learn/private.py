@@ -59,7 +59,7 @@ def drawn_batches(
     site: SiteContext, round: int, n: int, rate: float, steps: int
 ) -> list[np.ndarray]:
     """Poisson samples: every example is in each batch with probability `rate`, on its own."""
-    random = source(site.seed, "privacy batches", round, site.index)
+    random = source(site.secret_seed, "privacy batches", round, site.index)
     lots = random.uniforms(steps * n).reshape(steps, n) if n else np.empty((steps, 0))
     return [np.flatnonzero(row) for row in lots < rate]
 
@@ -174,7 +174,7 @@ class PrivateGradient:
         self.copies = copies_of(site.data.train, privacy)
         n = len(site.data.train)
         self.expected = sampling_rate(n, local) * n
-        self.random: Source = source(site.seed, "privacy noise", question.round, site.index)
+        self.random: Source = source(site.secret_seed, "privacy noise", question.round, site.index)
         if "per-sample gradients" not in space.cache:
             space.cache["per-sample gradients"] = PerSample(space.module, space.problem.loss)
         self.engine: PerSample = space.cache["per-sample gradients"]

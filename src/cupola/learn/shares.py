@@ -143,7 +143,7 @@ def noised_share(
             # Rounded or cut off on its own, a share no longer adds up to the agreed noise.
             raise Declined(f"the masked sum of 'model/{name}' is too coarse for its noise")
     flat = np.concatenate([c.detach().double().cpu().numpy().reshape(-1) for c in change])
-    random = source(site.seed, "noise share", question.round, site.index)
+    random = source(site.secret_seed, "noise share", question.round, site.index)
     noised = shares.noised(flat, random)
     sizes = np.cumsum([c.numel() for c in change])[:-1]
     parts = zip(space.names, change, np.split(noised, sizes))

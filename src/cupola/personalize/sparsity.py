@@ -113,7 +113,7 @@ def sparsity(site: SiteContext, question: Question) -> Contribution:
     vector = np.concatenate([found[name] for name, _ in layers])
     noise = question.options.get("noise")
     if noise is not None:
-        random = source(site.seed, "sparsity noise", question.round, site.index)
+        random = source(site.secret_seed, "sparsity noise", question.round, site.index)
         vector = released(vector, len(data), noise, random)
     ends = np.cumsum([len(channels) for _, channels in layers])[:-1]
     parts = np.split(vector.astype(np.float32), ends)

@@ -26,6 +26,7 @@ from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
 from cupola.plan.holding import signals
 from cupola.plan.load import load
 from cupola.plan.personal import write_group_models, write_personal
+from cupola.plan.place import Place, Simulated
 from cupola.plan.plan import Plan
 from cupola.plan.summary import partition_table, result
 from cupola.plan.twin import run_twin
@@ -57,12 +58,14 @@ def run(
     overwrite: bool = False,
     progress: Watch | None = None,
     report: bool = True,
+    place: Place | None = None,
 ) -> Run:
     """Carry out a plan and fill a run folder (default: runs/NAME, numbered if taken).
 
     settings: 'local.lr=0.2' on top of the plan. resume: go on with a run of the same plan in
     `folder` if there is one. overwrite: replace the run that is there. progress: called after
-    every round. Ctrl-C saves the state and raises KeyboardInterrupt.
+    every round. Ctrl-C saves the state and raises KeyboardInterrupt. place: where the sites are;
+    by default they are simulated.
     """
     plan = load(plan, settings)
     if plan.many:
@@ -80,7 +83,7 @@ def run(
         made = Run(folder, plan)
         if made.status != "finished":
             (folder / "result.json").unlink(missing_ok=True)
-            _Session(plan, folder, progress).execute()
+            _Session(plan, folder, progress, place or Simulated()).execute()
             if report:
                 _report(folder)
     return made
@@ -145,15 +148,15 @@ class _Session:
 
     whole: Program
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch | None) -> None:
-        self.plan, self.folder, self.watch = plan, folder, watch
+    def __init__(self, plan: Plan, folder: Path, watch: Watch | None, place: Place) -> None:
+        self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
         self.state = State()
         self.stopping = False
         self.save_took = 0.0
 
     def execute(self) -> None:
         try:
-            host = compose.host(**self.plan.to_dict())
+            host = self.place.host(self.plan)
             program = compose.training(self.plan, host)
             self.whole = compose.program(self.plan, host, program)
             table = self.folder / "partition.json"
@@ -169,7 +172,7 @@ class _Session:
         self.booked: list[dict[str, Any]] = []  # since the last complete step
         self.ledger = Ledger(self._book)
         try:
-            with compose.federation(self.plan, host, self.ledger, self.folder) as reach:
+            with self.place.federation(self.plan, host, self.ledger, self.folder) as reach:
                 self._restore(saved, reach)
                 self._drive(host, program, reach)
         finally:
@@ -251,9 +254,10 @@ class _Session:
             self._save(reach)
             raise KeyboardInterrupt
         # Writing may take at most a tenth of the time, unless every step is to be saved.
-        wait = self.plan.checkpoint_seconds and max(
-            self.plan.checkpoint_seconds, 10 * self.save_took
-        )
+        # Sites with processes of their own answer a step once, so that none may be repeated.
+        apart = self.place.real or self.plan.engine.kind == "separate"
+        seconds = 0 if apart else self.plan.checkpoint_seconds
+        wait = seconds and max(seconds, 10 * self.save_took)
         if time.monotonic() - self.saved_at >= wait:
             self._save(reach)
         if new and self.watch is not None:
@@ -310,6 +314,7 @@ class _Session:
         last = self.state.values.get("last") or {}
         if "personal" in self.state.values and isinstance(self.whole, Personalisation):
             facts["personal"] = write_personal(self.whole, self.state, facts["host"], self.folder)
+        facts["real"] = self.place.real
         summary = result(Run(self.folder, self.plan), status, reason, last, **facts)
         if facts.get("personal"):  # which came after the last round
             sent = {"bytes_down": self.ledger.bytes_down, "bytes_up": self.ledger.bytes_up}

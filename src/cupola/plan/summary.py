@@ -30,10 +30,12 @@ def result(
     program: Training | None = None,
     twin: dict[str, Any] | None = None,
     personal: dict[str, Any] | None = None,
+    real: bool = False,
 ) -> dict[str, Any]:
     """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
 
-    record: the training's own of the last round, which may hold a confusion matrix.
+    record: the training's own of the last round, which may hold a confusion matrix. real: sites
+    keep their own books, so that what they spent is not known here.
     """
     plan, history = run.plan, run.history
     last = history[-1] if history else {}
@@ -65,9 +67,9 @@ def result(
             "numpy": np.__version__,
         },
         "confusion": _confusion(record),
-        "simulated": True,
+        "simulated": not real,
         "privacy": None
-        if program is None
+        if program is None or real
         else spent(program, run.folder, last.get("round", 0), personal is not None),
         "twin": twin,
         "personal": personal,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -48,8 +49,8 @@ class Book:
     """Accounts of sites in one file (or in memory): who spent what in which run.
 
     study: the file belongs to it. run: names this run; steps are counted within a run. limit:
-    checked before every charge. Sites with equal histories share them, so that a million sites
-    cost little more than their distinct histories.
+    checked before every charge. durable: charges are on disk before they count. Sites with equal
+    histories share them, so that a million sites cost little more than their distinct histories.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Book:
         study: str = "",
         run: str = "",
         limit: Limit | None = None,
+        durable: bool = False,
     ) -> None:
         self.path, self.study, self.run, self.limit = path, study, run, limit
+        self.durable = durable or limit is not None  # a budget survives a power cut, too
         self.unprotected: dict[str, int] = {}  # task -> answers given without protection
         self._histories: list[History] = [()]
         self._numbers: dict[History, int] = {(): 0}
@@ -71,6 +74,7 @@ class Book:
         self._names: dict[Charge, str] = {}
         self._allowed: dict[int, bool] = {}
         self._file: IO[str] | None = None
+        self._lost = False
         if path is not None:
             self._open(path)
 
@@ -183,6 +187,8 @@ class Book:
         new: Mapping[Charge, list[int]],
         open_answers: list[int],
     ) -> None:
+        if self._lost:
+            raise DataError("the book of spent privacy could not be written; open it again")
         if self._file is None:
             return
         defined = {}
@@ -205,10 +211,15 @@ class Book:
 
     def _append(self, line: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
-        if self.limit is not None:  # a budget survives a power cut, too
-            os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+            if self.durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self.close()  # what is on disk is unknown: only reading it again can tell
+            self._lost = True
+            raise
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +268,8 @@ class Book:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # it tries to write what could not be written
+                self._file.close()
             self._file = None
 
     def __iter__(self) -> Iterator[int]:

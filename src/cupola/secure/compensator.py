@@ -39,6 +39,7 @@ from cupola.secure.roster import Roster
 from cupola.secure.settlement import (
     CHECK,
     CHUNK,
+    LATER_ATTEMPT,
     OTHER_SURVIVORS,
     SUM,
     Request,
@@ -143,6 +144,14 @@ class Compensator:
         names = set() if held is None else set(_by_site(held["survivors"]))
         return [n for n, party in enumerate(self.roster.sites) if party.name in names]
 
+    def latest(self, step: int) -> int:
+        """The last attempt that a step was settled in; -1 if none was."""
+        with self._lock:
+            count, found = 0, -1
+            while made := self._memory.get(f"attempt {step} {count}"):
+                count, found = count + 1, max(found, made["attempt"])
+        return found
+
     def close(self) -> None:
         """Let go of the memory, so that another process may take over."""
         self._memory.close()
@@ -187,7 +196,7 @@ class Compensator:
         while made := self._memory.get(f"attempt {request.step} {len(attempts)}"):
             attempts[made["request"]] = made["attempt"]
         if request.digest.hex() not in attempts and request.attempt <= max(attempts.values()):
-            raise Declined("this attempt or a later one was settled with other envelopes")
+            raise Declined(LATER_ATTEMPT)
         return attempts
 
     def _answered_alike(self, request: Request, survivors: dict[str, str]) -> set[str]:
@@ -318,13 +327,18 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
 
 @task("settled")
 def settled(site: SiteContext, question: Question) -> Contribution:
-    """Who a step was settled for, for a coordinator that lost its own memory: a flag per site."""
+    """Who a step was settled for, and in which attempt, for a coordinator that lost its own memory
+    or whose clock was set back."""
     party, step = _compensator(site), question.options.get("step", -1)
     if not is_whole(step):
         raise Declined("request is not well formed")
     flags = np.zeros(len(party.roster.sites), bool)
     flags[party.settled(step)] = True
-    return Contribution({"settled": flags})
+    return Contribution({"settled": flags, "attempt": np.array(party.latest(step), np.int64)})
+
+
+for _asked in (settle, unmask, settled):  # its own memory says what it tells twice
+    _asked.protocol = True
 
 
 def _compensator(site: SiteContext) -> Compensator:

@@ -89,10 +89,16 @@ def layout_of(inner: Question, sites: int) -> Layout:
     return tuple(entries)
 
 
-def hidden_values(site: SiteContext, inner: Question, layout: Layout) -> dict[Entry, np.ndarray]:
+def hidden_values(
+    site: SiteContext, inner: Question, layout: Layout, protocol: str
+) -> dict[Entry, np.ndarray]:
     """Run the inner task: its answer as integers, range-checked. The coordinator will not be able
-    to check it, so the site refuses to hand on what is broken."""
-    answer = find_task(inner.task)(replace(site, hidden=layout), inner)
+    to check it, so the site refuses to hand on what is broken. protocol: the outer task; a site
+    that stores its answers gives the same one in every attempt."""
+    task = find_task(inner.task)
+    answer = site.contribution_once(
+        inner, lambda: task(replace(site, hidden=layout), inner), protocol
+    )
     broken = refusal(answer, inner)
     if broken is not None:
         raise FederationError(broken)

@@ -34,6 +34,7 @@ from cupola.secure.member import ANSWER, CHECK, terms_hash
 from cupola.secure.roster import Roster
 from cupola.secure.settlement import CHECK as CHECKS
 from cupola.secure.settlement import (
+    LATER_ATTEMPT,
     OTHER_SURVIVORS,
     SUM,
     Request,
@@ -118,6 +119,10 @@ class _Settled(FederationError):
     """The step was settled before, for other survivors."""
 
 
+class _Early(FederationError):
+    """The step was settled in a later attempt: this clock was set back."""
+
+
 @dataclass
 class _Collected:
     """What came in of one attempt."""
@@ -155,20 +160,30 @@ class Masked(Hidden):
 
     def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         try:
-            return self._attempt(question, sites)
+            return self._attempt_in_time(question, sites)
         except _Settled:
             # Settled before a crash, for other survivors: it can be told for those only.
-            before = self._settled(question.step)
+            before, _ = self._settled(question.step)
             if not set(before) <= set(sites):
                 raise
-            total, broken = self._attempt(question, before)
+            total, broken = self._attempt_in_time(question, before)
             others = [site for site in sites if site not in before]
             total.failed |= dict.fromkeys(others, "the step was settled without it")
             return total, broken
 
-    def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
+    def _attempt_in_time(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
+        try:
+            return self._attempt(question, sites)
+        except _Early:
+            _, latest = self._settled(question.step)
+            return self._attempt(question, sites, latest + 1)
+
+    def _attempt(
+        self, question: Question, sites: Sequence[int], least: int = 0
+    ) -> tuple[Total, list[int]]:
         key = secrets.token_bytes(32)  # of the checksums; the compensator never sees it
-        attempt = time.time_ns() // 1000  # later attempts have higher numbers, after a crash, too
+        # Later attempts have higher numbers, after a crash, too.
+        attempt = max(time.time_ns() // 1000, least)
         layout = layout_of(question, len(self.roster.sites))
         options = {
             "roster": self.roster.digest.hex(),
@@ -186,12 +201,14 @@ class Masked(Hidden):
         self._enter(outer, question, total, came.sizes if total.sites else [])
         return total, came.broken
 
-    def _settled(self, step: int) -> list[int]:
+    def _settled(self, step: int) -> tuple[list[int], int]:
+        """For whom a step was settled, and in which attempt."""
         asked = settled_question(step, len(self.roster.sites))
         ((_, answer),) = self.compensator._ask(asked, [0])
         if isinstance(answer, Failure) or refusal(answer, asked) is not None:
             raise FederationError("the compensator does not say for whom a step was settled")
-        return [int(site) for site in np.flatnonzero(answer.arrays["settled"])]
+        sites = [int(site) for site in np.flatnonzero(answer.arrays["settled"])]
+        return sites, int(answer.arrays["attempt"])
 
     def _collect(self, outer: Question, layout: Layout, sites: Sequence[int]) -> _Collected:
         came = _Collected(failed=dict(self.engine._admit(outer, sites)))
@@ -280,7 +297,9 @@ class _Call:
         code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
         if isinstance(answer, Failure) or code is not None:
             text = f"the compensator, in step {question.step}: {code}"
-            raise (_Settled if str(code).startswith(OTHER_SURVIVORS) else FederationError)(text)
+            if str(code).startswith(OTHER_SURVIVORS):
+                raise _Settled(text)
+            raise _Early(text) if code == LATER_ATTEMPT else FederationError(text)
         self.down += question_size(question)
         self.up += contribution_size(answer.arrays)
         return answer.arrays

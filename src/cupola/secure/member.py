@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Member:
     roster: Roster
     index: int
     memory: Memory = field(default_factory=Memory)
-    openly: frozenset[str] = frozenset()
+    openly: Container[str] = frozenset()
 
     def answers(self, task: str) -> bool:
         """Whether a task may be asked as it is, without a protocol around it."""
@@ -121,7 +121,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     compensator = member.roster.compensator
     if compensator is None:
         raise Declined("the roster names no compensator")
-    values = hidden_values(site, inner, layout)
+    values = hidden_values(site, inner, layout, "masked")
     member.stand_by(inner.step, values)
     study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cupola.errors import DataError
+from cupola.federation.stored import sync_folder
 
 try:
     import fcntl
@@ -32,7 +33,7 @@ class Memory:
             self._file = path.open("a+b")
             try:
                 self._read(path)
-                _sync_folder(path.parent)  # else a power cut may take the file itself
+                sync_folder(path.parent)  # else a power cut may take the file itself
             except BaseException:
                 self.close()
                 raise
@@ -90,12 +91,3 @@ class Memory:
                 ) from error
         self._file.truncate(end)
         self._file.seek(end)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

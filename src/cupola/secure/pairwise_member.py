@@ -177,7 +177,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
         raise Declined("keys of the cohort are not usable") from None
     own = dict(enumerate(session.seeds))
     session.mask, session.seeds = None, []  # from here on there is no second time
-    values = hidden_values(site, inner, layout)
+    values = hidden_values(site, inner, layout, "pairwise masked")
     member.stand_by(inner.step, values)
     table = Table(layout)
     for entry, integers in values.items():
@@ -299,3 +299,4 @@ def _nothing(site: SiteContext, question: Question) -> Charge:  # noqa: ARG001
 
 for _free in (keys, shares, survivors, unmask):  # they tell of keys, and of nobody's data
     _free.about = lambda _: Question("pairwise keys", step=-1)
+    _free.protocol = True

@@ -95,8 +95,8 @@ class Roster:
                 "format": FORMAT,
                 "study": self.study,
                 "minimum": self.minimum,
-                "sites": [_party_to_json(site) for site in self.sites],
-                "compensator": _party_to_json(self.compensator) if self.compensator else None,
+                "sites": [party_to_json(site) for site in self.sites],
+                "compensator": party_to_json(self.compensator) if self.compensator else None,
                 "consents": {
                     what: {name: signature.hex() for name, signature in by.items()}
                     for what, by in self.consents.items()
@@ -113,9 +113,9 @@ class Roster:
             kind, version = facts.pop("cupola"), facts.pop("format")
             if kind != "roster" or version != FORMAT:
                 raise ValueError("format")
-            facts["sites"] = tuple(_party_from_json(site) for site in facts["sites"])
+            facts["sites"] = tuple(party_from_json(site) for site in facts["sites"])
             compensator = facts["compensator"]
-            facts["compensator"] = None if compensator is None else _party_from_json(compensator)
+            facts["compensator"] = None if compensator is None else party_from_json(compensator)
             facts["consents"] = {
                 what: {name: bytes.fromhex(signature) for name, signature in by.items()}
                 for what, by in facts["consents"].items()
@@ -185,11 +185,11 @@ def _distinct(what: str, values: list[Any]) -> None:
         raise FederationError(f"two parties of the roster have the same {what}")
 
 
-def _party_to_json(party: Party) -> dict[str, str]:
+def party_to_json(party: Party) -> dict[str, str]:
     return {"name": party.name, "sign": party.sign.hex(), "seal": party.seal.hex()}
 
 
-def _party_from_json(facts: Any) -> Party:
+def party_from_json(facts: Any) -> Party:
     name, sign, seal = facts.pop("name"), facts.pop("sign"), facts.pop("seal")
     if facts:
         raise ValueError("unknown facts")

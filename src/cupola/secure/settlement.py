@@ -16,6 +16,7 @@ from cupola.secure.envelope import ENVELOPE
 
 CHUNK = 4 << 20  # bytes of mask in one answer
 OTHER_SURVIVORS = "step settled for other survivors"
+LATER_ATTEMPT = "this attempt or a later one was settled with other envelopes"
 SUM, CHECK = "sum/", "check/"  # of masks: an array's, and its checksum's
 Part = tuple[str, int, int]  # array, and from which number to which
 
@@ -172,8 +173,9 @@ def chunks(arrays: Mapping[str, tuple[int, int]]) -> Iterator[list[Part]]:
 
 
 def settled_question(step: int, sites: int) -> Question:
-    """Ask for whom a step was settled: a flag per site of the roster."""
-    expects = {"settled": Spec((sites,), "bool")}
+    """Ask for whom a step was settled, a flag per site of the roster, and in which attempt (-1: not
+    yet)."""
+    expects = {"settled": Spec((sites,), "bool"), "attempt": Spec((), "int")}
     return Question("settled", {}, {"step": step}, expects, step=step)
 
 

@@ -3,6 +3,7 @@
 from cupola.data.loaders import (
     bundled,
     cityscapes,
+    elsewhere,
     folders,
     images,
     leaf,
@@ -15,6 +16,7 @@ from cupola.data.loaders import (
 __all__ = [
     "bundled",
     "cityscapes",
+    "elsewhere",
     "folders",
     "images",
     "leaf",

@@ -1,0 +1,231 @@
+"""cupola federation, coordinator, submit, and how sites and the compensator start: real parties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cupola.cli.parties import compensator, site
+from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, _show
+from cupola.cli.shell import Shell, app
+from cupola.errors import FederationError, PlanError
+
+if TYPE_CHECKING:
+    from cupola.plan.run import Watch
+
+federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
+coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
+app.add_typer(federation, name="federation")
+app.add_typer(coordinator, name="coordinator")
+
+Own = Annotated[Path, typer.Option("--folder", "-f", metavar="DIR", help="The party's own folder.")]
+Organiser = Annotated[
+    Path, typer.Option("--federation", metavar="DIR", help="The organiser's folder.")
+]
+
+
+@federation.command("init")
+def init(
+    settings: Annotated[
+        Path, typer.Argument(metavar="FEDERATION", help="Who takes part: federation.toml.")
+    ] = Path("federation.toml"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR")] = Path("federation"),
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Make all parties' kits here, to try it on one machine.")
+    ] = False,
+) -> None:
+    """Make a federation's authority and an invitation for every party."""
+    from cupola.flare import launch, provision
+    from cupola.flare.settings import load_federation
+
+    launch.check_installed()
+    whole = load_federation(settings)
+    if trial:
+        for folder in provision.trial(whole, out).values():
+            typer.echo(f"{folder}")
+        return
+    invitations = provision.init(whole, out)
+    typer.echo(f"authority: {provision.fingerprint(out / 'ca' / 'rootCA.pem')}")
+    typer.echo("send each party its invitation, and tell it the authority's fingerprint by voice:")
+    for path in invitations:
+        typer.echo(f"  {path}")
+
+
+@federation.command("request")
+def request(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION")],
+    folder: Own = Path(),
+) -> None:
+    """Make this party's key, and the request that the organiser signs. The key stays here."""
+    from cupola.flare import launch, provision
+
+    launch.check_installed()
+    made = provision.request(invitation, folder)
+    typer.echo(f"authority: {provision.load_invitation(folder / provision.INVITATION).authority}")
+    typer.echo("compare it with what the organiser tells you; then send the organiser:")
+    typer.echo(f"  {made}")
+
+
+@federation.command("approve")
+def approve(
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...")],
+    folder: Organiser = Path("federation"),
+) -> None:
+    """Sign requests of invited parties."""
+    from cupola.flare import launch, provision
+
+    launch.check_installed()
+    for path in requests:
+        typer.echo(f"send back: {provision.approve(path, folder)}")
+
+
+@federation.command("install")
+def install(
+    signed: Annotated[Path, typer.Argument(metavar="SIGNED", help="What the organiser sent back.")],
+    folder: Own = Path(),
+) -> None:
+    """Make this party's start-up kit from its key and its certificate."""
+    from cupola.flare import launch, provision
+
+    launch.check_installed()
+    typer.echo(f"start-up kit: {provision.install(signed, folder)}")
+
+
+@federation.command("roster")
+def roster(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="The study's name.")],
+    sites: Annotated[list[Path], typer.Argument(metavar="SITE...", help="Sites' public.json.")],
+    compensator: Annotated[
+        Path | None, typer.Option("--compensator", metavar="FILE", help="Its public.json.")
+    ] = None,
+    minimum: Annotated[int, typer.Option(help="Fewest sites in a masked sum.")] = 3,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE")] = Path("roster.json"),
+) -> None:
+    """Write down who takes part in a study, from the public keys that the parties sent.
+
+    Every party compares fingerprints with the others before it joins."""
+    from cupola.secure.roster import Roster
+
+    if out.exists():
+        raise PlanError(f"{out} exists; choose another file (--out)")
+    third = None if compensator is None else _public(compensator)
+    made = Roster(study, tuple(_public(path) for path in sites), third, minimum)
+    out.write_text(made.to_json())
+    typer.echo(f"{out}: roster {made.digest.hex()}")
+    for party in (*made.sites, *([third] if third else [])):
+        typer.echo(f"  {party.name}: {party.fingerprint}")
+
+
+def _public(path: Path) -> Any:
+    import json
+
+    from cupola.secure.roster import party_from_json
+
+    try:
+        return party_from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise PlanError(f"{path} is not a party's public.json (see `cupola site init`)") from None
+
+
+@coordinator.command("start")
+def start_coordinator(folder: Own = Path()) -> None:
+    """Run the coordinator until it is stopped (Ctrl-C)."""
+    from cupola.flare.launch import start
+
+    start(folder, "coordinator")
+
+
+@site.command("start")
+def start_site(folder: Own = Path()) -> None:
+    """Be there for the studies that this site has joined, until stopped (Ctrl-C)."""
+    from cupola.flare.launch import start
+
+    start(folder, "site")
+
+
+@compensator.command("start")
+def start_compensator(folder: Own = Path()) -> None:
+    """Be there for the studies that this compensator has joined, until stopped (Ctrl-C)."""
+    from cupola.flare.launch import start
+
+    start(folder, "compensator")
+
+
+@app.command()
+def submit(
+    plan: PlanFile,
+    roster: Annotated[
+        Path, typer.Option("--roster", metavar="FILE", help="Who takes part in the study.")
+    ],
+    user: Annotated[
+        Path, typer.Option("--as", metavar="DIR", help="Folder with your own start-up kit.")
+    ],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a plan at real sites, follow it, and fetch its run folder. The same command goes on with
+    a run that was stopped."""
+    from cupola.cli.display import watching
+    from cupola.flare import launch
+    from cupola.flare.coordinate import checked, unpack
+    from cupola.flare.submit import submit as hand_in
+    from cupola.plan.folder import Run, free_folder
+    from cupola.plan.load import load
+
+    Shell.json = as_json
+    launch.check_installed()
+    whole = load(plan, settings or ())
+    job = _job(whole.to_toml(), roster)
+    checked(job)
+    folder = free_folder(whole) if out is None else out
+    if folder.exists() and any(folder.iterdir()):
+        raise PlanError(f"{folder} is not empty; choose another folder (--out)")
+    with watching(quiet, log=not as_json) as watch:
+        end, packed = hand_in(job, user, _follow(watch, folder))
+    if packed:
+        unpack(packed, folder)
+    if end["state"] != "finished" or not packed:
+        raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
+    from cupola import report
+
+    report.write(folder)
+    _show([Run.open(folder)], as_json, quiet)
+
+
+def _job(plan: str, roster: Path) -> Any:
+    from cupola.flare.jobs import Job
+    from cupola.secure.roster import Roster
+
+    try:
+        text = roster.read_text()
+    except OSError as error:
+        raise PlanError(f"{roster}: {error.strerror}") from None
+    agreed = Roster.from_json(text)
+    names = [party.name for party in agreed.sites]
+    third = agreed.compensator.name if agreed.compensator else None
+    return Job(agreed.study, plan, names, third, text, len(names))
+
+
+def _follow(watch: Watch | None, folder: Path) -> Any:
+    """What the coordinator tells, as the progress of a run."""
+    from cupola.plan.run import Progress
+
+    said: set[str] = set()
+
+    def tell(told: dict[str, Any]) -> None:
+        for name in told.get("away", []):
+            if name not in said:
+                typer.echo(f"no answer from {name}: going on without it", err=True)
+        said.clear()
+        said.update(told.get("away", []))
+        if watch is not None and told.get("round"):
+            facts = ("round", "rounds", "record", "rounds_per_second", "seconds_left")
+            watch(Progress(folder=folder, **{fact: told[fact] for fact in facts}))
+
+    return tell

@@ -1,0 +1,250 @@
+"""cupola site, cupola compensator: what a party decides for itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cupola.cli.parties import compensator, site
+from cupola.cli.runs import AsJson
+from cupola.cli.shell import Shell, print_json
+from cupola.errors import DataError, PlanError
+
+Folder = Annotated[
+    Path, typer.Option("--folder", "-f", metavar="DIR", help="The party's own folder.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As it will stand in rosters.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan or a study: a TOML file.")]
+RosterFile = Annotated[Path, typer.Option("--roster", metavar="FILE", help="The study's roster.")]
+StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="Its name in the roster.")]
+DataName = Annotated[
+    str | None, typer.Option("--data", metavar="NAME", help="Which of the site's data sets.")
+]
+
+_SITE = """\
+# What this site allows. Nothing runs without an entry under [studies], which `cupola site join`
+# writes after `cupola site preview`.
+name = {name}
+tasks = ["train", "evaluate"]  # what may run here; ["gwas *"] for association studies
+openly = []                    # tasks whose answers may leave without masks
+minimum = 3                    # sites in a total, at least
+
+# [budget]                     # of each data set, over all studies
+# epsilon = 3.0
+# delta = 1e-5
+
+# [data.patients]              # by the name that plans use
+# loader = "csv"
+# path = "patients.csv"
+# target = "outcome"
+# test = 0.0                   # all rows are this site's; none are public
+"""
+
+
+@site.command("init")
+def init_site(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """Make a site's settings and keys; the private keys never leave this folder."""
+    from cupola.sites.settings import SITE
+
+    Shell.json = as_json
+    _init(folder, SITE, _SITE.format(name=json.dumps(name, ensure_ascii=False)), name, as_json)
+
+
+@compensator.command("init")
+def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """Make a compensator's settings and keys."""
+    from cupola.sites.settings import COMPENSATOR
+
+    Shell.json = as_json
+    text = (
+        "# Nothing is answered without an entry under [studies], which "
+        f"`cupola compensator join` writes.\nname = {json.dumps(name, ensure_ascii=False)}\n"
+    )
+    _init(folder, COMPENSATOR, text, name, as_json)
+
+
+def _init(folder: Path, file: str, text: str, name: str, as_json: bool) -> None:
+    from cupola.secure.roster import party_to_json
+    from cupola.sites.parties import make_keys
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file
+    if path.exists():
+        raise PlanError(f"{path} exists; edit it, or choose another folder (--folder)")
+    identity = make_keys(folder, name)
+    path.write_text(text, encoding="utf-8")
+    public = folder / "public.json"
+    public.write_text(json.dumps(party_to_json(identity.public), indent=1) + "\n")
+    facts = {
+        "settings": str(path),
+        "public": str(public),
+        "fingerprint": identity.public.fingerprint,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"settings: {path}")
+    typer.echo(f"public keys, for the roster: {public}")
+    typer.echo(f"fingerprint, to compare by telephone: {identity.public.fingerprint}")
+
+
+@site.command()
+def preview(
+    plan: PlanFile,
+    roster: RosterFile,
+    data: DataName = None,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Show every answer a study asks for, its size, protection and recipients. Joins nothing."""
+    from cupola.sites.preview import preview as look
+
+    Shell.json = as_json
+    found = look(folder, plan, roster, data)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    _show(found.as_dict())
+
+
+def _show(found: dict[str, Any]) -> None:
+    from cupola.report import words
+
+    typer.echo(f"study      {found['study']}")
+    typer.echo(f"plan       {found['plan']}\nroster     {found['roster']}")
+    for name, fingerprint in found["members"]:
+        typer.echo(f"  {name}: {fingerprint}")
+    for row in found["answers"]:
+        times = "as often as needed" if row["times"] is None else f"{row['times']} times"
+        size = "" if row["bytes"] is None else f", {words.size(row['bytes'])} each"
+        typer.secho(f"\n{row['task']}: {times}{size}", bold=True)
+        typer.echo(f"  tells       {row['reveals']}")
+        typer.echo(f"  goes to     {row['to']}")
+        typer.echo(f"  protection  {row['protection']}")
+    if not found["complete"]:
+        typer.echo("\nLater questions depend on answers, or are more of the same.")
+    for party, what in found["parties"]:
+        typer.echo(f"\n{party} learns {what}")
+    cost = found["epsilon"]
+    if cost is not None:
+        budget = "no budget" if cost["budget"] is None else f"budget {cost['budget']:g}"
+        typer.echo(
+            f"\nepsilon {cost['epsilon']:.3g} at delta {cost['delta']:g} for each {cost['unit']}, "
+            f"against {cost['against']} ({budget})"
+        )
+        for what in cost["unprotected"]:
+            typer.echo(f"unprotected: {what}")
+    for line in found["objections"]:
+        typer.secho(f"cannot join: {line}", fg="yellow")
+
+
+@site.command()
+def join(
+    plan: PlanFile,
+    roster: RosterFile,
+    data: DataName = None,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Consent to a study: its plan and roster are pinned, and its questions are answered."""
+    from cupola.sites.consent import join_site
+
+    Shell.json = as_json
+    _joined(join_site(folder, plan, roster, data), as_json)
+
+
+@compensator.command("join")
+def join_third(
+    plan: PlanFile, roster: RosterFile, folder: Folder = Path(), as_json: AsJson = False
+) -> None:
+    """Agree to be the compensator of a study."""
+    from cupola.sites.consent import join_compensator
+
+    Shell.json = as_json
+    _joined(join_compensator(folder, plan, roster), as_json)
+
+
+def _joined(consent: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(consent.model_dump())
+        return
+    typer.echo(f"joined; plan {consent.plan[:16]}..., roster {consent.roster[:16]}...")
+    typer.echo("compare both with the other parties: `cupola site preview` shows them in full")
+
+
+@site.command()
+@compensator.command()
+def withdraw(study: StudyName, folder: Folder = Path()) -> None:
+    """Answer nothing more in a study, for good. What was told stays told."""
+    from cupola.sites.consent import withdraw as leave
+
+    leave(folder, study)
+    typer.echo(f"withdrawn from '{study}': no question of it is answered any more")
+
+
+@site.command()
+@compensator.command()
+def revoke(
+    of: Annotated[
+        Path | None,
+        typer.Option("--of", metavar="FILE", help="Another party's revocation, to believe it."),
+    ] = None,
+    folder: Folder = Path(),
+) -> None:
+    """Revoke this party's keys, or believe another party's revocation of its own.
+
+    Every study with these keys stops here. Hand the written file to all other parties.
+    """
+    from cupola.secure.identity import Identity
+    from cupola.secure.revocation import keep_revocation, revocation
+    from cupola.sites.settings import KEYS
+
+    if of is not None:
+        try:
+            text = of.read_bytes()
+        except OSError:
+            raise DataError(f"{of} cannot be read") from None
+        party = keep_revocation(folder, text)
+        typer.echo(f"studies with the keys of '{party.name}' are no longer answered")
+        return
+    text_own = revocation(Identity.open(folder / KEYS))
+    party = keep_revocation(folder, text_own)
+    path = folder / "revocation.json"
+    path.write_text(text_own + "\n", encoding="utf-8")
+    typer.echo(f"the keys of '{party.name}' are revoked; hand {path} to all other parties")
+
+
+@site.command()
+@compensator.command()
+def ledger(
+    study: StudyName,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it: .csv or .json.")
+    ] = None,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Every question of a study that reached this party, what was told, and what it cost."""
+    from cupola.sites.ledger import as_csv, read_ledger, spent
+    from cupola.sites.settings import SITE
+
+    Shell.json = as_json
+    lines = read_ledger(folder, study)
+    cost = spent(folder, study) if (folder / SITE).exists() else None
+    if out is not None:
+        whole = json.dumps({"study": study, "spent": cost, "questions": lines}, indent=1)
+        out.write_text(as_csv(lines) if out.suffix == ".csv" else whole, encoding="utf-8")
+    if as_json:
+        print_json({"study": study, "spent": cost, "questions": lines})
+        return
+    told = [line for line in lines if "bytes" in line]
+    size = sum(line["bytes"] for line in told)
+    typer.echo(f"{len(lines):,} questions, {len(told):,} answered, {size:,} bytes told")
+    if cost is not None:
+        budget = "" if cost["budget"] is None else f" of {cost['budget']:g}"
+        typer.echo(f"spent: epsilon {cost['epsilon']:.4g}{budget} at delta {cost['delta']:g}")
+        for task, many in cost["unprotected"].items():
+            typer.echo(f"unprotected answers to '{task}': {many:,}")

@@ -1,0 +1,67 @@
+"""What answers in a party's child process: the study's questions, and its results at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from pathlib import Path
+from typing import IO
+
+from cupola.errors import CupolaError
+from cupola.federation.answering import ANSWER, BROKEN, Answering
+from cupola.flare.coordinate import RESULTS, unpack
+from cupola.flare.jobs import ASK, HELLO, MARKS
+from cupola.flare.jobs import RESULTS as HAND_OUT
+
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class PartyAnswering:
+    """Questions go to the study's own `Answering`; results into the party's folder."""
+
+    def __init__(self, answering: Answering, folder: Path, lock: IO[bytes] | None = None) -> None:
+        self._answering, self._folder, self._lock = answering, folder, lock
+
+    def answer(self, message: bytes) -> bytes:
+        mark, body = message[:1], message[1:]
+        if mark == MARKS[HELLO]:
+            return ANSWER  # all is loaded: from here on, time is computing time
+        if mark == MARKS[ASK]:
+            return self._answering.answer(body)
+        if mark != MARKS[HAND_OUT] or self._lock is None:  # of a study that was not joined here
+            return BROKEN + b"message is not well formed"
+        try:
+            unpack(body, self._folder, allowed=RESULTS)
+        except (CupolaError, OSError, ValueError) as error:
+            print(f"results: {error!r}")
+            return BROKEN + b"the results could not be written"
+        return ANSWER
+
+
+def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
+    """Called by name in the child. Raises nothing that a coordinator would see."""
+    from cupola.sites import open_compensator, open_site, study_folder
+
+    own = Path(folder)
+    place = study_folder(own, study)
+    lock = _wait_for(place / "job.lock") if place.is_dir() else None
+    opened = open_compensator(own, study) if kind == "compensator" else open_site(own, study)
+    plain = study if _PLAIN.fullmatch(study) else place.name
+    return PartyAnswering(opened, own / "results" / plain, lock)
+
+
+def _wait_for(path: Path) -> IO[bytes]:
+    """Hold a lock for as long as this process lives. The child of a job that was killed may still
+    have it for a moment; one whose own job is gone does not wait on."""
+    job = os.getppid()
+    file = path.open("ab")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            if os.getppid() != job:
+                raise SystemExit from None
+            time.sleep(0.2)

@@ -1,0 +1,123 @@
+"""A whole federation on one machine, every party in a folder and processes of its own: to try
+things out, for tests and for measuring. Real parties are set up one by one (docs/consortium.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cupola.errors import FederationError
+from cupola.flare import provision
+from cupola.flare.jobs import Job
+from cupola.flare.settings import FederationSettings
+from cupola.plan.load import load
+from cupola.plan.plan import Plan
+from cupola.secure.roster import Roster
+from cupola.sites import join_compensator, join_site, make_keys
+from cupola.sites.settings import COMPENSATOR, SITE
+
+_TASKS = ["train", "evaluate", "sparsity", "adapt"]
+
+
+class Trial:
+    """data: settings of the sites' data sets, by site, as in cupola-site.toml."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: FederationSettings,
+        data: Mapping[str, Mapping[str, Any]],
+        **site_settings: Any,
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        self.folders = provision.trial(settings, folder)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.keys = {}
+        for name in settings.sites:
+            facts = {"name": name, "tasks": _TASKS, "openly": _TASKS, "data": data[name]}
+            text = tomli_w.dumps({**facts, **site_settings})
+            (self.folders[name] / SITE).write_text(text)
+        if settings.compensator:
+            third = self.folders[settings.compensator] / COMPENSATOR
+            third.write_text(tomli_w.dumps({"name": settings.compensator}))
+        for name in (*settings.sites, *([settings.compensator] if settings.compensator else [])):
+            self.keys[name] = make_keys(self.folders[name], name).public
+
+    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan) -> Job:
+        """A study that every party has joined."""
+        plan = load(plan)
+        third = self.settings.compensator if plan.sum.protocol == "compensator" else None
+        roster = Roster(
+            name,
+            tuple(self.keys[site] for site in self.settings.sites),
+            self.keys[third] if third else None,
+            plan.sum.minimum,
+        )
+        written = self.folder / "studies" / name
+        written.mkdir(parents=True, exist_ok=True)
+        (written / "plan.toml").write_text(plan.to_toml())
+        (written / "roster.json").write_text(roster.to_json())
+        for site in self.settings.sites:
+            join_site(self.folders[site], written / "plan.toml", written / "roster.json")
+        if third:
+            join_compensator(self.folders[third], written / "plan.toml", written / "roster.json")
+        sites = list(self.settings.sites)
+        return Job(name, plan.to_toml(), sites, third, roster.to_json(), len(sites))
+
+    def start(self, *names: str) -> None:
+        """Start parties (default: all but users), each as the head of its own process group."""
+        kinds = self.settings.parties
+        for name in names or [n for n, kind in kinds.items() if kind != "user"]:
+            line = [sys.executable, "-m", "cupola", kinds[name], "start", "-f"]
+            with (self.folders[name] / "out.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    [*line, str(self.folders[name])],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    def kill(self, *names: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to parties with all that they started."""
+        for name in names:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.processes[name].pid, number)
+            if number == signal.SIGKILL:
+                self.processes.pop(name).wait()
+
+    def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
+        """Until the coordinator says of these parties (default: all) that they are there."""
+        from cupola.flare.submit import _Following
+
+        lead = next(user for user, role in self.settings.users.items() if role == "lead")
+        wanted = set(self.keys if names is None else names)
+        asks = _Following(Job("", "", []), self.folders[lead], lambda _: None, timeout)
+        deadline, missing = time.monotonic() + timeout, wanted
+        try:
+            while missing and time.monotonic() < deadline:
+                info = asks._call("get_system_info")
+                missing = wanted - {client.name for client in info.client_info}
+                time.sleep(0.2)
+        finally:
+            asks.close()
+        if missing:
+            raise FederationError(f"not there after {timeout:g} s: {', '.join(sorted(missing))}")
+
+    def close(self) -> None:
+        self.kill(*list(self.processes))
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

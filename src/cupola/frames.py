@@ -1,0 +1,25 @@
+"""Messages over a pipe: their length, then their bytes. Imports nothing, so that a process which
+only hands messages on stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import IO
+
+
+def write_frame(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(len(data).to_bytes(8, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes], largest: Callable[[], int] | None = None) -> bytes:
+    """One frame, or empty bytes at the end of the stream, or if it claims to be too large."""
+    size = pipe.read(8)
+    if len(size) < 8:
+        return b""
+    length = int.from_bytes(size, "little")
+    if largest is not None and length > 8 + largest():
+        return b""
+    data = pipe.read(length)
+    return data if len(data) == length else b""

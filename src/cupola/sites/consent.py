@@ -1,0 +1,289 @@
+"""Joining a study and leaving it: what a party has agreed to, and the gate that holds it to that.
+
+A party's folder:
+
+    cupola-site.toml        its settings, with an entry for every study it joined
+    identity.json           its keys
+    revoked/                keys that their owners have withdrawn: its own, and others'
+    spent/                  what each data set has spent, over all studies
+    studies/NAME/           plan.toml, roster.json, answers/, ledger.jsonl, withdrawn, log.txt ...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic
+
+from cupola.errors import DataError, FederationError, PlanError
+from cupola.federation import Declined, Question
+from cupola.federation.stored import write_durably
+from cupola.secure.identity import Identity
+from cupola.secure.revocation import is_revoked
+from cupola.secure.roster import Roster
+from cupola.sites.proposal import PROTOCOLS, Proposal, matches, read_proposal
+from cupola.sites.settings import (
+    COMPENSATOR,
+    KEYS,
+    SITE,
+    Consent,
+    Kind,
+    PartySettings,
+    SiteSettings,
+    read_settings,
+)
+
+WITHDRAWN = "withdrawn"
+SETTLING = ("settle", "unmask", "settled")
+
+
+@dataclass(frozen=True)
+class Joined(Generic[Kind]):
+    """A study that a party has joined, as its folder holds it now. Made anew to look again."""
+
+    folder: Path
+    study: str
+    settings: Kind
+
+    @property
+    def place(self) -> Path:
+        return study_folder(self.folder, self.study)
+
+    @cached_property
+    def consent(self) -> Consent:
+        if self.study not in self.settings.studies:
+            raise Declined("this study was not joined here")
+        return self.settings.studies[self.study]
+
+    @cached_property
+    def roster(self) -> Roster:
+        return _pinned(self.place / "roster.json", self.consent.roster)
+
+    @cached_property
+    def proposal(self) -> Proposal:
+        modules = self.settings.modules if isinstance(self.settings, SiteSettings) else ()
+        proposal = read_proposal(self.place / "plan.toml", modules)
+        if proposal.digest != self.consent.plan:
+            raise DataError("the plan in the study's folder is not the one that was joined")
+        return proposal
+
+    @cached_property
+    def identity(self) -> Identity:
+        return Identity.open(self.folder / KEYS)
+
+    def refuse_if_over(self) -> None:
+        """Declined unless the study was joined; or once the party has withdrawn, or a key of the
+        roster was revoked."""
+        _ = self.consent
+        if (self.place / WITHDRAWN).exists():
+            raise Declined("this site has withdrawn from the study")
+        roster = self.roster
+        parties = (*roster.sites, *([roster.compensator] if roster.compensator else []))
+        for party in parties:
+            if is_revoked(self.folder, party):
+                raise Declined(f"a key of the study was revoked: {party.name}")
+
+
+def look(folder: Path, study: str, kind: type[Kind]) -> Joined[Kind]:
+    """What this party says of a study now."""
+    return Joined(folder, study, read_settings(folder, kind))
+
+
+class SiteGate:
+    """Refuses whatever the site's settings, as they are now, do not allow."""
+
+    def __init__(self, folder: Path, study: str) -> None:
+        self.folder, self.study = folder, study
+        self._held: tuple[bytes, Joined[SiteSettings]] | None = None
+        self._last: Joined[SiteSettings] | None = None
+
+    def joined(self) -> Joined[SiteSettings]:
+        """What the site says now; read again when its settings have changed."""
+        now = (self.folder / SITE).read_bytes()
+        if self._held is None or self._held[0] != now:
+            self._held = now, look(self.folder, self.study, SiteSettings)
+        return self._held[1]
+
+    def __call__(self, question: Question) -> bool:
+        """Whether the settings have changed since the last question that passed."""
+        joined = self.joined()
+        self._check(question, joined)
+        changed, self._last = self._last not in (None, joined), joined
+        return changed
+
+    def _check(self, question: Question, joined: Joined[SiteSettings]) -> None:
+        joined.refuse_if_over()
+        settings, proposal = joined.settings, joined.proposal
+        if joined.roster.minimum < settings.minimum:
+            raise Declined("the study's minimum of sites is below this site's")
+        if not proposal.may_ask(question.step):
+            raise Declined("the plan has no such step")
+        if not matches(question.task, PROTOCOLS):
+            self._allow(question, settings, proposal)
+            if not matches(question.task, settings.openly):
+                raise Declined("this site does not answer this openly")
+        elif not matches(question.task, proposal.protocol):
+            # Two protocols could tell the totals of two cohorts.
+            raise Declined("the plan's sums are made by another protocol")
+        elif question.task in ("masked", "pairwise masked"):
+            from cupola.secure.hidden import inner_question
+
+            self._allow(inner_question(question), settings, proposal)
+
+    def _allow(self, question: Question, settings: SiteSettings, proposal: Proposal) -> None:
+        if not matches(question.task, settings.tasks) or not matches(question.task, proposal.tasks):
+            raise Declined("this site does not run this task")
+        if question.task == proposal.tasks[0] and proposal.data is not None:
+            reason = proposal.check_training(question.options)
+            if reason is not None:
+                raise Declined(reason)
+
+
+def study_folder(folder: Path, study: str) -> Path:
+    """Where a party keeps what belongs to a study; its name made safe for a file system."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
+    # The hash always: no study can be named so that it gets another one's folder.
+    return folder / "studies" / f"{plain}-{sha256(study.encode()).hexdigest()[:16]}"
+
+
+def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -> Consent:
+    """Consent to a study: pin its plan and roster, after checking that the site can take part."""
+    settings = read_settings(folder, SiteSettings)
+    proposal = read_proposal(plan, settings.modules)
+    pinned = _read_roster(roster)
+    problems = objections(settings, proposal, pinned, data)
+    if problems:
+        raise PlanError("\n".join(problems))
+    own = Identity.open(folder / KEYS)
+    if own.public not in pinned.sites:
+        raise DataError("this site's keys are not in the roster; send the others your public keys")
+    consent = Consent(
+        plan=proposal.digest, roster=pinned.digest.hex(), data=chosen_data(settings, proposal, data)
+    )
+    _pin(folder, settings, pinned, consent, proposal.text)
+    return consent
+
+
+def join_compensator(folder: Path, plan: Path, roster: Path) -> Consent:
+    """The compensator's consent; of the plan it keeps the hash, for people to compare."""
+    from cupola.sites.settings import CompensatorSettings
+
+    settings = read_settings(folder, CompensatorSettings)
+    pinned = _read_roster(roster)
+    if pinned.compensator != Identity.open(folder / KEYS).public:
+        raise DataError("the roster names another compensator, or other keys of it")
+    text = plan.read_text(encoding="utf-8")
+    consent = Consent(plan=read_proposal(plan).digest, roster=pinned.digest.hex())
+    _pin(folder, settings, pinned, consent, text)
+    return consent
+
+
+def objections(
+    settings: SiteSettings, proposal: Proposal, roster: Roster, data: str | None = None
+) -> list[str]:
+    """Why this site cannot take part as its settings are, a line each."""
+    found = []
+    for task in proposal.tasks:
+        if not matches(task, settings.tasks) and task not in settings.tasks:
+            found.append(f"the study runs '{task}', which is not in tasks")
+    for task in proposal.openly:
+        if not matches(task, settings.openly) and task not in settings.openly:
+            found.append(f"the study asks for '{task}' without masks, which is not in openly")
+    if roster.minimum < settings.minimum:
+        found.append(
+            f"totals may be of {roster.minimum} sites; this site wants at least {settings.minimum}"
+        )
+    if proposal.sites not in (None, len(roster.sites)):
+        found.append(
+            f"the plan is for {proposal.sites} sites, the roster names {len(roster.sites)}"
+        )
+    masked = proposal.plan.sum
+    if masked.masked and (roster.compensator is None) != (masked.protocol == "pairwise"):
+        found.append("the plan's sum.protocol and the roster do not agree about a compensator")
+    if settings.budget is not None and not proposal.private:
+        found.append("this site has a budget, and nothing protects this study's answers")
+    if proposal.noise_is_known:
+        found.append("the coordinator's noise comes from the plan's seed, which every party knows")
+    if settings.budget is None and proposal.noise_is_told:
+        found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
+    try:
+        chosen_data(settings, proposal, data)
+    except DataError as error:
+        found.append(str(error))
+    return found
+
+
+def chosen_data(settings: SiteSettings, proposal: Proposal, data: str | None) -> str:
+    """Which data set takes part: the one that was named, or the one the plan names, or the only
+    one."""
+    wanted = data or proposal.data
+    if wanted is None and len(settings.data) == 1:
+        wanted = next(iter(settings.data))
+    if wanted is None or wanted not in settings.data:
+        known = ", ".join(settings.data) or "none"
+        raise DataError(f"this site has no data set '{wanted}'; it has: {known}")
+    return wanted
+
+
+def withdraw(folder: Path, study: str) -> None:
+    """Answer nothing more in a study. What was told stays told."""
+    place = study_folder(folder, study)
+    if not place.is_dir():
+        raise DataError(f"'{study}' was not joined here")
+    write_durably(place / WITHDRAWN, [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()])
+
+
+def _read_roster(path: Path) -> Roster:
+    try:
+        return Roster.from_json(path.read_bytes())
+    except OSError:
+        raise DataError(f"{path} cannot be read") from None
+
+
+def _pinned(path: Path, digest: str) -> Roster:
+    roster = _read_roster(path)
+    if roster.digest.hex() != digest:
+        raise DataError("the roster in the study's folder is not the one that was joined")
+    return roster
+
+
+def _pin(
+    folder: Path, settings: PartySettings, roster: Roster, consent: Consent, plan: str
+) -> None:
+    study, place = roster.study, study_folder(folder, roster.study)
+    before = settings.studies.get(study)
+    if before is not None and before != consent:
+        raise PlanError(
+            f"study '{study}' was joined with another plan, roster or data set; a changed study "
+            "needs a new name in its roster"
+        )
+    if (place / WITHDRAWN).exists():
+        raise PlanError(f"this party has withdrawn from '{study}'; a new study needs a new name")
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)  # stored answers are nobody else's
+    write_durably(place / "roster.json", [roster.to_json().encode()])
+    write_durably(place / "plan.toml", [plan.encode()])
+    if before is None:
+        path = folder / (SITE if isinstance(settings, SiteSettings) else COMPENSATOR)
+        data = "" if consent.data is None else f"data = {_quoted(consent.data)}\n"
+        entry = (
+            f"\n[studies.{_quoted(study)}]\n"
+            f'plan = "{consent.plan}"\nroster = "{consent.roster}"\n{data}'
+        )
+        write_durably(path, [path.read_bytes(), entry.encode()])
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes it; JSON's escapes of rare letters are no TOML."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def own_place(identity: Identity, roster: Roster) -> int:
+    """The number of this site in the roster."""
+    if identity.public not in roster.sites:
+        raise FederationError("this site's keys are not in the roster")
+    return roster.sites.index(identity.public)

@@ -1,0 +1,118 @@
+"""A party's own ledger: every question that reached it, and what it gave away."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import DataError
+from cupola.federation import Declined, Question
+from cupola.privacy.budget import Book
+from cupola.sites.consent import look, study_folder
+from cupola.sites.hosts import OWNER, spent_file
+from cupola.sites.settings import SiteSettings
+
+LEDGER = "ledger.jsonl"
+
+
+class OwnLedger:
+    """A line for every question, on disk before its answer leaves. The clock is for people: nothing
+    is decided by it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / LEDGER
+
+    def record(self, question: Question | None, answer: bytes, stored: bool) -> None:
+        told = answer[:1] == b"A"
+        line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        if question is not None:
+            inner = question.options.get("inner")
+            hidden = isinstance(inner, dict)
+            line |= {
+                "step": question.step,
+                "round": question.round,
+                "task": str(inner.get("task") if isinstance(inner, dict) else question.task)[:100],
+                "to": _recipient(question.task, hidden),
+                "reveals": question.reveals[:300],
+                "protection": question.protection[:300],
+            }
+        line |= {"bytes": len(answer), "again": stored} if told else {"refused": _text(answer)}
+        data = (json.dumps(line) + "\n").encode()
+        with self._path.open("ab") as file:
+            start = file.tell()
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(self._path, start)
+                raise
+
+
+def _recipient(task: str, hidden: bool) -> str:
+    if hidden:
+        return "coordinator, masked"
+    return "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, openly"
+
+
+def _text(answer: bytes) -> str:
+    return answer[1:].decode(errors="replace")
+
+
+def read_ledger(folder: Path, study: str) -> list[dict[str, Any]]:
+    """Every question of a study that reached this party, but for a line that a crash cut off."""
+    path = study_folder(folder, study) / LEDGER
+    if not path.exists():
+        raise DataError(f"no question of '{study}' has reached this party")
+    lines = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def spent(folder: Path, study: str) -> dict[str, Any] | None:
+    """What the data set of a study has spent so far, in all studies; None if nothing is kept."""
+    joined = look(folder, study, SiteSettings)
+    try:
+        data = joined.consent.data
+    except Declined:
+        raise DataError(f"'{study}' was not joined here") from None
+    path = spent_file(folder, str(data))
+    if not path.exists():
+        return None
+    book, budget = Book.read(path), joined.settings.budget
+    delta = 1e-5 if budget is None else budget.delta
+    history = book.history(OWNER)
+    neighbours = "add-remove" if budget is None else budget.neighbours
+    return {
+        "data": data,
+        "delta": delta,
+        "epsilon": book.spent(OWNER, delta, neighbours) if history else 0.0,
+        "budget": None if budget is None else budget.epsilon,
+        "unprotected": dict(book.unprotected),
+    }
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet does not take for a formula: part of it is the coordinator's."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+
+
+def as_csv(lines: list[dict[str, Any]]) -> str:
+    columns = ["time", "step", "round", "task", "to", "bytes", "again", "refused", "reveals",
+               "protection"]  # fmt: skip
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: _harmless(value) for key, value in line.items()})
+    return out.getvalue()

@@ -1,0 +1,144 @@
+"""Opening a party: from its folder to what answers questions for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from pathlib import Path
+
+from cupola.errors import DataError
+from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
+from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.plan.plan import Plan
+from cupola.secure.compensator import Compensator
+from cupola.secure.identity import Identity
+from cupola.secure.member import Member
+from cupola.secure.memory import Memory
+from cupola.sites.consent import SETTLING, Joined, SiteGate, look, own_place, study_folder
+from cupola.sites.hosts import own_host
+from cupola.sites.ledger import OwnLedger
+from cupola.sites.proposal import matches
+from cupola.sites.settings import KEYS, CompensatorSettings, SiteSettings
+
+_LONGEST_LOG = 10 << 20  # bytes
+
+
+def open_site(folder: str | Path, study: str) -> Answering:
+    """What a site answers in a study that it has joined; it answers nothing in any other.
+
+    Its data are its own, and so is the randomness that privacy rests on. Nothing is opened before
+    the first question.
+    """
+    base = Path(folder)
+    gate = SiteGate(base, study)
+    place = study_folder(base, study)
+    log = own_log(place)
+
+    def make() -> Opened:
+        joined = gate.joined()
+        alone = Alone(place)
+        try:
+            return _opened(joined, alone)
+        except BaseException:
+            alone.close()
+            raise
+
+    return Answering(
+        make,
+        answers=StoredAnswers(place / "answers"),
+        gate=gate,
+        own_log=log,
+        record=OwnLedger(place).record,
+    )
+
+
+def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
+    identity, roster, proposal = joined.identity, joined.roster, joined.proposal
+    number = own_place(identity, roster)
+    host = own_host(joined, number)
+    memory = Memory(joined.place / "answered.jsonl")
+    try:
+        openly = _Openly(joined.settings.openly, proposal.openly)
+        member = Member(identity, roster, number, memory, openly)
+        seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
+        context = SiteContext(
+            number,
+            host.data(number),
+            host.workspace(),
+            DiskStore(joined.place / "state"),
+            seed,
+            party=member,
+            real=True,
+        )
+        books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
+    except BaseException:
+        memory.close()
+        raise
+    return Opened(context, books, (memory, host, alone))
+
+
+@dataclass(frozen=True)
+class _Openly(Container[str]):
+    """What the site allows openly and the plan asks for openly."""
+
+    allowed: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+    def __contains__(self, task: object) -> bool:
+        own = isinstance(task, str) and matches(task, self.allowed)
+        return own and matches(str(task), self.wanted)
+
+
+def open_compensator(folder: str | Path, study: str) -> Answering:
+    """The third party of a study that it has joined. What it told is on disk before it is told."""
+    base = Path(folder)
+    place = study_folder(base, study)
+
+    def gate(question: Question) -> bool:
+        joined = look(base, study, CompensatorSettings)
+        joined.refuse_if_over()
+        if question.task not in SETTLING:
+            raise Declined("a compensator runs no such task")
+        return False
+
+    def make() -> Opened:
+        joined = look(base, study, CompensatorSettings)
+        alone = Alone(place)
+        try:
+            third = Compensator(joined.identity, joined.roster, place / "compensator.jsonl")
+        except BaseException:
+            alone.close()
+            raise
+        return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
+
+    return Answering(make, gate=gate, own_log=own_log(place), record=OwnLedger(place).record)
+
+
+def own_log(place: Path) -> Callable[[str], None]:
+    """Writes what must not cross the border to the study's log.txt; never fails."""
+
+    def write(text: str) -> None:
+        path = place / "log.txt"
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > _LONGEST_LOG:
+                path.replace(path.with_suffix(".old.txt"))
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{stamp} {text}\n")
+        except OSError:
+            pass  # a full disk must not hide why there is no answer
+
+    return write
+
+
+def make_keys(folder: Path, name: str) -> Identity:
+    """The party's keys: those it has, or new ones of this name."""
+    path = folder / KEYS
+    if not path.exists():
+        return Identity.create(path, name)
+    held = Identity.open(path)
+    if held.name != name:
+        raise DataError(f"{path} holds the keys of '{held.name}', not of '{name}'")
+    return held

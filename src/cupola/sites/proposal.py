@@ -1,0 +1,182 @@
+"""What a party is asked to join: a plan or an association study, the same files as in simulation.
+
+It is read with suspicion: nothing in it can load code that the site did not allow, and what the
+other parties may change for themselves (engine, devices, files) is no part of its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import PlanError
+from cupola.gwas.tasks import OPENLY
+from cupola.learn.choices import Local
+from cupola.plan import registries
+from cupola.plan.compose import _openly
+from cupola.plan.load import load, read_toml
+from cupola.plan.plan import Plan
+from cupola.plan.study import StudyPlan, load_study
+
+_CODE = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")  # 'module:name', whatever letters it is written in
+_OWN_AFFAIR = ("engine", "device", "twin", "checkpoint_seconds")  # of whoever runs it
+_STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "salt", "cohorts")
+_STEPS = 5  # of a round: training, and four ways of judging, at most
+PROTOCOLS = ("masked", "pairwise *")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan or a study. text: as it was given."""
+
+    plan: Plan | StudyPlan
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """64 letters that stand for all of it that parties must agree on."""
+        if isinstance(self.plan, Plan):
+            facts: dict[str, Any] = {"kind": "plan", **self.plan.to_dict()}
+            own: tuple[str, ...] = _OWN_AFFAIR
+        else:
+            facts = {"kind": "study", **self.plan.model_dump(mode="json")}
+            facts["names"] = [cohort.name for cohort in self.plan.cohorts]
+            own = _STUDY_OWN
+        kept = {key: value for key, value in facts.items() if key not in own}
+        whole = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    @property
+    def sites(self) -> int | None:
+        """How many sites it is made for; None if that is the data's affair."""
+        if isinstance(self.plan, StudyPlan):
+            return len(self.plan.cohorts)
+        count = getattr(self.plan.data.partition, "sites", None)
+        return count if isinstance(count, int) else None
+
+    @property
+    def private(self) -> bool:
+        """Whether a mechanism protects the answers to training."""
+        return isinstance(self.plan, Plan) and self.plan.privacy.on
+
+    @property
+    def noise_is_known(self) -> bool:
+        """Whether noise comes from the coordinator and so from the plan's seed, which all know."""
+        return isinstance(self.plan, Plan) and self.plan.privacy.by_coordinator
+
+    @property
+    def noise_is_told(self) -> bool:
+        """Whether the noise is in the questions only: found from an epsilon, not in the plan."""
+        return isinstance(self.plan, Plan) and self.plan.privacy.epsilon is not None
+
+    @property
+    def protocol(self) -> tuple[str, ...]:
+        """The tasks of the plan's way to hide sums."""
+        choice = self.plan.sum
+        if not choice.masked:
+            return ()
+        return ("masked",) if choice.protocol == "compensator" else ("pairwise *",)
+
+    def may_ask(self, step: int) -> bool:
+        """Whether the plan can come to so many steps. A site answers a step once, so that this is
+        how often it answers at most."""
+        plan = self.plan
+        if isinstance(plan, StudyPlan):
+            return step >= 0  # cohorts count what they are asked, variant by variant
+        most = plan.rounds * _STEPS
+        if plan.personalise is not None:
+            jobs = len(plan.personalise.methods) * (self.sites or 1000)
+            most += _STEPS * (jobs + 1) * (plan.personalise.rounds + 2)
+        return 0 <= step < most + _STEPS
+
+    @property
+    def data(self) -> str | None:
+        """What the plan calls its data."""
+        if isinstance(self.plan, StudyPlan):
+            return None
+        called = self.plan.data.options.get("called")
+        return called if isinstance(called, str) else self.plan.data.name
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What sites are asked to run."""
+        if isinstance(self.plan, StudyPlan):
+            return ("gwas *",)
+        own = registries.site_task(self.plan.task)
+        more = () if self.plan.personalise is None else ("sparsity", "adapt")
+        return (own, "evaluate", *more)
+
+    @property
+    def openly(self) -> tuple[str, ...]:
+        """What sites are asked for without masks."""
+        if not self.plan.sum.masked:
+            return self.tasks
+        return OPENLY if isinstance(self.plan, StudyPlan) else tuple(_openly(self.plan))
+
+    def check_training(self, options: Any) -> str | None:
+        """Why a question to train does not follow from the plan; None if it does."""
+        plan = self.plan
+        assert isinstance(plan, Plan)
+        plans = [plan, *([] if plan.personalise is None else [plan.adaptation()])]
+        if all(Local.model_validate(options.get("local", {})) != one.local for one in plans):
+            return "local training is not the plan's"
+        return _privacy_differs(plan, options.get("privacy") or {})
+
+
+def _privacy_differs(plan: Plan, asked: Any) -> str | None:
+    promised = plan.privacy
+    if asked.get("mechanism", "none") != promised.mechanism:
+        return "the privacy mechanism is not the plan's"
+    if not promised.on:
+        return None
+    if promised.noise is not None and not asked.get("noise", 0.0) >= promised.noise:
+        return "there is less noise than in the plan"
+    most = promised.answer_epsilon
+    if most is not None and not asked.get("answer_epsilon", math.inf) <= most:
+        return "an answer costs more than in the plan"
+    if asked.get("neighbours", "add-remove") != promised.neighbours:
+        return "privacy.neighbours is not the plan's"
+    return None
+
+
+def matches(task: str, allowed: Iterable[str]) -> bool:
+    """Whether a task is among these names; 'gwas *' stands for all that begin so."""
+    return any(fnmatchcase(task, pattern) for pattern in allowed)
+
+
+def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
+    """A plan or study from its file. modules: those that it may name code of."""
+    text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
+    _, given = read_toml(text + "\n")
+    allowed = set(modules)
+    for key, value in _strings(given):
+        if _CODE.fullmatch(value) and key != "device" and value.split(":")[0] not in allowed:
+            raise PlanError(
+                f"the plan names code, '{value}': if it is installed and you trust it, add "
+                f"'{value.split(':')[0]}' to modules in your settings"
+            )
+    if "cohorts" in given:
+        return Proposal(load_study(given), text)
+    plan = load(given)
+    if plan.many:
+        raise PlanError("a plan for real sites stands for one run (no seeds, no grid)")
+    return Proposal(plan, text)
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a plan, with the key it stands under."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _strings(part, str(name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part, key)

@@ -1,0 +1,38 @@
+"""One federation for all slow tests: real processes on loopback, mutual TLS."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hospitals import LEAD, MEMBER, PLANS, SITES, plan
+
+
+@pytest.fixture(scope="session")
+def trial(tmp_path_factory):
+    from cupola.flare.settings import FederationSettings
+    from cupola.flare.trial import Trial
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    settings = FederationSettings(
+        name="trial",
+        coordinator=f"localhost:{port}",
+        sites=SITES,
+        compensator="university",
+        users={LEAD: "lead", MEMBER: "member"},
+    )
+    folder = tmp_path_factory.mktemp("flare")
+    home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)  # FLARE keeps notes there
+    data = {name: {"digits": {"part": i}} for i, name in enumerate(SITES)}
+    try:
+        with Trial(folder / "trial", settings, data) as made:
+            made.jobs = {name: made.study(name, plan(name)) for name in PLANS}
+            made.start()
+            made.wait_until_connected(timeout=200)
+            yield made
+    finally:
+        if home is not None:
+            os.environ["HOME"] = home

@@ -1,0 +1,35 @@
+"""Three hospitals, a university and two people; and what they run."""
+
+from __future__ import annotations
+
+from cupola.plan.load import load
+
+SITES = ["hospital-a", "hospital-b", "hospital-c"]
+LEAD, MEMBER = "alice@hospital-a.org", "bob@hospital-b.org"
+
+BASE = {
+    "rounds": 3,
+    "dtype": "float64",
+    "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3, "test": 0.2}},
+    "model": {"name": "mlp", "hidden": [8]},
+    "local": {"epochs": 1, "batch_size": 32, "lr": 0.1},
+    "engine": {"timeout": 120, "workers": 1},
+}
+PLANS = {
+    "plain": {},
+    "hidden": {
+        "sum": {"kind": "masked"},
+        "personalise": {"methods": ["pfa", "finetune"], "rounds": 1, "groups": 1, "layers": [0]},
+    },
+    "private": {
+        "rounds": 1,
+        "model": {"name": "linear"},
+        "privacy": {"mechanism": "dp-sgd", "noise": 1000.0, "clip": 0.001, "delta": 1e-5},
+    },
+    "killed": {"rounds": 24, "sum": {"kind": "masked"}, "engine": {"timeout": 8}},
+    "code": {},
+}
+
+
+def plan(name):
+    return load({**BASE, "name": name, **PLANS[name]})

@@ -1,0 +1,80 @@
+"""Over FLARE: every party killed once, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hospitals import LEAD, MEMBER, SITES
+from test_end_to_end import difference, history, run_real, run_simulated
+
+from cupola.errors import FederationError
+from cupola.flare import jobs, provision
+from cupola.flare.submit import _Following, submit
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+def audit(trial, party):
+    return "".join(p.read_text() for p in (trial.folders[party] / "kit").glob("audit*"))
+
+
+def test_a_user_without_the_right_hands_nothing_in(trial):
+    with pytest.raises(FederationError, match=f"{MEMBER} may not do this"):
+        submit(trial.jobs["code"], trial.folders[MEMBER], patience=30)
+    assert MEMBER in audit(trial, "localhost")
+
+
+def test_a_certificate_of_another_authority_is_refused(trial, tmp_path):
+    other = trial.settings.model_copy(update={"sites": SITES[:1], "users": {LEAD: "lead"}})
+    invitation = next(p for p in provision.init(other, tmp_path / "other") if p.stem == LEAD)
+    own = tmp_path / "own"
+    asked = provision.request(invitation, own)
+    provision.install(provision.approve(asked, tmp_path / "other"), own)
+    with pytest.raises(FederationError, match="cannot be reached"):
+        submit(trial.jobs["code"], own, patience=5)
+    # The right authority does not sign for somebody it did not invite.
+    stranger = tmp_path / "stranger@hospital-z.org.toml"
+    stranger.write_text(invitation.read_text().replace(LEAD, "stranger@hospital-z.org"))
+    asked = provision.request(stranger, tmp_path / "stranger")
+    with pytest.raises(FederationError, match="is not in this federation"):
+        provision.approve(asked, trial.folder / "organiser")
+    # Nor more rights than were promised.
+    more = tmp_path / "more.toml"
+    more.write_text(
+        invitation.read_text().replace(LEAD, MEMBER)  # whose invitation says 'member'
+    )
+    asked = provision.request(more, tmp_path / "more")
+    with pytest.raises(FederationError, match="asks for the rights of 'lead'"):
+        provision.approve(asked, trial.folder / "organiser")
+
+
+def test_a_job_that_carries_code_is_refused_and_audited(trial, tmp_path):
+    written = jobs.write(trial.jobs["code"], tmp_path / "job")
+    (written / "site" / "custom").mkdir()
+    (written / "site" / "custom" / "evil.py").write_text("print('here')")
+    lead = _Following(trial.jobs["code"], trial.folders[LEAD], lambda _: None, 30)
+    try:
+        with pytest.raises(FederationError, match=r"BYOC|nothing else|refused|not permitted"):
+            lead._watch(str(lead._call("submit_job", str(written))))
+    finally:
+        lead.close()
+    shutil.rmtree(written)
+    assert any("cupola.job_refused" in audit(trial, party) for party in ("localhost", *SITES))
+
+
+def test_every_party_is_killed_once_and_the_study_ends_as_if_nothing_had_happened(trial, tmp_path):
+    left = {3: "hospital-b", 8: "university", 13: "localhost"}
+
+    def tell(told):
+        for round in [r for r in left if told.get("round", 0) >= r]:
+            party = left.pop(round)
+            trial.kill(party)
+            trial.start(party)
+
+    real = run_real(trial, "killed", tmp_path, tell)
+    assert not left
+    assert difference(real, run_simulated("killed", tmp_path)) < 1e-6
+    records = history(real)
+    assert [r["round"] for r in records] == list(range(1, 25))
+    assert all(r["sites"] == 3 for r in records)

@@ -1,0 +1,179 @@
+"""The same plans as in simulation: training, personalisation and association studies open at real
+sites, and come out as in one process."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import consortium as made
+import numpy as np
+import pytest
+import tomli_w
+
+from cupola.federation import InProcess, drive
+from cupola.gwas import Association, Site, StudyHost, results
+from cupola.gwas.site import FIRTH_ITERATIONS
+from cupola.plan import compose
+from cupola.plan.study import load_study
+from cupola.secure import Masked, Roster
+from cupola.sites import join_compensator, join_site, make_keys, read_ledger
+from cupola.sites.preview import preview
+
+COHORTS = Path(__file__).parents[1] / "gwas" / "cohorts.py"
+
+
+@pytest.fixture(scope="module")
+def cohorts():
+    spec = importlib.util.spec_from_file_location("gwas_cohorts", COHORTS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gwas_cohorts"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def opened():
+    """Closes what a test has opened, whatever happens in it."""
+    trials = []
+    yield trials
+    for trial in trials:
+        trial.close()
+
+
+def association(base, cohorts, test):
+    """Three cohorts that have joined a study, and the study."""
+    base.mkdir()
+    given = {
+        "name": "traits", "test": test, "sum": "masked",
+        "trait": {"column": "CC" if test == "logistic" else "QT"}, "covariates": ["AGE"],
+        "cohorts": [{"name": f"c{i}", "bfile": f"site-{i}/c"} for i in range(3)],
+    }  # fmt: skip
+    (base / "study.toml").write_text(tomli_w.dumps(given))
+    data = cohorts.people(1, n=150)
+    for i in range(3):
+        folder = base / f"site-{i}"
+        folder.mkdir()
+        cohorts.write(folder, "c", data, range(50 * i, 50 * i + 50))
+        own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
+        settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
+                    "openly": ["gwas propose", "gwas fingerprints"]}  # fmt: skip
+        (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
+    third = base / "compensator"
+    third.mkdir()
+    (third / "cupola-compensator.toml").write_text('name = "trustee"\n')
+    parties = tuple(make_keys(base / f"site-{i}", f"clinic {i}").public for i in range(3))
+    roster = Roster("traits 1", parties, make_keys(third, "trustee").public)
+    (base / "roster.json").write_text(roster.to_json())
+    for i in range(3):
+        join_site(base / f"site-{i}", base / "study.toml", base / "roster.json")
+    join_compensator(third, base / "study.toml", base / "roster.json")
+    plan = load_study(base / "study.toml")
+    return made.Consortium(base, plan, roster), plan
+
+
+def in_process(plan, base):
+    sites = []
+    for i in range(3):
+        files = plan.cohorts[i].files(base)
+        own = base / f"site-{i}"
+        files = type(files)(files.name, files.bed, files.bim, files.fam, own / "c.pheno",
+                            own / "c.cov")  # fmt: skip
+        most = plan.newton.iterations + FIRTH_ITERATIONS
+        sites.append(Site(files, plan.wanted, proposes=i == 0, rare=plan.rare, iterations=most))
+    program = Association(plan.study(), 3)
+    return program, drive(program, InProcess(StudyHost(sites)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", ["linear", "logistic"])
+def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
+    trial, plan = association(tmp_path / "all", cohorts, test)
+    opened.append(trial)
+    shown = preview(trial.site(1), trial.base / "study.toml", trial.base / "roster.json")
+    assert {row["task"] for row in shown.answers} >= {"gwas people", "gwas counts", "gwas propose"}
+    sites, third = trial.open()
+    program, expected = in_process(plan, trial.base)
+    states = []
+
+    def after(state):
+        """Every party is stopped and opened anew in the middle of the study."""
+        states.append(state)
+        if len(states) == 5:
+            sites.parties, third.parties = (wire.parties for wire in trial.open())
+
+    found = drive(program, Masked(sites, third, trial.roster), program.start(), after)
+    ours, theirs = results(program, found), results(program, expected)
+    assert np.allclose(ours.log10_p, theirs.log10_p, rtol=1e-6, equal_nan=True)
+    told = {line["task"] for line in read_ledger(trial.site(0), trial.study) if "bytes" in line}
+    assert "gwas propose" in told
+    openly = [line for line in read_ledger(trial.site(1), trial.study)
+              if line["to"] == "coordinator, openly" and "bytes" in line]  # fmt: skip
+    assert not openly  # only the first cohort proposes
+
+
+def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path, cohorts):
+    data = cohorts.people(2)
+    cohorts.write(tmp_path, "c", data)
+    from cupola.federation import Declined, Question
+    from cupola.gwas import Wanted
+    from cupola.plan.study import CohortFiles
+    from cupola.secure.memory import Memory
+
+    files = CohortFiles(name="c", bfile="c").files(tmp_path)
+
+    def start():
+        memory = Memory(tmp_path / "asked.jsonl")
+        return Site(files, Wanted(), iterations=3, memory=memory, folder=tmp_path / "asked")
+
+    places = np.array([0, 2])
+    for step in range(5):
+        site = start()
+        site.pin("design", (True, [1.0, 2.0]))
+        question = Question("gwas newton", {"beta": np.full(2, float(step))}, {}, step=step)
+        if step < 3:
+            site.count(question, "gwas newton", places, 12)
+        else:
+            with pytest.raises(Declined, match="asked-too-often"):
+                site.count(question, "gwas newton", places, 12)
+        site.close()
+    site = start()
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        site.pin("design", (True, [1.0, 2.5]))
+    site.close()
+
+
+def test_personalisation_at_real_sites(tmp_path, opened):
+    plan = {
+        **made.PLAN,
+        "rounds": 1,
+        "model": {"name": "mlp", "hidden": [6]},
+        "data": {**made.PLAN["data"], "partition": {"kind": "iid", "sites": 3, "test": 0.25}},
+        "personalise": {"methods": ["finetune"], "rounds": 1},
+    }
+    openly = ["evaluate", "sparsity", "adapt"]
+    tasks = ["train", *openly]
+    trial = made.consortium(tmp_path / "all", plan, tasks=tasks, openly=openly)
+    opened.append(trial)
+    shown = preview(trial.site(0), trial.base / "plan.toml", trial.base / "roster.json")
+    assert {"train", "adapt"} <= {row["task"] for row in shown.answers}
+    sites, third = trial.open()
+    host = compose.host(**trial.plan.to_dict())
+    program = compose.program(trial.plan, host, compose.training(trial.plan, host))
+    state = drive(program, Masked(sites, third, trial.roster))
+    told = [line for line in read_ledger(trial.site(0), trial.study) if "bytes" in line]
+    assert {"train", "adapt"} <= {line["task"] for line in told}
+    assert state.step >= 2
+
+
+def test_a_preview_tells_everything_and_joins_nothing(tmp_path):
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    trial = made.consortium(tmp_path / "all", made.PRIVATE, join=False, budget=budget)
+    shown = preview(trial.site(0), trial.base / "plan.toml", trial.base / "roster.json")
+    assert shown.complete
+    (row,) = shown.answers
+    assert (row["task"], row["times"], row["numbers"]) == ("train", 2, 10)
+    assert "masked sum of at least 3 sites" in row["protection"]
+    assert row["to"] == "coordinator: the total of at least 3 sites"
+    assert shown.epsilon["epsilon"] > 0
+    assert shown.epsilon["budget"] == 3.0
+    assert "[studies" not in (trial.site(0) / "cupola-site.toml").read_text()

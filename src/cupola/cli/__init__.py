@@ -10,6 +10,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     search,
     sources,
     study,
+    web,
 )
 from cupola.cli.shell import app, main
 

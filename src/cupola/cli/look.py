@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-
 GROUPS_PRINTED = 5
 
 

@@ -370,5 +370,5 @@ STARTS = {
         "evaluation": {"on": "both"},
         "personalise": {"methods": ["pfa", "finetune"], "rounds": 5},
     },
-    ASSOCIATION: {"name": "association", "test": "logistic", "parquet": True},
+    ASSOCIATION: {"name": "association", "test": "logistic"},
 }  # fmt: skip

@@ -74,7 +74,7 @@ def test_the_state_of_sites_is_that_of_the_last_question(tmp_path):
 
 
 PLACES = ["../result.json", "..%2f..%2fsecret", "%2e%2e/secret", "/etc/passwd", "....//secret",
-          "run/result.json", "worker.lock", "job.json", "result.json%00.txt", "secret", ".."]  # fmt: skip
+          "run/result.json", "worker.lock", "job.json", "result.json%00.txt", "secret"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -73,7 +73,7 @@ class World:
                 (data / name / f"chip.{end}").write_text("")
         self.settings = Settings(
             folder, database, data, "https://cupola.example",
-            cheap=True, sweep=3600.0, upload=300_000,
+            cheap=True, sweep=3600.0, upload=300_000, at_once=50,
         )  # fmt: skip
         self.launcher = Pretender()
         self.app = make_app(self.settings, self.launcher)

@@ -286,6 +286,7 @@ def _meaning(key: str) -> str:
 def as_html(markdown: str) -> str:
     """A sentence of meanings.toml: code in code, links as plain words."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
+    plain = re.sub(r",? or your own [^.]*`module:name`[^.;]*", "", plain)  # not from a browser
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(plain, quote=False))
 
 
@@ -302,15 +303,13 @@ def filled(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
 
 def applies(shown: Field, values: Mapping[str, str], known: Mapping[str, Field]) -> bool:
     """Whether a field counts, given what the others say."""
+    recipe = RECIPES.get(values.get("recipe") or "fedavg")
+    brought = {} if recipe is None else {
+        "privacy.mechanism": recipe.privacy.get("mechanism"), "sum.kind": recipe.sum.get("kind"),
+    }  # fmt: skip
     for key, allowed in shown.when.items():
-        said = values.get(key) or (known[key].default if key in known else "")
-        if key == "privacy.mechanism" and said in ("", "none"):  # the recipe may have one
-            recipe = RECIPES.get(values.get("recipe") or "fedavg")
-            said = str(recipe.privacy.get("mechanism", said)) if recipe and not said else said
-        if key == "sum.kind" and not values.get(key):
-            recipe = RECIPES.get(values.get("recipe") or "fedavg")
-            said = str(recipe.sum.get("kind", said)) if recipe else said
-        if said not in allowed:
+        default = brought.get(key) or (known[key].default if key in known else "")
+        if (values.get(key) or default) not in allowed:
             return False
     return True
 

@@ -10,27 +10,49 @@ from web_world import with_hits
 
 OPEN, ANY, COORDINATORS, SEEN, OWN, INVITED, SITE = range(7)
 ROUTES = {
-    "GET /login": OPEN, "POST /login": OPEN, "GET /join": OPEN, "POST /join": OPEN,
-    "GET /assets/report.css": OPEN, "GET /assets/report.js": OPEN, "GET /assets/plotly.js": OPEN,
+    "GET /login": OPEN,
+    "POST /login": OPEN,
+    "GET /join": OPEN,
+    "POST /join": OPEN,
+    "GET /assets/report.css": OPEN,
+    "GET /assets/report.js": OPEN,
+    "GET /assets/plotly.js": OPEN,
     "POST /api/join": OPEN,
-    "GET /": ANY, "POST /logout": ANY, "GET /account": ANY, "POST /account": ANY,
-    "GET /compare": ANY, "GET /api/studies": ANY,
-    "GET /accounts": COORDINATORS, "POST /accounts": COORDINATORS, "GET /audit": COORDINATORS,
-    "GET /studies/new": COORDINATORS, "POST /studies/new": COORDINATORS,
+    "GET /": ANY,
+    "POST /logout": ANY,
+    "GET /account": ANY,
+    "POST /account": ANY,
+    "GET /compare": ANY,
+    "GET /api/studies": ANY,
+    "GET /accounts": COORDINATORS,
+    "POST /accounts": COORDINATORS,
+    "GET /audit": COORDINATORS,
+    "GET /studies/new": COORDINATORS,
+    "POST /studies/new": COORDINATORS,
     "POST /studies/upload": COORDINATORS,
-    "GET /studies/{study_id}": SEEN, "GET /studies/{study_id}/foreseen": SEEN,
-    "GET /studies/{study_id}/plan.toml": SEEN, "GET /studies/{study_id}/runs/{number}": SEEN,
+    "GET /studies/{study_id}": SEEN,
+    "GET /studies/{study_id}/foreseen": SEEN,
+    "GET /studies/{study_id}/plan.toml": SEEN,
+    "GET /studies/{study_id}/runs/{number}": SEEN,
     "GET /studies/{study_id}/runs/{number}/stream": SEEN,
     "GET /studies/{study_id}/runs/{number}/hits": SEEN,
     "GET /studies/{study_id}/runs/{number}/files/{name}": SEEN,
     "GET /api/studies/{study_id}": SEEN,
-    "GET /studies/{study_id}/edit": OWN, "POST /studies/{study_id}/edit": OWN,
-    "POST /studies/{study_id}/invite": OWN, "POST /studies/{study_id}/play": OWN,
-    "POST /studies/{study_id}/renew/{number}": OWN, "POST /studies/{study_id}/{action}": OWN,
-    "GET /join/{number}": INVITED, "POST /join/{number}/{answer}": INVITED,
-    "GET /api/site": SITE, "POST /api/site/accept": SITE, "POST /api/site/decline": SITE,
-    "POST /api/site/leave": SITE, "GET /api/site/progress": SITE, "GET /api/site/files/{name}": SITE,
-}  # fmt: skip
+    "GET /studies/{study_id}/edit": OWN,
+    "POST /studies/{study_id}/edit": OWN,
+    "POST /studies/{study_id}/invite": OWN,
+    "POST /studies/{study_id}/play": OWN,
+    "POST /studies/{study_id}/renew/{number}": OWN,
+    "POST /studies/{study_id}/{action}": OWN,
+    "GET /join/{number}": INVITED,
+    "POST /join/{number}/{answer}": INVITED,
+    "GET /api/site": SITE,
+    "POST /api/site/accept": SITE,
+    "POST /api/site/decline": SITE,
+    "POST /api/site/leave": SITE,
+    "GET /api/site/progress": SITE,
+    "GET /api/site/files/{name}": SITE,
+}
 AWAY = (303, 401)
 #: nobody, a strange participant, a strange coordinator, a participant, the coordinator
 ALLOWED = {
@@ -55,8 +77,14 @@ def places(world):
     folder = world.finish(study, files=[])
     with_hits(folder)
     (folder / "run" / "ledger.jsonl").write_text("{}\n")
-    return {"study_id": study, "number": "1", "name": "ledger.jsonl", "join": path.split("/")[-1],
-            "action": "repeat", "answer": "decline"}  # fmt: skip
+    return {
+        "study_id": study,
+        "number": "1",
+        "name": "ledger.jsonl",
+        "join": path.split("/")[-1],
+        "action": "repeat",
+        "answer": "decline",
+    }
 
 
 def routes(app):
@@ -131,8 +159,17 @@ def test_lists_show_only_ones_own(world, places):
 
 def test_pages_name_no_other_host_and_forbid_scripts_from_there(world, places):
     ada = world.visitor("ada")
-    for url in ("/", "/studies/new", "/studies/new?kind=training", f"/studies/{places['study_id']}",
-                f"/studies/{places['study_id']}/runs/1", "/compare", "/audit", "/accounts", "/join"):  # fmt: skip
+    for url in (
+        "/",
+        "/studies/new",
+        "/studies/new?kind=training",
+        f"/studies/{places['study_id']}",
+        f"/studies/{places['study_id']}/runs/1",
+        "/compare",
+        "/audit",
+        "/accounts",
+        "/join",
+    ):
         answer = ada.get(url)
         links = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
         assert links

@@ -82,7 +82,12 @@ def test_a_coordinator_makes_accounts_whose_password_is_shown_once(world):
     assert password not in ada.get("/accounts").text
     new = world.visitor()
     assert world.post(new, "/login", name="gus", password=password).status_code == 303
-    for name, role in (("gus", "participant"), ("GUS", "participant"), ("x y", "participant"), ("hal", "king")):  # fmt: skip
+    for name, role in (
+        ("gus", "participant"),
+        ("GUS", "participant"),
+        ("x y", "participant"),
+        ("hal", "king"),
+    ):
         assert world.post(ada, "/accounts", name=name, role=role).status_code == 422
 
 

@@ -66,15 +66,27 @@ def test_files_that_grow_or_are_cut_are_followed(tmp_path):
 
 def test_the_state_of_sites_is_that_of_the_last_question(tmp_path):
     (tmp_path / "run").mkdir()
-    lines = [{"step": 1, "task": "train", "sites": [0, 1, 2, -1], "failed": {}},
-             {"step": 2, "task": "train", "sites": [0], "failed": {"1": "timeout", "2": "died"}}]  # fmt: skip
+    lines = [
+        {"step": 1, "task": "train", "sites": [0, 1, 2, -1], "failed": {}},
+        {"step": 2, "task": "train", "sites": [0], "failed": {"1": "timeout", "2": "died"}},
+    ]
     (tmp_path / "run" / "ledger.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     found = site_states(tmp_path, ["a", "b", "c", "d"])
     assert [s["state"] for s in found] == ["answered", "late", "dropped", "present"]
 
 
-PLACES = ["../result.json", "..%2f..%2fsecret", "%2e%2e/secret", "/etc/passwd", "....//secret",
-          "run/result.json", "worker.lock", "job.json", "result.json%00.txt", "secret"]  # fmt: skip
+PLACES = [
+    "../result.json",
+    "..%2f..%2fsecret",
+    "%2e%2e/secret",
+    "/etc/passwd",
+    "....//secret",
+    "run/result.json",
+    "worker.lock",
+    "job.json",
+    "result.json%00.txt",
+    "secret",
+]
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -32,11 +32,19 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rounds", "0"), ("rounds", "many"), ("local.lr", "-1"), ("data.partition.alpha", "x"),
-     ("name", "<script>alert(1)</script>"), ("participation.kind", "sometimes"),
-     ("privacy.mechanism", "magic"), ("data.name", "nothing"), ("model.name", "os:system"),
-     ("rounds", "1000000")],
-)  # fmt: skip
+    [
+        ("rounds", "0"),
+        ("rounds", "many"),
+        ("local.lr", "-1"),
+        ("data.partition.alpha", "x"),
+        ("name", "<script>alert(1)</script>"),
+        ("participation.kind", "sometimes"),
+        ("privacy.mechanism", "magic"),
+        ("data.name", "nothing"),
+        ("model.name", "os:system"),
+        ("rounds", "1000000"),
+    ],
+)
 def test_problems_are_shown_at_their_field(world, key, value):
     ada = world.visitor("ada")
     form = {**fields.filled("training", fields.STARTS["training"]), key: value}
@@ -47,14 +55,19 @@ def test_problems_are_shown_at_their_field(world, key, value):
 
 
 def test_what_does_not_apply_is_not_written():
-    form = {**fields.filled("training", fields.STARTS["training"]), "privacy.epsilon": "3",
-            "sum.minimum": "4", "participation.count": "2"}  # fmt: skip
+    form = {
+        **fields.filled("training", fields.STARTS["training"]),
+        "privacy.epsilon": "3",
+        "sum.minimum": "4",
+        "participation.count": "2",
+    }
     made = fields.from_form("training", {}, form)
     assert "privacy" not in made
     assert "sum" not in made
     assert fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})["privacy"] == {
-        "mechanism": "dp-sgd", "epsilon": 3,
-    }  # fmt: skip
+        "mechanism": "dp-sgd",
+        "epsilon": 3,
+    }
     private = fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
     assert private["privacy"] == {"epsilon": 3}
 
@@ -69,12 +82,19 @@ def test_keys_that_the_form_does_not_show_stay():
 
 
 REFUSED = [
-    'task = "os:system"', 'recipe = "my.module:thing"', '[model]\nname = "os:getcwd"',
-    '[data]\nname = "csv"\npath = "/etc/passwd"', '[data]\nname = "digits"\nfolder = "/"',
-    '[data]\nname = "cifar10"\ndownload = true', '[grid]\n"local.lr" = [0.1, 0.2]', "seeds = [1, 2]",
-    '[privacy.budget]\nepsilon = 1.0\nfile = "x"', '[model]\nname = "pretrained"\nsource = "../run"',
-    '[engine]\nkind = "separate"', '[personalise]\nrounds=1\n[personalise.adapt]\nrecipe = "a:b"',
-]  # fmt: skip
+    'task = "os:system"',
+    'recipe = "my.module:thing"',
+    '[model]\nname = "os:getcwd"',
+    '[data]\nname = "csv"\npath = "/etc/passwd"',
+    '[data]\nname = "digits"\nfolder = "/"',
+    '[data]\nname = "cifar10"\ndownload = true',
+    '[grid]\n"local.lr" = [0.1, 0.2]',
+    "seeds = [1, 2]",
+    '[privacy.budget]\nepsilon = 1.0\nfile = "x"',
+    '[model]\nname = "pretrained"\nsource = "../run"',
+    '[engine]\nkind = "separate"',
+    '[personalise]\nrounds=1\n[personalise.adapt]\nrecipe = "a:b"',
+]
 
 
 @pytest.mark.parametrize("text", REFUSED)
@@ -87,20 +107,33 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
         plans.check(plans.TRAINING, plans.parse(whole))
 
 
-@pytest.mark.parametrize("text", ['cohorts = [{name="a", bfile="/x"}]', 'folder = "/"', 'salt = "s"',
-                                  'variants = "x.bim"', 'covariates = ["../x"]'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        'cohorts = [{name="a", bfile="/x"}]',
+        'folder = "/"',
+        'salt = "s"',
+        'variants = "x.bim"',
+        'covariates = ["../x"]',
+    ],
+)
 def test_association_plans_name_no_files(text):
     with pytest.raises(plans.Wrong):
         plans.check(plans.ASSOCIATION, plans.parse('test = "linear"\n' + text))
 
 
-@given(st.recursive(
-    st.one_of(st.booleans(), st.integers(-5, 5), st.sampled_from(["a:b", "/x", "iid", "fine"])),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["data", "model", "name", "kind", "x"]), inner, max_size=3),
-    ), max_leaves=8,
-))  # fmt: skip
+@given(
+    st.recursive(
+        st.one_of(st.booleans(), st.integers(-5, 5), st.sampled_from(["a:b", "/x", "iid", "fine"])),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(
+                st.sampled_from(["data", "model", "name", "kind", "x"]), inner, max_size=3
+            ),
+        ),
+        max_leaves=8,
+    )
+)
 def test_no_shape_of_a_plan_hides_code(tree):
     given = {"name": "x", "rounds": 1, "model": tree}
     found = {value for key, value in plans.leaves(given) if key != "name"}
@@ -150,7 +183,10 @@ def test_a_study_runs_stops_goes_on_and_is_repeated(world):
     assert "queued" in ada.get(f"{here}/runs/1").text
     world.sweep()
     assert world.post(ada, f"{here}/start").status_code == 409
-    assert world.post(ada, f"{here}/edit", text=plans.to_text(fields.STARTS["training"])).status_code == 409  # fmt: skip
+    assert (
+        world.post(ada, f"{here}/edit", text=plans.to_text(fields.STARTS["training"])).status_code
+        == 409
+    )
     assert world.post(ada, f"{here}/invite", sites="late").status_code == 409
     world.post(ada, f"{here}/stop")
     world.finish(study, status="stopped", reason="interrupted after round 3")

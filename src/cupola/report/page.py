@@ -137,7 +137,7 @@ def table(head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> st
     top = "".join(f'<th scope="col"{_n(number)}>{text(name)}</th>' for name, number in head)
     lines = []
     for row in rows:
-        cells = [f'<th scope="row">{row[0]}</th>']
+        cells = [f'<th scope="row"{_n(head[0][1])}>{row[0]}</th>']
         cells += [f"<td{_n(number)}>{cell}</td>" for cell, (_, number) in zip(row[1:], head[1:])]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = "".join(lines)

@@ -69,6 +69,7 @@ async def posted(request: Request, config: Config) -> dict[str, Any]:
     origin = request.headers.get("sec-fetch-site", "same-origin")
     if origin not in ("same-origin", "none"):
         raise HTTPException(403, "this form was sent from another site")
+    await request.body()  # all of it, which is bounded, before any of it is looked at
     try:
         form = await request.form(max_files=4, max_fields=400)
     except ValueError:
@@ -80,6 +81,7 @@ async def posted(request: Request, config: Config) -> dict[str, Any]:
             found[name] = f"{found[name]}\n{held}"  # several boxes of one name
         else:
             found[name] = held
+    await form.close()
     token = found.pop("csrf", "")
     good = isinstance(token, str) and same(token, form_token(config, request.state.cookie))
     if not good:

@@ -28,12 +28,13 @@ STOPPED = "stop-asked"
 @dataclass(frozen=True)
 class Job:
     """kind: of the study, or 'check'. plan: as plain values. resume: go on with what the folder
-    holds. leaving: cohorts to go on without."""
+    holds. leaving: cohorts to go on without. data: folder that file names are relative to."""
 
     kind: str
     plan: dict[str, Any]
     resume: bool = False
     leaving: list[str] = field(default_factory=list)
+    data: str = ""
 
 
 class Launcher(Protocol):

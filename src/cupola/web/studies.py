@@ -133,8 +133,7 @@ class Office:
             if gone:
                 raise Refused(f"site '{gone[0].site}': its data set is no longer there")
             cohorts = [{"name": i.site, **known[i.data or ""].files} for i in there]
-            assert self.settings.data is not None
-            return {**given, "cohorts": cohorts, "folder": str(self.settings.data.resolve())}
+            return {**given, "cohorts": cohorts}
         if there:
             given = changed(given, {"data.partition.sites": len(there)})
         return given
@@ -181,7 +180,9 @@ class Office:
     def _begin(self, run: Run) -> None:
         folder = self.folder(run)
         try:
-            job = Job(run.study.kind, self._plan(run.study), resume=(folder / "run").exists())
+            data = "" if self.settings.data is None else str(self.settings.data.resolve())
+            again = (folder / "run").exists()
+            job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
             self.launcher.start(job, folder)
             run.status = run.study.status = RUNNING
         except (Refused, OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -48,9 +49,14 @@ def _foresee(folder: Path, plan: dict[str, Any]) -> None:
     """What `cupola check` says, or why it cannot say anything."""
     from cupola.plan.facts import facts
     from cupola.plan.load import load
+    from cupola.plan.privacy import course
 
     try:
-        found = facts(load(plan))
+        whole = load(plan)
+        found = facts(whole)
+        if found["privacy"] and found["privacy"]["groups"]:
+            worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
+            found["course"] = course(whole.privacy, worst)
     except CupolaError as error:
         found = {"error": str(error)}
     except Exception as error:
@@ -95,6 +101,7 @@ def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
     from cupola.plan.study_run import run_study
 
     began = time.monotonic()
+    os.chdir(job["data"])  # file names are relative to it, so that no path is written down
 
     def watch(phase: str, done: int, of: int) -> None:
         spent = time.monotonic() - began

@@ -14,11 +14,13 @@ if (cup) {
   if (finite.length) traces.push(trace(finite, 'private', {color: finite.map(p => p.epsilon), colorscale: [[0, '#d6e6f5'], [1, '#0b5fa5']], colorbar: {title: {text: 'epsilon'}}, showscale: true}));
   if (open.length) traces.push(trace(open, 'not private', {color: colour('--c1'), symbol: 'diamond'}));
   for (const t of traces) t.text = t.text.map(s => s.replace(/[<>&]/g, ''));
+  const logs = points.map(p => Math.log10(Math.max(p.bytes, 1)));
+  const span = [Math.min(...logs) - .35, Math.max(...logs) + .35];
   const metric = points.length ? points[0].metric : '';
   Plotly.newPlot(cup, traces, {
     margin: {l: 60, r: 20, t: 30, b: 50}, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: {color: colour('--ink'), size: 13}, showlegend: traces.length > 1, legend: {orientation: 'h', y: 1.12},
-    xaxis: {type: 'log', title: {text: 'bytes sent, all sites'}, gridcolor: colour('--rule'), tickformat: '.2s', ticksuffix: 'B'},
+    xaxis: {type: 'log', range: span, title: {text: 'bytes sent, all sites'}, gridcolor: colour('--rule'), tickformat: '.2s', ticksuffix: 'B'},
     yaxis: {title: {text: metric}, gridcolor: colour('--rule'), tickformat: share.includes(metric) ? '.0%' : ''},
   }, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['sendDataToCloud']});
 }

@@ -35,7 +35,7 @@ def wait(until, seconds=120.0, every=0.2):
 def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
     """The second server knows what the first one started; the result is that of one go."""
     world = World(tmp_path)
-    world.app.state.launcher = world.launcher = ChildProcess()
+    first = world.app.state.launcher = world.launcher = ChildProcess()
     plan = {
         **STARTS["training"],
         "rounds": 3000,
@@ -55,6 +55,7 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
     assert "running" in ada.get(f"/studies/{study}").text
     assert world.post(ada, f"/studies/{study}/stop").status_code == 303
     wait(lambda: not second.alive(folder))
+    assert not first.alive(folder)
     world.sweep()
     assert "stopped" in ada.get(f"/studies/{study}").text
     stopped = len((folder / "run" / "history.jsonl").read_text().splitlines())

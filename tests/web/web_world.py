@@ -41,6 +41,9 @@ class Pretender:
         else:
             self.living.add(folder)
 
+    def room(self) -> bool:
+        return True
+
     def stop(self, folder: Path) -> None:
         self.stopped.append(folder)
 

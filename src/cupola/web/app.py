@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
 import cupola
@@ -101,6 +101,10 @@ def _answers(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][1:])
         return told(request, 422, f"{place}: {first['msg']}")
+
+    @app.exception_handler(IntegrityError)
+    def _both(request: Request, _: IntegrityError) -> Response:
+        return told(request, 409, "somebody else did the same at the same time; look again")
 
     @app.exception_handler(UnicodeEncodeError)
     @app.exception_handler(DataError)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STOPPED = "stop-asked"
+CHECKS = 2  # at the same time
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Launcher(Protocol):
 
     def alive(self, folder: Path) -> bool: ...
 
+    def room(self) -> bool:
+        """Whether another check may begin now."""
+        ...
+
 
 class ChildProcess:
     """A process for each study, in a session of its own: it outlives a restart of the server.
@@ -55,6 +60,7 @@ class ChildProcess:
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[bytes]] = []
+        self.checks: list[subprocess.Popen[bytes]] = []
 
     def start(self, job: Job, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +80,8 @@ class ChildProcess:
             lock.truncate(0)
             lock.write(str(child.pid))
         self.children.append(child)
+        if job.kind == "check":
+            self.checks.append(child)
 
     def stop(self, folder: Path) -> None:
         """Ask for an end after the present step."""
@@ -81,6 +89,10 @@ class ChildProcess:
             (folder / STOPPED).touch()
             with contextlib.suppress(ProcessLookupError, ValueError):
                 os.kill(int((folder / "worker.lock").read_text()), signal.SIGTERM)
+
+    def room(self) -> bool:
+        self.checks = [child for child in self.checks if child.poll() is None]
+        return len(self.checks) < CHECKS
 
     def alive(self, folder: Path) -> bool:
         self.children = [child for child in self.children if child.poll() is None]

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.plan.plan import Plan, changed
@@ -76,6 +76,8 @@ class Office:
         found = _json(folder / "foreseen.json")
         if found is None and (folder / "job.json").exists():
             found = {"error": "the check ended without an answer; the server's log says more"}
+        if found is None and not self.launcher.room():
+            return None
         if found is None:
             plan = check(study.kind, parse(study.plan))
             assert isinstance(plan, Plan)
@@ -142,8 +144,8 @@ class Office:
         run = latest(study)
         if run is None or run.status not in (QUEUED, RUNNING):
             raise Refused("the study is not running")
-        if run.status == QUEUED:
-            run.status = study.status = STOPPED
+        if run.status == QUEUED and self._move(run, QUEUED, STOPPED):
+            study.status = STOPPED
             return
         self.launcher.stop(self.folder(run))
 
@@ -177,8 +179,17 @@ class Office:
                 self._begin(run)
         self.db.commit()
 
+    def _move(self, run: Run, old: str, new: str) -> bool:
+        """Change a status unless somebody else did so before."""
+        rule = update(Run).where(Run.id == run.id, Run.status == old).values(status=new)
+        moved = self.db.execute(rule.execution_options(synchronize_session="fetch"))
+        return moved.rowcount == 1  # type: ignore[attr-defined]
+
     def _begin(self, run: Run) -> None:
         folder = self.folder(run)
+        if not self._move(run, QUEUED, RUNNING):
+            return
+        self.db.commit()
         try:
             data = "" if self.settings.data is None else str(self.settings.data.resolve())
             again = (folder / "run").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -13,6 +14,8 @@ from typing import Any
 from cupola.errors import CupolaError
 from cupola.plan.checkpoint import json_line, write_atomically
 from cupola.web.plans import ASSOCIATION
+
+LONGEST_CHECK = 600  # seconds
 
 
 def main(folder: Path) -> int:
@@ -51,6 +54,7 @@ def _foresee(folder: Path, plan: dict[str, Any]) -> None:
     from cupola.plan.load import load
     from cupola.plan.privacy import course
 
+    signal.alarm(LONGEST_CHECK)  # ends the process
     try:
         whole = load(plan)
         found = facts(whole)

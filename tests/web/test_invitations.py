@@ -9,27 +9,27 @@ KEY = "Authorization"
 
 
 def test_a_token_works_once_and_is_kept_as_a_hash(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     token = world.invite(ada, study, "north", "south")["north"]
     assert token not in ada.get(f"/studies/{study}").text
     with world.app.state.sessions() as db:
         assert token not in str(db.execute(text("SELECT * FROM invitation")).all())
-    world.join(world.visitor("cleo"), token)
+    world.join(world.known("cleo"), token)
     for who in ("dora", "cleo", None):
-        again = world.post(world.visitor(who), "/join", token=token, name="new", password="x" * 12)
+        again = world.post(world.known(who), "/join", token=token, name="new", password="x" * 12)
         assert again.status_code == 422
     assert world.visitor().post("/api/join", json={"token": token}).status_code == 404
 
 
 def test_a_new_token_ends_the_old_one(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     old = world.invite(ada, study, "north")["north"]
     page = ada.get(f"/studies/{study}").text
     number = page.split(f"/studies/{study}/renew/")[1].split('"')[0]
     new = world.post(ada, f"/studies/{study}/renew/{number}").text
     new = new.split("cupola site join https://cupola.example ")[1].split("<")[0]
-    assert world.post(world.visitor("cleo"), "/join", token=old).status_code == 422
-    world.join(world.visitor("cleo"), new)
+    assert world.post(world.known("cleo"), "/join", token=old).status_code == 422
+    world.join(world.known("cleo"), new)
 
 
 def test_guessing_tokens_is_held_back(world):
@@ -39,7 +39,7 @@ def test_guessing_tokens_is_held_back(world):
 
 
 def test_somebody_without_an_account_makes_one_with_the_token(world):
-    ada, study, new = world.visitor("ada"), world.study("ada"), world.visitor()
+    ada, study, new = world.known("ada"), world.study("ada"), world.visitor()
     token = world.invite(ada, study, "north", "south")["north"]
     assert world.post(new, "/join", token=token, name="ada", password="x" * 12).status_code == 422
     assert world.post(new, "/join", token=token, name="ines", password="x").status_code == 422
@@ -52,12 +52,12 @@ def test_somebody_without_an_account_makes_one_with_the_token(world):
 
 
 def test_a_study_starts_when_all_have_joined(world):
-    ada, study = world.visitor("ada"), world.study("ada", "association")
+    ada, study = world.known("ada"), world.study("ada", "association")
     tokens = world.invite(ada, study, "north", "south", "west")
     for name, who in zip(tokens, ("cleo", "dora")):
-        world.join(world.visitor(who), tokens[name], f"{name}/chip")
+        world.join(world.known(who), tokens[name], f"{name}/chip")
     assert world.post(ada, f"/studies/{study}/start").status_code == 409
-    world.join(world.visitor("cleo"), tokens["west"], "west/chip")
+    world.join(world.known("cleo"), tokens["west"], "west/chip")
     world.sweep()
     job, folder = world.launcher.jobs[-1]
     assert folder == world.settings.run_folder(study, 1)
@@ -68,25 +68,25 @@ def test_a_study_starts_when_all_have_joined(world):
 
 
 def test_a_study_may_start_with_the_minimum_and_ends_the_other_tokens(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     tokens = world.invite(ada, study, "a", "b", "c", "d", minimum="3")
     for name in "ab":
-        world.join(world.visitor("cleo"), tokens[name])
+        world.join(world.known("cleo"), tokens[name])
     assert world.post(ada, f"/studies/{study}/start").status_code == 409
-    world.join(world.visitor("dora"), tokens["c"])
+    world.join(world.known("dora"), tokens["c"])
     assert world.post(ada, f"/studies/{study}/start").status_code == 303
     world.sweep()
     job, folder = world.launcher.jobs[-1]
     assert job.plan["data"]["partition"]["sites"] == 3
-    assert world.post(world.visitor("ben"), "/join", token=tokens["d"]).status_code == 422
+    assert world.post(world.known("ben"), "/join", token=tokens["d"]).status_code == 422
     world.launcher.end(folder, "failed", "made up")
     world.sweep()
 
 
 def test_sites_choose_only_what_is_offered_and_only_once(world):
-    ada, study = world.visitor("ada"), world.study("ada", "association")
+    ada, study = world.known("ada"), world.study("ada", "association")
     tokens = world.invite(ada, study, "one", "two", "three")
-    cleo = world.visitor("cleo")
+    cleo = world.known("cleo")
     where = world.post(cleo, "/join", token=tokens["one"]).headers["location"]
     for data in ("", "../../etc/passwd", "/etc/passwd", "north", "east/chip"):
         assert world.post(cleo, f"{where}/accept", data=data).status_code == 409
@@ -98,13 +98,13 @@ def test_sites_choose_only_what_is_offered_and_only_once(world):
 
 
 def test_who_leaves_stops_the_study_and_it_does_not_go_on_without(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     tokens = world.invite(ada, study, "a", "b", "c")
-    places = {n: world.join(world.visitor("cleo"), tokens[n]) for n in tokens}
+    places = {n: world.join(world.known("cleo"), tokens[n]) for n in tokens}
     world.sweep()
     folder = world.settings.run_folder(study, 1)
     assert world.launcher.alive(folder)
-    cleo = world.visitor("cleo")
+    cleo = world.known("cleo")
     assert world.post(cleo, f"{places['b']}/leave").status_code == 303
     assert world.launcher.stopped[-1] == folder
     world.launcher.end(folder, "stopped", "interrupted after round 2")
@@ -116,7 +116,7 @@ def test_who_leaves_stops_the_study_and_it_does_not_go_on_without(world):
 
 
 def test_a_site_program_joins_reads_accepts_and_fetches(world):
-    ada, study, site = world.visitor("ada"), world.study("ada", "association"), world.visitor()
+    ada, study, site = world.known("ada"), world.study("ada", "association"), world.visitor()
     token = world.invite(ada, study, "north")["north"]
     joined = site.post("/api/join", json={"token": token}).json()
     key = {KEY: f"Bearer {joined['key']}"}
@@ -138,5 +138,5 @@ def test_a_site_program_joins_reads_accepts_and_fetches(world):
 
 @pytest.mark.parametrize("name", ["", "<b>", "a/b", "..", "x" * 70, "a' OR 1=1"])
 def test_sites_have_plain_names(world, name):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     assert world.post(ada, f"/studies/{study}/invite", sites=name).status_code == 409

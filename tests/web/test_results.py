@@ -20,7 +20,7 @@ from folders import make_run
 
 @pytest.fixture
 def started(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     world.post(ada, f"/studies/{study}/start")
     world.sweep()
     folder = world.settings.run_folder(study, 1)
@@ -128,7 +128,7 @@ def test_pages_of_variants_are_those_of_the_sorted_table(tmp_path):
 
 
 def test_the_comparison_shows_runs_of_ones_own(world):
-    ada, ids = world.visitor("ada"), []
+    ada, ids = world.known("ada"), []
     for recipe in ("fedavg", "fedprox"):
         study = world.study("ada", name=f"compare {recipe}", recipe=recipe)
         world.post(ada, f"/studies/{study}/start")
@@ -141,7 +141,7 @@ def test_the_comparison_shows_runs_of_ones_own(world):
     assert "Side by side" in both.text
     assert "compare fedprox" in both.text
     assert "data-points" in both.text
-    assert world.visitor("ben").get("/compare", params={"run": ids}).status_code == 404
+    assert world.known("ben").get("/compare", params={"run": ids}).status_code == 404
     assert ada.get("/compare", params={"run": [10**9]}).status_code == 404
     assert ada.get("/compare", params={"run": list(range(1, 20))}).status_code == 422
     assert ada.get("/compare", params={"run": "x"}).status_code == 422

@@ -17,7 +17,7 @@ KINDS = list(plans.KINDS)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_form_makes_the_plan_that_filled_it(world, kind):
-    ada, start = world.visitor("ada"), fields.STARTS[kind]
+    ada, start = world.known("ada"), fields.STARTS[kind]
     page = ada.get(f"/studies/new?kind={kind}").text
     for shown in fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
@@ -46,7 +46,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
     ],
 )
 def test_problems_are_shown_at_their_field(world, key, value):
-    ada = world.visitor("ada")
+    ada = world.known("ada")
     form = {**fields.filled("training", fields.STARTS["training"]), key: value}
     answer = world.post(ada, "/studies/new", kind="training", **form)
     assert answer.status_code == 422
@@ -99,7 +99,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
-    ada = world.visitor("ada")
+    ada = world.known("ada")
     whole = 'name = "x"\nrounds = 1\n' + text
     answer = world.post(ada, "/studies/upload", text=whole)
     assert answer.status_code == 422
@@ -143,7 +143,7 @@ def test_no_shape_of_a_plan_hides_code(tree):
 
 
 def test_wrong_and_huge_uploads_are_refused(world):
-    ada = world.visitor("ada")
+    ada = world.known("ada")
     for content in (b"\xff\xfe\x9f", b"not = = toml", b"[" * 5000, b"x = " + b"[" * 4000):
         answer = world.post(ada, "/studies/upload", files={"file": ("p.toml", content)})
         assert answer.status_code == 422, content[:10]
@@ -161,7 +161,7 @@ def test_wrong_and_huge_uploads_are_refused(world):
 
 
 def test_text_is_shown_as_text(world):
-    ada = world.visitor("ada")
+    ada = world.known("ada")
     evil = "<img src=x onerror=alert(1)>"
     plan = f'name = "x"\ntest = "linear"\ncovariates = ["{evil}"]\n'
     where = world.post(ada, "/studies/upload", text=plan).headers["location"]
@@ -176,7 +176,7 @@ def test_text_is_shown_as_text(world):
 
 
 def test_a_study_runs_stops_goes_on_and_is_repeated(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     here = f"/studies/{study}"
     assert world.post(ada, f"{here}/stop").status_code == 409
     assert world.post(ada, f"{here}/start").headers["location"] == f"{here}/runs/1"
@@ -202,7 +202,7 @@ def test_a_study_runs_stops_goes_on_and_is_repeated(world):
 
 
 def test_a_process_that_vanishes_is_a_failure_that_can_be_resumed(world):
-    ada, study = world.visitor("ada"), world.study("ada")
+    ada, study = world.known("ada"), world.study("ada")
     world.post(ada, f"/studies/{study}/start")
     world.sweep()
     world.launcher.living.clear()  # killed: no result was written
@@ -213,7 +213,7 @@ def test_a_process_that_vanishes_is_a_failure_that_can_be_resumed(world):
 
 
 def test_studies_wait_for_each_other(world):
-    ada = world.visitor("ada")
+    ada = world.known("ada")
     world.sweep()
     first, second = world.study("ada"), world.study("ada")
     for study in (first, second):

@@ -79,6 +79,7 @@ class World:
             cheap=True, sweep=3600.0, upload=300_000, at_once=50,
         )  # fmt: skip
         self.launcher = Pretender()
+        self.browsers: dict[str | None, TestClient] = {}
         self.app = make_app(self.settings, self.launcher)
         with self.app.state.sessions() as db:
             for i, (name, role) in enumerate(PEOPLE.items()):
@@ -93,6 +94,12 @@ class World:
             answer = self.post(browser, "/login", name=name, password=PASSWORD)
             assert answer.status_code == 303, answer.text
         return browser
+
+    def known(self, name: str | None) -> TestClient:
+        """The same browser every time, for tests that leave it logged in."""
+        if name not in self.browsers:
+            self.browsers[name] = self.visitor(name)
+        return self.browsers[name]
 
     def calm(self) -> None:
         """Forget log-ins that failed."""

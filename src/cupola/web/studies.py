@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from cupola.errors import CupolaError
 from cupola.plan.plan import Plan, changed
 from cupola.plan.study import StudyPlan
 from cupola.web import invitations
@@ -196,7 +197,7 @@ class Office:
             job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
             self.launcher.start(job, folder)
             run.status = run.study.status = RUNNING
-        except (Refused, OSError, ValueError) as error:
+        except (CupolaError, OSError) as error:
             run.status = run.study.status = FAILED
             run.reason, run.ended = str(error), time.time()
 

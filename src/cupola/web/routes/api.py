@@ -12,7 +12,7 @@ from sqlalchemy import select
 from cupola.web import accounts, invitations, reveal
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
 from cupola.web.here import data_sets
-from cupola.web.models import FINISHED, JOINED, RUNNING, Invitation, Study
+from cupola.web.models import FINISHED, JOINED, QUEUED, RUNNING, Invitation, Study
 from cupola.web.plans import ASSOCIATION
 from cupola.web.routes.result import files_of, send
 from cupola.web.routes.study import Desk, _mine
@@ -173,7 +173,7 @@ def leave(request: Request, found: Site, desk: Desk) -> None:
     """Take part no longer. A running study stops."""
     study = found.study
     invitations.leave(found)
-    if study.status == RUNNING:
+    if study.status in (QUEUED, RUNNING):
         desk.stop(study)
     note(desk.db, request, "site left", study, found.site, who=f"site {found.site}")
     desk.db.commit()

@@ -11,7 +11,7 @@ from cupola.web import accounts, invitations, reveal
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
-from cupola.web.models import ASKED, PARTICIPANT, RUNNING, Account, Invitation
+from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
 from cupola.web.plans import ASSOCIATION
 from cupola.web.render import page
 from cupola.web.routes.study import Desk
@@ -87,7 +87,7 @@ def answer(
         where = f"/join/{number}"
     elif answer == "leave":
         invitations.leave(found)
-        if study.status == RUNNING:
+        if study.status in (QUEUED, RUNNING):
             desk.stop(study)
         where = "/"
     else:

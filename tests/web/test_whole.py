@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -79,48 +80,46 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
     assert ada.get(f"/studies/{study}/runs/1/files/model.safetensors").status_code == 200
 
 
-@pytest.mark.skipif(POSTGRES is None, reason="PostgreSQL's server programs are not installed")
-def test_the_same_on_postgresql(tmp_path_factory):
-    """A server of its own, without a password, reached by a socket in a folder for us alone."""
-    folder = tmp_path_factory.mktemp("pg")
+@pytest.fixture
+def postgresql():
+    """A server of our own, without a password, behind a socket in a folder for its user alone."""
+    if POSTGRES is None:
+        pytest.skip("PostgreSQL's server programs are not installed")
+    # It does not run as root; a socket's path is short, and its user must be able to reach it.
     user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-    if user:
-        shutil.chown(folder, "postgres")
-        for parent in folder.parents:
-            if parent.stat().st_uid == 0 and parent != Path("/") and "pytest" in str(parent):
-                parent.chmod(0o755)
-    bin, data = POSTGRES.parent, folder / "data"
-    run = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([*user, POSTGRES, "-D", data, "-A", "trust", "-U", "cupola", "-N"], **run)
-    options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-    control = [*user, bin / "pg_ctl", "-D", data, "-w"]
-    subprocess.run([*control, "-o", options, "-l", folder / "log", "start"], **run)
-    try:
-        url = f"postgresql://cupola@/postgres?host={folder}"
-        world = World(tmp_path_factory.mktemp("world"), url)
-        ada, cleo = world.visitor("ada"), world.visitor("cleo")
-        study = world.study("ada", "association")
-        tokens = world.invite(ada, study, "north", "south", "west")
-        for name, token in tokens.items():
-            world.join(cleo, token, f"{name}/chip")
-        assert world.post(cleo, "/join", token=tokens["north"]).status_code == 422
-        world.finish(study, files=[])
-        for url in (
-            "/",
-            f"/studies/{study}",
-            f"/studies/{study}/runs/1",
-            "/audit",
-            "/accounts",
-            "/compare",
-            "/?search=%25",
-        ):
-            assert ada.get(url).status_code == 200, url
-        assert "token used" in ada.get("/audit").text
-        assert world.post(world.visitor(), "/login", name="ADA", password="x").status_code == 401
-        assert ada.get("/?search=%00").status_code == 400
-        world.app.state.sessions.kw["bind"].dispose()
-    finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], **run)
+    run = {"check": True, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory(prefix="cupola-pg-") as name:
+        folder, data = Path(name), Path(name) / "data"
+        if user:
+            shutil.chown(folder, "postgres")
+        subprocess.run(
+            [*user, POSTGRES, "-D", data, "-A", "trust", "-U", "cupola", "-N"], cwd=folder, **run
+        )
+        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        control = [*user, POSTGRES.parent / "pg_ctl", "-D", data, "-w", "-t", "120"]
+        subprocess.run([*control, "-o", options, "-l", folder / "log", "start"], cwd=folder, **run)
+        try:
+            yield f"postgresql://cupola@/postgres?host={folder}"
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], cwd=folder, **run)
+
+
+def test_the_same_on_postgresql(tmp_path, postgresql):
+    world = World(tmp_path, postgresql)
+    ada, cleo = world.visitor("ada"), world.visitor("cleo")
+    study = world.study("ada", "association")
+    tokens = world.invite(ada, study, "north", "south", "west")
+    for name, token in tokens.items():
+        world.join(cleo, token, f"{name}/chip")
+    assert world.post(cleo, "/join", token=tokens["north"]).status_code == 422
+    world.finish(study, files=[])
+    here = f"/studies/{study}"
+    for url in ("/", here, f"{here}/runs/1", "/audit", "/accounts", "/compare", "/?search=%25"):
+        assert ada.get(url).status_code == 200, url
+    assert "token used" in ada.get("/audit").text
+    assert world.post(world.visitor(), "/login", name="ADA", password="x").status_code == 401
+    assert ada.get("/?search=%00").status_code == 400
+    world.app.state.sessions.kw["bind"].dispose()
 
 
 def test_a_fuzzer_finds_no_error_of_the_server(tmp_path):

@@ -25,8 +25,8 @@ import httpx2
 
 from cupola.web import accounts, hits
 from cupola.web.app import make_app
-from cupola.web.fields import STARTS
 from cupola.web.frame import COOKIE
+from cupola.web.layout import STARTS
 from cupola.web.models import Account, Event, Invitation, Run, Study
 from cupola.web.plans import to_text
 from cupola.web.settings import Settings

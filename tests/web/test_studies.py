@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupola.web import fields, plans
+from cupola.web.layout import STARTS
 from cupola.web.models import Run
 from cupola.web.studies import Office
 
@@ -17,7 +18,7 @@ KINDS = list(plans.KINDS)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_form_makes_the_plan_that_filled_it(world, kind):
-    ada, start = world.known("ada"), fields.STARTS[kind]
+    ada, start = world.known("ada"), STARTS[kind]
     page = ada.get(f"/studies/new?kind={kind}").text
     for shown in fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
@@ -47,7 +48,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
 )
 def test_problems_are_shown_at_their_field(world, key, value):
     ada = world.known("ada")
-    form = {**fields.filled("training", fields.STARTS["training"]), key: value}
+    form = {**fields.filled("training", STARTS["training"]), key: value}
     answer = world.post(ada, "/studies/new", kind="training", **form)
     assert answer.status_code == 422
     assert f'id="f-{key.replace(".", "-")}-wrong"' in answer.text
@@ -56,7 +57,7 @@ def test_problems_are_shown_at_their_field(world, key, value):
 
 def test_what_does_not_apply_is_not_written():
     form = {
-        **fields.filled("training", fields.STARTS["training"]),
+        **fields.filled("training", STARTS["training"]),
         "privacy.epsilon": "3",
         "sum.minimum": "4",
         "participation.count": "2",
@@ -73,7 +74,7 @@ def test_what_does_not_apply_is_not_written():
 
 
 def test_keys_that_the_form_does_not_show_stay():
-    before = {**fields.STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
+    before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
     form = {**fields.filled("training", before), "rounds": "7"}
     after = fields.from_form("training", before, form)
     assert after["link"] == {"down": 3.0}
@@ -184,8 +185,7 @@ def test_a_study_runs_stops_goes_on_and_is_repeated(world):
     world.sweep()
     assert world.post(ada, f"{here}/start").status_code == 409
     assert (
-        world.post(ada, f"{here}/edit", text=plans.to_text(fields.STARTS["training"])).status_code
-        == 409
+        world.post(ada, f"{here}/edit", text=plans.to_text(STARTS["training"])).status_code == 409
     )
     assert world.post(ada, f"{here}/invite", sites="late").status_code == 409
     world.post(ada, f"{here}/stop")

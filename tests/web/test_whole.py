@@ -15,8 +15,9 @@ import pytest
 from web_world import World
 
 from cupola.web.app import make_app
-from cupola.web.fields import STARTS, filled
+from cupola.web.fields import filled
 from cupola.web.launch import ChildProcess, Job
+from cupola.web.layout import STARTS
 from cupola.web.models import Run
 from cupola.web.studies import Office
 
@@ -25,7 +26,7 @@ CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(
 POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
 
 
-def wait(until, seconds=120.0, every=0.2):
+def wait(until, seconds=300.0, every=0.2):
     end = time.monotonic() + seconds
     while not (found := until()):
         assert time.monotonic() < end, "it took too long"
@@ -198,7 +199,7 @@ def test_a_first_visit_in_a_browser(server):
     with api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(300_000)  # a busy machine is no fault
         page.on("request", lambda r: None if r.url.startswith(base) else foreign.append(r.url))
         page.on("pageerror", lambda error: troubles.append(str(error)))
         for _ in range(100):

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from cupola.gwas.compare import Table
 from cupola.web import accounts, hits
 from cupola.web.app import make_app
-from cupola.web.fields import STARTS
 from cupola.web.frame import COOKIE, form_token
 from cupola.web.launch import Job
+from cupola.web.layout import STARTS
 from cupola.web.models import COORDINATOR, PARTICIPANT, Account, Attempt
 from cupola.web.settings import Settings
 from cupola.web.studies import Office

@@ -13,6 +13,7 @@ from cupola.web import demo, fields, invitations
 from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
+from cupola.web.layout import STARTS
 from cupola.web.models import COORDINATOR, DRAFT, INVITING, JOINED, Account, Invitation, Study
 from cupola.web.plans import ASSOCIATION, KINDS, Wrong, asks_sites, kind_of, parse, to_text
 from cupola.web.render import page
@@ -61,7 +62,7 @@ def new_study(request: Request, me: Coordinator, kind: str = "") -> Response:
     del me
     if kind not in KINDS:
         return page(request, "kinds.html", kinds=KINDS, problems=[], text="")
-    return _form(request, kind, fields.STARTS[kind])
+    return _form(request, kind, STARTS[kind])
 
 
 @router.post("/studies/new")

@@ -59,9 +59,7 @@ def test_nothing_is_explained_that_does_not_exist(generator: ModuleType) -> None
     told = meanings()
     for section, keys in told.items():
         for key in keys if section != "api" else [n for names in keys.values() for n in names]:
-            assert f"| `{key}` |" in shown, (
-                f"meanings.toml: {section}.{key} is no longer there"
-            )
+            assert f"| `{key}` |" in shown, f"meanings.toml: {section}.{key} is no longer there"
 
 
 @each_page

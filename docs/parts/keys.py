@@ -24,7 +24,7 @@ def _section(about: str, schema: dict[str, Any], skip: tuple[str, ...] = ()) -> 
         if key in skip:
             continue
         if key not in known:
-            raise SystemExit(f"docs/meanings.toml: [{about}] says nothing about '{key}'")
+            raise SystemExit(f"meanings.toml: [{about}] says nothing about '{key}'")
         rows.append([f"`{key}`", _allowed(field), _default(key, field, schema), known[key]])
     return table(["key", "values", "default", "meaning"], rows)
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from cupola.plan.meanings import meanings
 
-@lru_cache
-def meanings() -> dict[str, Any]:
-    """What was written by hand about keys and names."""
-    return tomllib.loads((Path(__file__).parent.parent / "meanings.toml").read_text("utf-8"))
+__all__ = ["code", "first_sentence", "meanings", "pairs", "table"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -69,7 +69,7 @@ def _line(place: str, name: str, value: Any) -> str:
     own = (value.__doc__ or "") if documented else ""
     about = first_sentence(inspect.cleandoc(own))
     if not about or own.startswith(f"{name}("):  # none, or the one that dataclasses make
-        raise SystemExit(f"docs/meanings.toml: [api.{place}] says nothing about '{name}'")
+        raise SystemExit(f"meanings.toml: [api.{place}] says nothing about '{name}'")
     if inspect.isfunction(value):
         return f"`({', '.join(_parameters(value))})` {about}"
     return about

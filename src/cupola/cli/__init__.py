@@ -12,6 +12,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     sites,
     sources,
     study,
+    web,
 )
 from cupola.cli.shell import app, main
 

@@ -13,11 +13,6 @@ from cupola.cli.shell import Shell, app, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cupola.data import FederatedData
-    from cupola.federation import Program
-    from cupola.learn import Training, TrainingHost
-    from cupola.plan.plan import Plan
-
 
 GROUPS_PRINTED = 5
 
@@ -25,11 +20,12 @@ GROUPS_PRINTED = 5
 @app.command()
 def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a plan will do and cost, and whether it equals centralised training."""
+    from cupola.plan.facts import facts as foresee
     from cupola.plan.load import load
 
     Shell.json = as_json
     runs = load(plan, settings or ()).expand()
-    facts = {"runs": len(runs), **_facts(runs[0][1])}
+    facts = {"runs": len(runs), **foresee(runs[0][1])}
     if as_json:
         print_json(facts)
         return
@@ -174,103 +170,6 @@ def _judged(data: dict[str, Any]) -> str:
     return ", ".join(["what sites hold out", *parts])
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    import numpy as np
-
-    from cupola.learn.frozen import share
-    from cupola.plan import compose
-    from cupola.plan.cost import predict
-    from cupola.plan.parties import learned, masking
-
-    host = compose.host(**plan.to_dict())
-    program = compose.training(plan, host)
-    whole = compose.program(plan, host, program)
-    cost = predict(program)
-    data = host.sites
-    sizes = data.sizes(np.arange(min(len(data), 100_000)))
-    counted = share(program.space.module)
-    return {
-        "name": plan.name,
-        "recipe": plan.recipe,
-        "rounds": plan.rounds,
-        "training_rounds": program.training_rounds,
-        "data": {
-            "name": plan.data.name,
-            "kind": data.kind,
-            "classes": data.classes,
-            "sites": len(data),
-            "partition": plan.data.partition.kind,
-            "samples": int(sizes.sum()),
-            "samples_per_site": {
-                "least": int(sizes.min()),
-                "median": int(np.median(sizes)),
-                "most": int(sizes.max()),
-            },
-            "empty": int((sizes == 0).sum()),
-            "evaluated_on": plan.evaluation.on,
-            "public": {name: len(part) for name, part in data.public.items()},
-        },
-        "model": {
-            "name": plan.model.name,
-            "parameters": counted.parameters,
-            "trainable": counted.trained,
-            "source": plan.model.options.get("source"),
-            "checksum": program.space.frozen.installed,
-            "levels": _levels(program),
-        },
-        "bytes": {
-            "sites": cost.sites,
-            "per_site_down": cost.per_site_down,
-            "per_site_up": cost.per_site_up,
-            "per_round": cost.per_round,
-            "total": cost.total,
-        },
-        "link": {
-            "down": plan.link.down,
-            "up": plan.link.up,
-            "seconds": plan.link.seconds(cost.per_site_down, cost.per_site_up),
-        },
-        "privacy": _privacy(program, host),
-        "sum": masking(program),
-        "parties": [{"party": party, "learns": what} for party, what in learned(program)],
-        "utility": _utility(program, data),
-        "personalise": _personalise(whole),
-    }
-
-
-def _levels(program: Training) -> list[dict[str, int]]:
-    """Sites that train less, and how many parameters."""
-    found = program.levels
-    if found is None:
-        return []
-    sizes = {n: p.numel() for n, p in program.space.pairs()}
-    whole = sum(sizes.values())
-    return [
-        {"sites": many, "trainable": whole - sum(sizes[n] for n in frozen)}
-        for frozen, many in zip(found.frozen, found.counts)
-    ]
-
-
-def _personalise(whole: Program) -> dict[str, Any] | None:
-    from cupola.personalize import Personalisation
-    from cupola.personalize.sparsity import epsilon_of
-
-    if not isinstance(whole, Personalisation):
-        return None
-    choice = whole.choice
-    return {
-        "methods": list(choice.methods),
-        "rounds": choice.rounds,
-        "layers": [
-            {"name": layer.name, "channels": len(chosen), "of": layer.channels}
-            for layer, (_, chosen) in zip(whole.layers, whole.channels)
-        ],
-        "vector_bytes": 4 * sum(len(chosen) for _, chosen in whole.channels),
-        "epsilon": None if choice.release is None else epsilon_of(choice.release),
-        "minimum": choice.minimum,
-    }
-
-
 def _print_personalise(console: Console, facts: dict[str, Any]) -> None:
     told = f"{', '.join(facts['methods'])}; {facts['rounds']} rounds of adaptation"
     console.print(f"[bold]personal  [/] {told}", soft_wrap=True)
@@ -282,26 +181,6 @@ def _print_personalise(console: Console, facts: dict[str, Any]) -> None:
             f"{layer['of']} channels of layer '{layer['name']}' are silent ({said})",
             soft_wrap=True,
         )
-
-
-def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:
-    from cupola.plan.privacy import as_json, promised
-
-    promise = promised(program, host)
-    return None if promise is None else as_json(promise, program.privacy.published)
-
-
-def _utility(program: Training, data: FederatedData) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from cupola.learn.utility import check as equal
-
-    verdict = equal(program, data)
-    return {
-        "preserved": verdict.preserved,
-        "difference": verdict.difference,
-        "conditions": [asdict(condition) for condition in verdict.conditions],
-    }
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,15 +69,19 @@ def explain(
 ) -> list[str]:
     """One line per problem of what should be a `whole`."""
     lines = []
-    for problem in error.errors():
-        path = _path(problem["loc"], whole)
-        key = ".".join(path)
+    for key, text in problems(error, whole):
         origin = "--set" if any(key and _covers(s, key) for s in settings) else where
-        text = _sentence(problem, path, whole)
         line = f"{origin}: {text}"
         if line not in lines:
             lines.append(line)
     return lines
+
+
+def problems(error: ValidationError, whole: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """(dotted key, what is wrong with it) of what should be a `whole`."""
+    for problem in error.errors():
+        path = _path(problem["loc"], whole)
+        yield ".".join(path), _sentence(problem, path, whole)
 
 
 def _covers(setting: str, key: str) -> bool:

@@ -114,7 +114,7 @@ def spent(
         "clip": privacy.clip,
         "epsilon": max((group["epsilon"] for group in listed), default=0.0),
         "groups": listed,
-        "course": _course(privacy, max(listed, key=lambda g: g["epsilon"])) if listed else [],
+        "course": course(privacy, max(listed, key=lambda g: g["epsilon"])) if listed else [],
         "unprotected_answers": unprotected,
         "status": SIMULATED,
     }
@@ -124,16 +124,16 @@ def _epsilon(privacy: Privacy, events: History) -> float:
     return epsilon(events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant)
 
 
-def _course(privacy: Privacy, group: dict[str, Any]) -> list[tuple[float, float]]:
+def course(privacy: Privacy, group: dict[str, Any]) -> list[tuple[float, float]]:
     """Epsilon after shares of the run, as if its charges came evenly."""
     events = [Event.from_dict(event) for event in group["events"]]
     whole = max(event.as_dict().get("count", 1) for event in events) if events else 0
     shares = sorted({round(whole * part / 8) / whole for part in range(1, 9)}) if whole else []
-    course = []
+    found = []
     for share in shares:
         part = [e.counted(math.ceil(e.as_dict().get("count", 1) * share)) for e in events]
-        course.append((share, _epsilon(privacy, tuple(part))))
-    return course if len(course) > 1 else []
+        found.append((share, _epsilon(privacy, tuple(part))))
+    return found if len(found) > 1 else []
 
 
 def _worst(

@@ -26,11 +26,22 @@ _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA
 def write_study(folder: Path | str) -> Path:
     """Make report.html in the folder of a finished study."""
     folder = Path(folder)
+    result, body = sections(folder)
+    chips = [("finished", "good"), ("simulated", "warn"), (result["test"], "")]
+    html = page.page(result["name"], "association study", page.chips(chips), body)
+    return save(html, folder / "report.html")
+
+
+def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], list[str]]:
+    """result.json of a finished study, and what its report says, part by part, as HTML.
+
+    table: its results, if they were read already.
+    """
     result = _json(folder / "result.json")
     if result.get("status") != "finished":
         raise DataError(f"{folder} holds no finished study")
     run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
-    table = read_results(folder / result["files"][0])
+    table = table or read_results(folder / result["files"][0])
     body = [
         _warnings(run),
         _headline(run),
@@ -41,9 +52,7 @@ def write_study(folder: Path | str) -> Path:
         ledger_section(run),
         page.section("The study", "", f"<pre>{text(run.plan_text)}</pre>"),
     ]
-    chips = [("finished", "good"), ("simulated", "warn"), (result["test"], "")]
-    html = page.page(result["name"], "association study", page.chips(chips), body)
-    return save(html, folder / "report.html")
+    return result, body
 
 
 def _warnings(run: RunFolder) -> str:

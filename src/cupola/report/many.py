@@ -39,7 +39,27 @@ def many(
     remark: str = "",
     crown: bool = True,
 ) -> str:
-    """The whole document; links are relative to the folder `where`. `extra` is HTML put first.
+    """The whole document; links are relative to the folder `where`. `extra` is HTML put first."""
+    body = sections(runs, where, target, extra, remark, crown)
+    done = sum(run.status in ("finished", "stopped") for run in runs)
+    state = "good" if done == len(runs) else "warn"
+    chips = [(f"{done} of {len(runs)} finished", state)]
+    if all(run.result.get("simulated", True) for run in runs):
+        chips.append(("simulated", "warn"))
+    chips += [(d, "") for d in sorted({_data(run) for run in runs} - {""})]
+    return page.page(name, "comparison", page.chips(chips), body)
+
+
+def sections(
+    runs: Sequence[RunFolder],
+    where: Path | None,
+    target: float | None = None,
+    extra: Sequence[str] = (),
+    remark: str = "",
+    crown: bool = True,
+) -> list[str]:
+    """What a comparison says, part by part, as HTML. where: folder that links are relative to;
+    without it there are none.
 
     crown: point out the best setting (not where something else than this data chose it).
     """
@@ -51,7 +71,7 @@ def many(
     low = measured in LOWER_IS_BETTER
     scored = [(r[measured], i) for i, r in enumerate(rows) if r[measured] is not None]
     winner = (min(scored) if low else max(scored))[1] if scored and crown else None
-    body = [
+    return [
         f'<p class="alert">{text(remark)}</p>' if remark else "",
         _headline(groups, rows, winner, measured, target),
         *extra,
@@ -61,13 +81,6 @@ def many(
         _runs(runs, measured, where),
         plan_section(runs[0]) if len(groups) == 1 else "",
     ]
-    done = sum(run.status in ("finished", "stopped") for run in runs)
-    state = "good" if done == len(runs) else "warn"
-    chips = [(f"{done} of {len(runs)} finished", state)]
-    if all(run.result.get("simulated", True) for run in runs):
-        chips.append(("simulated", "warn"))
-    chips += [(d, "") for d in sorted({_data(run) for run in runs} - {""})]
-    return page.page(name, "comparison", page.chips(chips), body)
 
 
 def _data(run: RunFolder) -> str:
@@ -210,12 +223,12 @@ def _curves(groups: Sequence[Group], measured: str) -> str:
     return page.section("How they learned", lead, page.tabs(panels))
 
 
-def _runs(runs: Sequence[RunFolder], measured: str, where: Path) -> str:
+def _runs(runs: Sequence[RunFolder], measured: str, where: Path | None) -> str:
     rows = []
     for run in runs:
         report = run.path / "report.html"
         label = text(run.label)
-        if report.is_file():
+        if where is not None and report.is_file():
             link = quote(Path(os.path.relpath(report, where)).as_posix())
             label = f'<a href="{text("./" + link)}">{label}</a>'
         rows.append(

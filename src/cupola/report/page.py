@@ -14,7 +14,7 @@ from pathlib import Path
 from cupola.report.words import text
 
 # Hover values, tabs and legend. Without it every panel is shown and the curves are complete.
-_SCRIPT = """
+SCRIPT = """
 for (const box of document.querySelectorAll('.tabbed')) {
   const panels = [...box.querySelectorAll('.panel')], bar = document.createElement('div');
   bar.className = 'tabs'; bar.setAttribute('role', 'tablist');
@@ -80,7 +80,7 @@ _MARK = (
 def page(title: str, kind: str, head: str, body: Iterable[str]) -> str:
     """A whole document. `title` and `kind` are plain text; `head` and `body` are HTML."""
     css = (Path(__file__).parent / "style.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -91,7 +91,7 @@ def page(title: str, kind: str, head: str, body: Iterable[str]) -> str:
         f"<h1>{text(title)}</h1>{head}</div></header>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n<footer>Self-contained: this file loads nothing and sends nothing.</footer>\n"
-        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -137,7 +137,7 @@ def table(head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> st
     top = "".join(f'<th scope="col"{_n(number)}>{text(name)}</th>' for name, number in head)
     lines = []
     for row in rows:
-        cells = [f'<th scope="row">{row[0]}</th>']
+        cells = [f'<th scope="row"{_n(head[0][1])}>{row[0]}</th>']
         cells += [f"<td{_n(number)}>{cell}</td>" for cell, (_, number) in zip(row[1:], head[1:])]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = "".join(lines)

@@ -39,27 +39,27 @@ _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 
 def single(run: RunFolder) -> str:
     """The whole document."""
-    return page.page(
-        run.name,
-        "run report",
-        _head(run),
-        [
-            _trouble(run),
-            _headline(run),
-            _learning(run),
-            personal_section(run),
-            privacy_section(run),
-            _twin(run),
-            holdings(run),
-            traffic(run),
-            ledger_section(run),
-            _confusion(run),
-            landscape_section(run),
-            _per_site(run),
-            _failures(run),
-            plan_section(run),
-        ],
-    )
+    return page.page(run.name, "run report", _head(run), sections(run))
+
+
+def sections(run: RunFolder) -> list[str]:
+    """What a report says, part by part, as HTML."""
+    return [
+        _trouble(run),
+        _headline(run),
+        _learning(run),
+        personal_section(run),
+        privacy_section(run),
+        _twin(run),
+        holdings(run),
+        traffic(run),
+        ledger_section(run),
+        _confusion(run),
+        landscape_section(run),
+        _per_site(run),
+        _failures(run),
+        plan_section(run),
+    ]
 
 
 def _head(run: RunFolder) -> str:

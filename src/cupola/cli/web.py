@@ -1,0 +1,65 @@
+"""cupola web: the coordinator's web application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cupola.cli.shell import app
+from cupola.errors import CupolaError
+
+
+@app.command()
+def web(
+    folder: Annotated[
+        Path, typer.Option("--folder", "-o", metavar="DIR", help="Folder for all that it keeps.")
+    ] = Path("cupola-web"),
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
+    database: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="postgresql://...; without it SQLite in the folder."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="PLINK files that sites here may choose."),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="How others reach it, for the commands that it shows.")
+    ] = "",
+    at_once: Annotated[int, typer.Option(min=1, help="Studies that run at the same time.")] = 1,
+    demo: Annotated[bool, typer.Option(help="Begin with demonstration studies.")] = True,
+) -> None:
+    """Serve pages on which studies are made, sites invited, runs watched and results read."""
+    try:
+        import uvicorn
+
+        from cupola.web.app import make_app
+        from cupola.web.demo import demonstrations, first_account
+        from cupola.web.settings import Settings
+        from cupola.web.studies import Office
+    except ImportError as error:
+        raise CupolaError(
+            f"the web application needs {error.name}: pip install 'cupola[web]'"
+        ) from None
+    settings = Settings(
+        folder,
+        database,
+        data if data is not None else folder / "data",
+        url.rstrip("/"),
+        secure=url.startswith("https://"),
+        at_once=at_once,
+    )
+    application = make_app(settings)
+    with application.state.sessions() as db:
+        office = Office(db, settings, application.state.launcher)
+        first = first_account(office)
+        if first and demo:
+            demonstrations(office)
+    where = url or f"http://{host}:{port}"
+    if first:
+        typer.echo(f"First account, shown once: name {first[0]}, password {first[1]}")
+    typer.echo(f"Open {where} (Ctrl-C ends the server; studies that run go on)")
+    uvicorn.run(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)

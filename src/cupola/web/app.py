@@ -1,0 +1,123 @@
+"""The application: its routes, what surrounds them, and what happens beside requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import DataError, IntegrityError
+from starlette.exceptions import HTTPException
+
+import cupola
+from cupola.web.access import LogIn
+from cupola.web.accounts import Refused, TooOften
+from cupola.web.database import open_database
+from cupola.web.frame import Frame
+from cupola.web.launch import ChildProcess, Launcher
+from cupola.web.plans import Wrong
+from cupola.web.render import page
+from cupola.web.routes import account, api, assets, compare, join, live, result, study
+from cupola.web.settings import Settings
+from cupola.web.studies import Office
+
+_LOG = logging.getLogger("cupola.web")
+
+
+def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
+    """The application on these settings; the database is made or migrated."""
+    sessions = open_database(settings)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        ending = threading.Event()
+        app.state.ending = ending
+        beside = threading.Thread(target=_beside, args=(app, ending), daemon=True)
+        beside.start()
+        yield
+        ending.set()
+        beside.join(10)
+        sessions.kw["bind"].dispose()
+
+    app = FastAPI(
+        title="Cupola",
+        version=cupola.__version__,
+        description="Studies over sites that keep their data. Site programs log in with the key "
+        "that a token is exchanged for; browsers with a session.",
+        docs_url=None,  # they would load scripts from another host
+        redoc_url=None,
+        lifespan=life,
+    )
+    app.state.settings, app.state.sessions = settings, sessions
+    app.state.launcher = launcher or ChildProcess()
+    app.state.ending = threading.Event()
+    app.add_middleware(Frame, settings=settings)
+    for part in (account, assets, compare, join, live, result, study):
+        app.include_router(part.router, include_in_schema=False)
+    app.include_router(api.router)
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+    _answers(app)
+    return app
+
+
+def _answers(app: FastAPI) -> None:
+    """Errors as pages, or as JSON where a program asked."""
+
+    def told(request: Request, status: int, said: str, **headers: str) -> Response:
+        if request.url.path.startswith("/api/"):
+            return JSONResponse({"detail": said}, status, headers=headers)
+        return page(request, "error.html", status=status, said=said, headers=headers, code=status)
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> Response:
+        return told(request, error.status_code, str(error.detail), **dict(error.headers or {}))
+
+    @app.exception_handler(LogIn)
+    def _log_in(request: Request, _: LogIn) -> Response:
+        back = quote(request.url.path) if request.method == "GET" else "/"
+        return RedirectResponse(f"/login?back={back}", 303)
+
+    @app.exception_handler(TooOften)
+    def _too_often(request: Request, error: TooOften) -> Response:
+        return told(request, 429, str(error), **{"Retry-After": str(error.wait)})
+
+    @app.exception_handler(Refused)
+    def _refused(request: Request, error: Refused) -> Response:
+        return told(request, 409, str(error))
+
+    @app.exception_handler(Wrong)
+    def _wrong(request: Request, error: Wrong) -> Response:
+        return told(request, 422, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    def _invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        return told(request, 422, f"{place}: {first['msg']}")
+
+    @app.exception_handler(IntegrityError)
+    def _both(request: Request, _: IntegrityError) -> Response:
+        return told(request, 409, "somebody else did the same at the same time; look again")
+
+    @app.exception_handler(UnicodeEncodeError)
+    @app.exception_handler(DataError)
+    def _text(request: Request, _: Exception) -> Response:
+        return told(request, 400, "the request holds text that cannot be stored")
+
+
+def _beside(app: FastAPI, ending: threading.Event) -> None:
+    """Now and then: settle runs that ended, begin those that wait."""
+    settings = app.state.settings
+    while not ending.wait(settings.sweep):
+        try:
+            with app.state.sessions() as db:
+                Office(db, settings, app.state.launcher).sweep()
+        except Exception:
+            _LOG.exception("looking after studies failed; trying again")

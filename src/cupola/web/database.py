@@ -1,0 +1,52 @@
+"""Opening the database and bringing it up to date."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.orm import Session, sessionmaker
+
+from cupola.errors import CupolaError
+from cupola.web.settings import Settings
+
+
+def open_database(settings: Settings) -> sessionmaker[Session]:
+    """Sessions on the database of these settings, which is made or migrated first."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    engine = connect(settings.url)
+    try:
+        upgrade(engine)
+    except Exception as error:
+        engine.dispose()
+        if type(error).__module__.startswith(("sqlalchemy", "psycopg")):
+            where = engine.url.render_as_string(hide_password=True)
+            said = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise CupolaError(f"database {where}: {said}") from None
+        raise
+    return sessionmaker(engine, expire_on_commit=False)
+
+
+def connect(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        return create_engine(url, pool_pre_ping=True, pool_size=10)
+    engine = create_engine(url, connect_args={"timeout": 30})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    return engine
+
+
+def upgrade(engine: Engine) -> None:
+    """Carry out the migrations that are missing."""
+    config = Config()
+    config.set_main_option("script_location", "cupola.web:migrations")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")

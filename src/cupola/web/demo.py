@@ -1,0 +1,86 @@
+"""What a first visitor sees: an account, and a study of each kind that runs by itself."""
+
+from __future__ import annotations
+
+import secrets
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import select
+
+from cupola.gwas.bed import write_bed
+from cupola.web import accounts, invitations
+from cupola.web.models import COORDINATOR, Account, Study
+from cupola.web.plans import kind_of
+from cupola.web.studies import Office
+
+FIRST = "coordinator"
+COHORTS = ("north", "south", "west")
+
+
+def first_account(office: Office) -> tuple[str, str] | None:
+    """(name, password) of the first coordinator, if there was no account yet."""
+    if office.db.scalar(select(Account.id).limit(1)) is not None:
+        return None
+    password = secrets.token_urlsafe(12)
+    accounts.create(office.db, office.settings, FIRST, password, COORDINATOR, manager=True)
+    office.db.commit()
+    return FIRST, password
+
+
+def demonstrations(office: Office) -> None:
+    """Studies of every kind, of the first account, that start at once."""
+    owner = office.db.scalar(select(Account).order_by(Account.id).limit(1))
+    assert owner is not None
+    folder = office.settings.data
+    if folder is not None and not any(folder.rglob("*.bed")):
+        simulated_cohorts(folder / "demonstration")
+    for plan in sorted((p for p in (files("cupola.web") / "plans").iterdir()), key=str):
+        given = tomllib.loads(plan.read_text("utf-8"))
+        study = office.create(owner, kind_of(given), given)
+        if "test" in given:
+            play(office, owner, study, [f"demonstration/{name}" for name in COHORTS])
+        office.start(study)
+    office.db.commit()
+
+
+def play(office: Office, owner: Account, study: Study, chosen: list[str]) -> None:
+    """Let data sets of this machine take part as sites, without a token passing through hands."""
+    names = [name.rsplit("/", 1)[-1][:60] for name in chosen]
+    for (_, token), data in zip(invitations.invite(study, names), chosen):
+        office.db.flush()
+        taken, _ = invitations.take(office.db, token, owner)
+        invitations.accept(office.settings, taken, data)
+    office.db.flush()
+
+
+def simulated_cohorts(folder: Path, variants: int = 4000, people: int = 900, seed: int = 7) -> None:
+    """Three cohorts of people who do not exist, with a handful of variants that matter."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    chromosome = np.sort(rng.integers(1, 23, variants))
+    sizes = np.unique(chromosome, return_counts=True)[1].tolist()
+    position = np.concatenate([np.sort(rng.integers(1, 120_000_000, n)) for n in sizes])
+    rate = rng.uniform(0.05, 0.5, variants)
+    copies = rng.binomial(2, rate[:, None], (variants, people)).astype(np.uint8)
+    age = rng.normal(55, 9, people).round(1)
+    causes = rng.choice(variants, 6, replace=False)
+    risk = (copies[causes].T - 2 * rate[causes]) @ rng.choice([-1.0, 1.0], 6) + 0.03 * (age - 55)
+    case = 1 + (rng.random(people) < 1 / (1 + np.exp(-risk))).astype(int)
+    sex = rng.integers(1, 3, people)
+    calls = np.array([3, 2, 0], np.uint8)[copies]
+    listing = "".join(
+        f"{c}\tsim{i}\t0\t{p}\tA\tG\n" for i, (c, p) in enumerate(zip(chromosome, position))
+    )
+    for name, part in zip(COHORTS, np.array_split(rng.permutation(people), len(COHORTS))):
+        base = folder / name
+        write_bed(base.with_suffix(".bed"), calls[:, part])
+        base.with_suffix(".bim").write_text(listing, "utf-8")
+        base.with_suffix(".fam").write_text(
+            "".join(f"f{i} p{i} 0 0 {sex[i]} {case[i]}\n" for i in part), "utf-8"
+        )
+        base.with_suffix(".cov").write_text(
+            "FID IID AGE\n" + "".join(f"f{i} p{i} {age[i]}\n" for i in part), "utf-8"
+        )

@@ -1,0 +1,142 @@
+"""Inviting sites: a token for each, shown once, kept as a hash, and useless after its use."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from cupola.web.accounts import Refused, digest, new_token
+from cupola.web.here import data_sets
+from cupola.web.models import (
+    ASKED,
+    DECLINED,
+    DRAFT,
+    INVITING,
+    JOINED,
+    LEFT,
+    OPEN,
+    QUEUED,
+    RUNNING,
+    Account,
+    Invitation,
+    Study,
+)
+from cupola.web.plans import ASSOCIATION, asks_sites, parse
+from cupola.web.settings import Settings
+
+MOST = 200
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}")
+
+
+def invite(study: Study, sites: Sequence[str]) -> list[tuple[str, str]]:
+    """(site, token) for each new site; the caller commits and shows them."""
+    if study.status not in (DRAFT, INVITING):
+        raise Refused("sites can be invited before a study starts; repeat it to invite others")
+    if not asks_sites(study.kind, parse(study.plan)):
+        raise Refused("this plan's data say who the sites are: it can only be simulated as it is")
+    known = {i.site.lower() for i in study.invitations}
+    names = [name.strip() for name in sites if name.strip()]
+    if not names:
+        raise Refused("name at least one site")
+    if len(names) + len(known) > MOST:
+        raise Refused(f"{MOST} sites at most can be invited")
+    made = []
+    for name in names:
+        if not _SITE.fullmatch(name):
+            raise Refused(f"'{name[:70]}': a site's name has letters, digits, spaces and . _ -")
+        if name.lower() in known:
+            raise Refused(f"site '{name}' is invited already")
+        known.add(name.lower())
+        token = new_token()
+        study.invitations.append(Invitation(site=name, token=digest(token), status=OPEN))
+        made.append((name, token))
+    study.status = INVITING
+    return made
+
+
+def renew(invitation: Invitation) -> str:
+    """Another token in the place of one that was lost, declined, or whose site left."""
+    if invitation.study.status in (QUEUED, RUNNING):
+        raise Refused("the study is running")
+    if invitation.status in (ASKED, JOINED):
+        raise Refused(f"site '{invitation.site}' has used its token")
+    token = new_token()
+    invitation.token, invitation.key, invitation.status = digest(token), None, OPEN
+    invitation.account_id, invitation.data, invitation.changed = None, None, time.time()
+    return token
+
+
+def find(db: Session, token: str) -> Invitation | None:
+    """The invitation of an unused token."""
+    return db.scalar(select(Invitation).where(Invitation.token == digest(token)))
+
+
+def take(db: Session, token: str, account: Account | None) -> tuple[Invitation, str]:
+    """Use a token up: the invitation, and the key of a site program. Of two who try at the same
+    time one succeeds."""
+    key, hashed = new_token(), digest(token)
+    number = db.scalar(select(Invitation.id).where(Invitation.token == hashed))
+    used = db.execute(
+        update(Invitation)
+        .where(Invitation.token == hashed)
+        .values(
+            token=None,
+            key=digest(key),
+            status=ASKED,
+            account_id=None if account is None else account.id,
+            changed=time.time(),
+        )
+        .execution_options(synchronize_session=False)
+    )
+    if number is None or used.rowcount != 1:  # type: ignore[attr-defined]
+        raise Refused("this token is wrong, or was used already")
+    found = db.get(Invitation, number, populate_existing=True)
+    assert found is not None
+    return found, key
+
+
+def by_key(db: Session, key: str) -> Invitation | None:
+    return db.scalar(select(Invitation).where(Invitation.key == digest(key)))
+
+
+def accept(settings: Settings, invitation: Invitation, data: str | None) -> None:
+    """The site takes part, with this data set; the caller commits."""
+    if invitation.status != ASKED:
+        raise Refused(f"site '{invitation.site}' has answered already")
+    if invitation.study.status not in (DRAFT, INVITING):
+        raise Refused("the study has begun without this site")
+    if invitation.study.kind == ASSOCIATION:
+        known = data_sets(settings.data)
+        if data not in known:
+            raise Refused("choose one of the data sets of this machine")
+        taken = {i.data for i in invitation.study.invitations if i.status == JOINED}
+        if data in taken:
+            raise Refused("another site of this study brings that data set")
+        invitation.data = data
+    invitation.status, invitation.changed = JOINED, time.time()
+
+
+def decline(invitation: Invitation) -> None:
+    if invitation.status != ASKED:
+        raise Refused(f"site '{invitation.site}' has answered already")
+    invitation.status, invitation.key, invitation.changed = DECLINED, None, time.time()
+
+
+def leave(invitation: Invitation) -> None:
+    """The site no longer takes part; what it told before cannot be taken back."""
+    if invitation.status != JOINED:
+        raise Refused(f"site '{invitation.site}' does not take part")
+    invitation.status, invitation.key, invitation.changed = LEFT, None, time.time()
+
+
+def joined(study: Study) -> list[Invitation]:
+    return [i for i in study.invitations if i.status == JOINED]
+
+
+def awaited(study: Study) -> list[Invitation]:
+    """Sites that have not answered yet."""
+    return [i for i in study.invitations if i.status in (OPEN, ASKED)]

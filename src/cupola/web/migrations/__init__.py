@@ -1,0 +1,1 @@
+"""Migrations of the database, in order; carried out when the application starts."""

@@ -1,0 +1,140 @@
+"""Log-in, accounts, and the audit page."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from cupola.web import accounts
+from cupola.web.access import Config, Coordinator, Db, Me, Posted, Visitor, address_of, note
+from cupola.web.accounts import Refused, TooOften
+from cupola.web.models import Account, Event, Study
+from cupola.web.render import page
+
+router = APIRouter()
+PAGE = 50
+
+
+def place(back: Any) -> str:
+    """A page of ours to go to; never another host."""
+    text = str(back or "/")
+    ours = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
+    return text if ours and "\\" not in text else "/"
+
+
+@router.get("/login")
+def log_in_page(request: Request, found: Visitor, back: str = "/") -> Response:
+    if found is not None:
+        return RedirectResponse(place(back), 303)
+    return page(request, "login.html", back=place(back), name="", problem="")
+
+
+@router.post("/login")
+def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
+    name, back = str(form.get("name", "")), place(form.get("back"))
+    try:
+        token = accounts.log_in(
+            db, config, name, str(form.get("password", "")), address_of(request)
+        )
+    except TooOften as error:
+        note(db, request, "log-in held back", who=name or "nobody")
+        db.commit()
+        status, said = 429, error
+        answer = page(request, "login.html", status=status, back=back, name=name, problem=str(said))
+        answer.headers["Retry-After"] = str(error.wait)
+        return answer
+    except Refused as error:
+        note(db, request, "log-in failed", who=name or "nobody")
+        db.commit()
+        return page(request, "login.html", status=401, back=back, name=name, problem=str(error))
+    accounts.log_out(db, request.state.cookie)  # what this browser was before
+    request.state.cookie = token
+    note(db, request, "logged in", who=accounts.who(db, token))
+    db.commit()
+    return RedirectResponse(back, 303)
+
+
+@router.post("/logout")
+def log_out(request: Request, form: Posted, db: Db, me: Me) -> Response:
+    del form
+    accounts.log_out(db, request.state.cookie)
+    request.state.cookie = accounts.new_token()
+    note(db, request, "logged out", who=me)
+    db.commit()
+    return RedirectResponse("/login", 303)
+
+
+@router.get("/account")
+def own_account(request: Request, me: Me) -> Response:
+    del me
+    return page(request, "account.html", problem="", done="")
+
+
+@router.post("/account")
+def change_password(request: Request, form: Posted, db: Db, config: Config, me: Me) -> Response:
+    try:
+        accounts.change_password(
+            db, config, me, str(form.get("old", "")), str(form.get("new", "")), request.state.cookie
+        )
+    except Refused as error:
+        return page(request, "account.html", status=422, problem=str(error), done="")
+    note(db, request, "password changed")
+    db.commit()
+    done = "The password was changed; other sessions have ended."
+    return page(request, "account.html", problem="", done=done)
+
+
+@router.get("/accounts")
+def all_accounts(request: Request, db: Db, me: Coordinator, number: int = 1) -> Response:
+    del me
+    return _accounts(request, db, number)
+
+
+def _accounts(request: Request, db: Session, number: int = 1, **more: Any) -> Response:
+    total = db.scalar(select(func.count(Account.id))) or 0
+    pages = max(1, -(-total // PAGE))
+    number = min(max(1, number), pages)
+    listed = db.scalars(
+        select(Account).order_by(Account.name).limit(PAGE).offset((number - 1) * PAGE)
+    ).all()
+    values = {"problem": "", "made": None, **more}
+    return page(
+        request, "accounts.html", accounts=listed, number=number, pages=pages, total=total, **values
+    )
+
+
+@router.post("/accounts")
+def new_account(
+    request: Request, form: Posted, db: Db, config: Config, me: Coordinator
+) -> Response:
+    del me
+    name, role = str(form.get("name", "")), str(form.get("role", ""))
+    password = secrets.token_urlsafe(12)
+    try:
+        accounts.create(db, config, name, password, role)
+    except Refused as error:
+        db.rollback()
+        return _accounts(request, db, status=422, problem=str(error))
+    note(db, request, "account made", detail=f"{name} ({role})")
+    db.commit()
+    return _accounts(request, db, made=(name, password))
+
+
+@router.get("/audit")
+def audit(request: Request, db: Db, me: Coordinator, number: int = 1) -> Response:
+    """What happened: to one's own studies and account; the manager sees everything."""
+    rule = True
+    if not me.manager:
+        mine = select(Study.id).where(Study.owner_id == me.id)
+        rule = or_(Event.account_id == me.id, Event.study_id.in_(mine))  # type: ignore[assignment]
+    number = min(max(1, number), 100_000)
+    found = db.scalars(
+        select(Event).where(rule).order_by(Event.id.desc())  # type: ignore[arg-type]
+        .limit(PAGE + 1).offset((number - 1) * PAGE)
+    ).all()  # fmt: skip
+    return page(request, "audit.html", events=found[:PAGE], number=number, more=len(found) > PAGE)

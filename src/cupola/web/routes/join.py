@@ -1,0 +1,98 @@
+"""Sites join: a token is used up, the site reads what it will reveal, and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
+
+from cupola.web import accounts, invitations, reveal
+from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
+from cupola.web.accounts import Refused
+from cupola.web.here import data_sets
+from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
+from cupola.web.plans import ASSOCIATION
+from cupola.web.render import page
+from cupola.web.routes.study import Desk
+
+router = APIRouter()
+
+
+@router.get("/join")
+def join_page(request: Request, found: Visitor) -> Response:
+    del found
+    return page(request, "join.html", problem="", name="")
+
+
+@router.post("/join")
+def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor) -> Response:
+    """Who has no account yet makes one with the token."""
+    token, name = str(form.get("token", "")).strip(), str(form.get("name", "")).strip()
+    cookie = None
+    try:
+        accounts.hold_back(db, config, "token", address_of(request))
+        if invitations.find(db, token) is None:
+            db.add(accounts.Attempt(name="token", address=address_of(request)))
+            db.commit()
+            raise Refused("this token is wrong, or was used already")
+        who = found
+        if who is None:
+            password = str(form.get("password", ""))
+            who = accounts.create(db, config, name, password, PARTICIPANT)
+        taken, _ = invitations.take(db, token, who)
+        taken.key = None  # a browser needs none
+        if found is None:
+            cookie = accounts.open_session(db, who)
+    except Refused as error:
+        db.rollback()
+        return page(request, "join.html", status=422, problem=str(error), name=name)
+    if cookie is not None:
+        request.state.cookie = cookie
+    note(db, request, "token used", taken.study_id, taken.site, who=who)
+    db.commit()
+    return RedirectResponse(f"/join/{taken.id}", 303)
+
+
+def _mine(db: Any, me: Account, number: int) -> Invitation:
+    found = db.get(Invitation, number) if 0 < number < 2**31 else None
+    if found is None or found.account_id != me.id:
+        raise HTTPException(404, "there is no such invitation")
+    return found
+
+
+@router.get("/join/{number}")
+def asked(request: Request, number: int, db: Db, config: Config, me: Me) -> Response:
+    found = _mine(db, me, number)
+    sets = sorted(data_sets(config.data)) if found.study.kind == ASSOCIATION else []
+    return page(
+        request, "asked.html", invitation=found, study=found.study, sets=sets, problem="",
+        revealed=reveal.revealed(found.study), open=found.status == ASKED,
+    )  # fmt: skip
+
+
+@router.post("/join/{number}/{answer}")
+def answer(
+    request: Request, number: int, answer: str, form: Posted, db: Db, desk: Desk, me: Me
+) -> Response:
+    found = _mine(db, me, number)
+    study = found.study
+    if answer == "accept":
+        invitations.accept(desk.settings, found, str(form.get("data", "")) or None)
+        db.flush()
+        desk.start_if_complete(study)
+        where = f"/studies/{study.id}"
+    elif answer == "decline":
+        invitations.decline(found)
+        where = f"/join/{number}"
+    elif answer == "leave":
+        invitations.leave(found)
+        if study.status in (QUEUED, RUNNING):
+            desk.stop(study)
+        where = "/"
+    else:
+        raise HTTPException(404, "there is no such page")
+    words = {"accept": "site joined", "decline": "site declined", "leave": "site left"}
+    note(db, request, words[answer], study, found.site)
+    db.commit()
+    return RedirectResponse(where, 303)

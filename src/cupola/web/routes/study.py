@@ -1,0 +1,257 @@
+"""Studies: the list, the form, the plan as text, and what its coordinator can do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from cupola.web import demo, fields, invitations
+from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
+from cupola.web.accounts import Refused
+from cupola.web.here import data_sets
+from cupola.web.layout import STARTS
+from cupola.web.models import COORDINATOR, DRAFT, INVITING, JOINED, Account, Invitation, Study
+from cupola.web.plans import ASSOCIATION, KINDS, Wrong, asks_sites, kind_of, parse, to_text
+from cupola.web.render import page
+from cupola.web.studies import Office, latest
+
+router = APIRouter()
+PAGE = 25
+
+
+def office_of(request: Request, db: Db) -> Office:
+    return Office(db, request.app.state.settings, request.app.state.launcher)
+
+
+Desk = Annotated[Office, Depends(office_of)]
+
+
+@router.get("/")
+def all_studies(request: Request, db: Db, me: Me, number: int = 1, search: str = "") -> Response:
+    rule = _mine(me)
+    if search:
+        safe = search[:100].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        rule = rule & Study.name.ilike(f"%{safe}%", escape="\\")
+    total = db.scalar(select(func.count(Study.id)).where(rule)) or 0
+    pages = max(1, -(-total // PAGE))
+    number = min(max(1, number), pages)
+    listed = db.scalars(
+        select(Study).where(rule).order_by(Study.created.desc(), Study.id)
+        .limit(PAGE).offset((number - 1) * PAGE)
+    ).all()  # fmt: skip
+    return page(
+        request, "studies.html", studies=listed, number=number, pages=pages, total=total,
+        search=search, coordinates=me.role == COORDINATOR,
+    )  # fmt: skip
+
+
+def _mine(me: Account) -> Any:
+    """Studies of one's own, and those that a site of one's own takes part in."""
+    joined = select(Invitation.study_id).where(
+        Invitation.account_id == me.id, Invitation.status == JOINED
+    )
+    return or_(Study.owner_id == me.id, Study.id.in_(joined))
+
+
+@router.get("/studies/new")
+def new_study(request: Request, me: Coordinator, kind: str = "") -> Response:
+    del me
+    if kind not in KINDS:
+        return page(request, "kinds.html", kinds=KINDS, problems=[], text="")
+    return _form(request, kind, STARTS[kind])
+
+
+@router.post("/studies/new")
+def create(request: Request, form: Posted, desk: Desk, me: Coordinator) -> Response:
+    kind = str(form.get("kind", ""))
+    if kind not in KINDS:
+        raise HTTPException(422, f"a study's kind is one of {', '.join(KINDS)}")
+    given = fields.from_form(kind, {}, form)
+    try:
+        study = desk.create(me, kind, given)
+    except Wrong as error:
+        return _form(request, kind, given, error, form, status=422)
+    note(desk.db, request, "study made", study)
+    desk.db.commit()
+    return RedirectResponse(f"/studies/{study.id}", 303)
+
+
+@router.post("/studies/upload")
+def upload(request: Request, form: Posted, desk: Desk, me: Coordinator) -> Response:
+    """A study from a plan's text, typed or as a file."""
+    text = _text(form)
+    try:
+        given = parse(text)
+        study = desk.create(me, kind_of(given), given)
+    except Wrong as error:
+        return page(
+            request, "kinds.html", status=422, kinds=KINDS, problems=error.problems, text=text
+        )
+    note(desk.db, request, "study made", study, "from a plan's text")
+    desk.db.commit()
+    return RedirectResponse(f"/studies/{study.id}", 303)
+
+
+def _text(form: dict[str, Any]) -> str:
+    file = form.get("file")
+    if isinstance(file, bytes) and file:
+        try:
+            return file.decode("utf-8")
+        except UnicodeDecodeError:
+            raise HTTPException(422, "the file is not UTF-8 text; a plan is a TOML file") from None
+    return str(form.get("text", ""))
+
+
+def _form(
+    request: Request,
+    kind: str,
+    given: dict[str, Any],
+    error: Wrong | None = None,
+    typed: dict[str, Any] | None = None,
+    study: Study | None = None,
+    status: int = 200,
+) -> Response:
+    at: dict[str, list[str]] = {}
+    for key, said in error.problems if error else ():
+        at.setdefault(fields.field_of(kind, key), []).append(
+            said if fields.field_of(kind, key) in (key, "") else f"{key}: {said}"
+        )
+    values = {k: str(v) for k, v in typed.items()} if typed else fields.filled(kind, given)
+    return page(
+        request, "form.html", status=status, kind=kind, about=KINDS[kind],
+        groups=fields.groups(kind), values=values, problems=at, study=study, text=to_text(given),
+    )  # fmt: skip
+
+
+@router.get("/studies/{study_id}")
+def one(request: Request, study: Seen, desk: Desk, me: Me) -> Response:
+    return _one(request, study, desk, me)
+
+
+def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any) -> Response:
+    owner = study.owner_id == me.id
+    foreseen = None
+    if study.kind != ASSOCIATION:
+        foreseen = desk.foresee(study)
+    run = latest(study)
+    values = {"problem": "", "tokens": [], "status": 200, **more}
+    config = desk.settings
+    base = config.address or str(request.base_url).rstrip("/")
+    there = invitations.joined(study)
+    return page(
+        request, "study.html", study=study, owner=owner, run=run, foreseen=foreseen, base=base,
+        changeable=owner and study.status == DRAFT,
+        invitable=owner and study.status in (DRAFT, INVITING)
+        and asks_sites(study.kind, parse(study.plan)),
+        startable=owner and study.status in (DRAFT, INVITING),
+        here=sorted(data_sets(config.data)) if owner and study.kind == ASSOCIATION else [],
+        mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,
+    )  # fmt: skip
+
+
+@router.get("/studies/{study_id}/foreseen")
+def foreseen(study: Seen, desk: Desk) -> dict[str, bool]:
+    """Whether what was to be foreseen is known; asked by the page's script."""
+    return {"known": study.kind == ASSOCIATION or desk.foresee(study) is not None}
+
+
+@router.get("/studies/{study_id}/plan.toml")
+def plan_text(study: Seen) -> Response:
+    name = {"Content-Disposition": f'attachment; filename="{study.id}.toml"'}
+    return PlainTextResponse(study.plan, headers=name, media_type="application/toml")
+
+
+@router.get("/studies/{study_id}/edit")
+def edit(request: Request, study: Own) -> Response:
+    return _form(request, study.kind, parse(study.plan), study=study)
+
+
+@router.post("/studies/{study_id}/edit")
+def save(request: Request, form: Posted, study: Own, desk: Desk) -> Response:
+    """The form, or the plan's text if that was sent."""
+    given = parse(study.plan)
+    as_text = "text" in form or isinstance(form.get("file"), bytes)
+    try:
+        given = parse(_text(form)) if as_text else fields.from_form(study.kind, given, form)
+        desk.change(study, given)
+    except Wrong as error:
+        typed = None if as_text else form
+        return _form(request, study.kind, given, error, typed, study, status=422)
+    note(desk.db, request, "plan changed", study)
+    desk.db.commit()
+    return RedirectResponse(f"/studies/{study.id}", 303)
+
+
+@router.post("/studies/{study_id}/invite")
+def invite(request: Request, form: Posted, study: Own, desk: Desk, me: Coordinator) -> Response:
+    names = str(form.get("sites", "")).replace(",", "\n").splitlines()
+    tokens = invitations.invite(study, names)
+    _set_minimum(study, str(form.get("minimum", "")))
+    for site, _ in tokens:
+        note(desk.db, request, "site invited", study, site)
+    desk.db.commit()
+    return _one(request, study, desk, me, tokens=tokens)
+
+
+@router.post("/studies/{study_id}/play")
+def play(request: Request, form: Posted, study: Own, desk: Desk, me: Coordinator) -> Response:
+    """Data sets of this machine take part as sites."""
+    chosen = [name for name in str(form.get("data", "")).split("\n") if name]
+    if any(name not in data_sets(desk.settings.data) for name in chosen) or not chosen:
+        raise Refused("choose data sets of this machine")
+    demo.play(desk, me, study, chosen)
+    note(desk.db, request, "sites played here", study, ", ".join(chosen))
+    desk.db.commit()
+    return RedirectResponse(f"/studies/{study.id}", 303)
+
+
+def _set_minimum(study: Study, text: str) -> None:
+    if text.strip():
+        if not text.strip().isdigit() or not 1 <= int(text) <= invitations.MOST:
+            raise Refused("the fewest sites are a whole number above 0")
+        study.minimum = int(text)
+
+
+@router.post("/studies/{study_id}/renew/{number}")
+def renew(
+    request: Request, number: int, form: Posted, study: Own, desk: Desk, me: Coordinator
+) -> Response:
+    del form
+    found = _invitation(desk.db, study, number)
+    token = invitations.renew(found)
+    note(desk.db, request, "new token", study, found.site)
+    desk.db.commit()
+    return _one(request, study, desk, me, tokens=[(found.site, token)])
+
+
+def _invitation(db: Session, study: Study, number: int) -> Invitation:
+    found = db.get(Invitation, number) if 0 < number < 2**31 else None
+    if found is None or found.study_id != study.id:
+        raise HTTPException(404, "there is no such invitation")
+    return found
+
+
+@router.post("/studies/{study_id}/{action}")
+def act(
+    request: Request, action: str, form: Posted, study: Own, desk: Desk, me: Coordinator
+) -> Response:
+    del form
+    where = f"/studies/{study.id}"
+    if action == "start":
+        where += f"/runs/{desk.start(study).number}"
+    elif action == "stop":
+        desk.stop(study)
+    elif action == "resume":
+        where += f"/runs/{desk.resume(study).number}"
+    elif action == "repeat":
+        study = desk.repeat(study, me)
+        where = f"/studies/{study.id}"
+    else:
+        raise HTTPException(404, "there is no such page")
+    note(desk.db, request, f"study: {action}", study)
+    desk.db.commit()
+    return RedirectResponse(where, 303)

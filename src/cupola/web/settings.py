@@ -1,0 +1,58 @@
+"""What the application is started with."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """folder: of the database, the studies and the secret. database: an SQLAlchemy URL, by default
+    SQLite in the folder. data: folder with PLINK files that sites on this machine may choose.
+    address: how others reach this server, for the commands it shows. secure: cookies only over
+    HTTPS. at_once: studies that run at the same time. upload: bytes of a request at most. cheap:
+    fast password hashing, for tests. tries, wait: failed log-ins of a name from an address within
+    so many seconds. sweep: seconds between looks at running studies.
+    """
+
+    folder: Path
+    database: str | None = None
+    data: Path | None = None
+    address: str = ""
+    secure: bool = False
+    at_once: int = 1
+    upload: int = 1_000_000
+    cheap: bool = False
+    tries: int = 5
+    wait: float = 300.0
+    sweep: float = 1.0
+
+    @property
+    def url(self) -> str:
+        if self.database is None:
+            return f"sqlite:///{self.folder.resolve() / 'cupola.sqlite'}"
+        plain = ("postgresql://", "postgres://")
+        kind, found, rest = self.database.partition("://")
+        return f"postgresql+psycopg://{rest}" if kind + found in plain else self.database
+
+    @cached_property
+    def secret(self) -> bytes:
+        """What forms are signed with; made once and kept, so that a restart breaks no form."""
+        path = self.folder / "secret"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = path.with_name("secret.part")
+            part.touch(mode=0o600)
+            part.write_bytes(secrets.token_bytes(32))
+            part.rename(path)
+        return path.read_bytes()
+
+    def study_folder(self, study: str) -> Path:
+        return self.folder / "studies" / study
+
+    def run_folder(self, study: str, number: int) -> Path:
+        """Of one execution: what the launcher and the run itself leave behind."""
+        return self.study_folder(study) / str(number)

@@ -1,0 +1,233 @@
+"""What happens to a study: made, changed, foreseen, started, stopped, repeated, settled."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from cupola.errors import CupolaError
+from cupola.plan.plan import Plan, changed
+from cupola.plan.study import StudyPlan
+from cupola.web import invitations
+from cupola.web.accounts import Refused
+from cupola.web.here import data_sets
+from cupola.web.launch import STOPPED as STOP_ASKED
+from cupola.web.launch import Job, Launcher
+from cupola.web.models import (
+    DRAFT,
+    FAILED,
+    FINISHED,
+    INVITING,
+    LEFT,
+    QUEUED,
+    RUNNING,
+    STOPPED,
+    Account,
+    Run,
+    Study,
+)
+from cupola.web.plans import ASSOCIATION, check, parse, to_text
+from cupola.web.settings import Settings
+
+
+@dataclass(frozen=True)
+class Office:
+    """What is needed to act on studies."""
+
+    db: Session
+    settings: Settings
+    launcher: Launcher
+
+    def create(self, owner: Account, kind: str, given: dict[str, Any]) -> Study:
+        plan = check(kind, given)
+        study = Study(
+            id=secrets.token_hex(8), owner_id=owner.id, name=plan.name, kind=kind,
+            plan=to_text(given), status=DRAFT,
+        )  # fmt: skip
+        self.db.add(study)
+        self.db.flush()
+        return study
+
+    def change(self, study: Study, given: dict[str, Any]) -> None:
+        if study.status != DRAFT:
+            raise Refused("a study can be changed until sites are invited; repeat it to change it")
+        plan = check(study.kind, given)
+        study.name, study.plan, study.foreseen = plan.name, to_text(given), None
+
+    def repeat(self, study: Study, owner: Account) -> Study:
+        """A new draft with the same plan."""
+        return self.create(owner, study.kind, parse(study.plan))
+
+    def foresee(self, study: Study) -> dict[str, Any] | None:
+        """What `cupola check` says about a plan; None while it is being found out."""
+        if study.foreseen is not None or study.kind == ASSOCIATION:
+            return study.foreseen
+        mark = sha256(study.plan.encode()).hexdigest()[:16]
+        folder = self.settings.study_folder(study.id) / f"check-{mark}"
+        if self.launcher.alive(folder):
+            return None
+        found = _json(folder / "foreseen.json")
+        if found is None and (folder / "job.json").exists():
+            found = {"error": "the check ended without an answer; the server's log says more"}
+        if found is None and not self.launcher.room():
+            return None
+        if found is None:
+            plan = check(study.kind, parse(study.plan))
+            assert isinstance(plan, Plan)
+            self.launcher.start(Job("check", plan.to_dict()), folder)
+            return None
+        study.foreseen = found
+        self.db.commit()
+        return found
+
+    def start(self, study: Study) -> Run:
+        """A new run, which begins as soon as there is room for it."""
+        if study.status in (QUEUED, RUNNING):
+            raise Refused("the study is running")
+        if study.status == STOPPED:
+            raise Refused("the study was stopped; resume it, or repeat it as a new one")
+        if study.status not in (DRAFT, INVITING):
+            raise Refused("the study has ended; repeat it as a new one")
+        there, away = invitations.joined(study), invitations.awaited(study)
+        if study.kind == ASSOCIATION and not there:
+            raise Refused("an association study needs sites with data: invite some first")
+        if study.invitations:
+            fewest = study.minimum or len(there) + len(away)
+            if away and len(there) < fewest:
+                raise Refused(f"{len(there)} sites have joined; {fewest} are needed")
+            if not there:
+                raise Refused("no site has joined")
+        self._plan(study)  # refused now rather than in the run
+        run = Run(
+            number=1 + max((r.number for r in study.runs), default=0),
+            status=QUEUED,
+            sites=[i.site for i in there],
+        )
+        study.runs.append(run)
+        study.status = QUEUED
+        for invitation in away:  # it begins without them, so that their tokens end
+            invitation.token, invitation.key, invitation.status = None, None, LEFT
+        self.db.flush()
+        return run
+
+    def start_if_complete(self, study: Study) -> Run | None:
+        """A study starts by itself when every invited site has joined."""
+        if study.status == INVITING and not invitations.awaited(study):
+            there = invitations.joined(study)
+            if there and len(there) == len(study.invitations):
+                return self.start(study)
+        return None
+
+    def _plan(self, study: Study) -> dict[str, Any]:
+        """What the run carries out: the plan with those who joined."""
+        given, there = parse(study.plan), invitations.joined(study)
+        plan = check(study.kind, given, [i.site for i in there])
+        if isinstance(plan, StudyPlan):
+            known = data_sets(self.settings.data)
+            gone = [i for i in there if i.data not in known]
+            if gone:
+                raise Refused(f"site '{gone[0].site}': its data set is no longer there")
+            cohorts = [{"name": i.site, **known[i.data or ""].files} for i in there]
+            return {**given, "cohorts": cohorts}
+        if there:
+            given = changed(given, {"data.partition.sites": len(there)})
+        return given
+
+    def stop(self, study: Study) -> None:
+        run = latest(study)
+        if run is None or run.status not in (QUEUED, RUNNING):
+            raise Refused("the study is not running")
+        if run.status == QUEUED and self._move(run, QUEUED, STOPPED):
+            study.status = STOPPED
+            return
+        self.launcher.stop(self.folder(run))
+
+    def resume(self, study: Study) -> Run:
+        """Go on where the last run stopped; with the same sites, or not at all."""
+        run = latest(study)
+        if run is None or run.status not in (STOPPED, FAILED):
+            raise Refused("only a study that was stopped or failed can be resumed")
+        there = {i.site for i in invitations.joined(study)}
+        if gone := [site for site in run.sites if site not in there]:
+            raise Refused(
+                f"site '{gone[0]}' has left: going on without it would tell its own numbers by the "
+                "difference of two totals; repeat the study as a new one"
+            )
+        run.status = study.status = QUEUED
+        run.reason = run.ended = None
+        return run
+
+    def folder(self, run: Run) -> Path:
+        return self.settings.run_folder(run.study_id, run.number)
+
+    def sweep(self) -> None:
+        """Settle runs that ended, and begin those that wait; called now and then."""
+        running = list(self.db.scalars(select(Run).where(Run.status == RUNNING)))
+        for run in running:
+            self.settle(run)
+        room = self.settings.at_once - sum(run.status == RUNNING for run in running)
+        if room > 0:
+            waiting = select(Run).where(Run.status == QUEUED).order_by(Run.created).limit(room)
+            for run in self.db.scalars(waiting):
+                self._begin(run)
+        self.db.commit()
+
+    def _move(self, run: Run, old: str, new: str) -> bool:
+        """Change a status unless somebody else did so before."""
+        rule = update(Run).where(Run.id == run.id, Run.status == old).values(status=new)
+        moved = self.db.execute(rule.execution_options(synchronize_session="fetch"))
+        return moved.rowcount == 1  # type: ignore[attr-defined]
+
+    def _begin(self, run: Run) -> None:
+        folder = self.folder(run)
+        if not self._move(run, QUEUED, RUNNING):
+            return
+        self.db.commit()
+        try:
+            data = "" if self.settings.data is None else str(self.settings.data.resolve())
+            again = (folder / "run").exists()
+            job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
+            self.launcher.start(job, folder)
+            run.status = run.study.status = RUNNING
+        except (CupolaError, OSError) as error:
+            run.status = run.study.status = FAILED
+            run.reason, run.ended = str(error), time.time()
+
+    def settle(self, run: Run) -> None:
+        """Take over what a run that is no longer alive has left."""
+        folder = self.folder(run)
+        if run.status != RUNNING or self.launcher.alive(folder):
+            return
+        result = _json(folder / "run" / "result.json") or {}
+        status, reason = result.get("status"), result.get("reason")
+        if status == FINISHED and not (folder / "results.html").exists():
+            status, reason = FAILED, "it finished, but its pages were not made"
+        if status not in (FINISHED, STOPPED, FAILED):
+            asked = (folder / STOP_ASKED).exists()
+            status = STOPPED if asked else FAILED
+            reason = "stopped before it began" if asked else "its process ended unexpectedly"
+            if not asked and (folder / "reason.txt").exists():
+                reason = (folder / "reason.txt").read_text("utf-8")
+        run.status = run.study.status = status
+        run.reason, run.ended = reason, time.time()
+        run.summary = _json(folder / "summary.json") if status == FINISHED else None
+
+
+def latest(study: Study) -> Run | None:
+    return study.runs[-1] if study.runs else None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,145 @@
+"""The process behind a simulated study: python -m cupola.web.worker FOLDER."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import CupolaError
+from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.web.plans import ASSOCIATION
+
+LONGEST_CHECK = 600  # seconds
+
+
+def main(folder: Path) -> int:
+    job = json.loads((folder / "job.json").read_text("utf-8"))
+    try:
+        if job["kind"] == "check":
+            _foresee(folder, job["plan"])
+            return 0
+        with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            return _carry_out(folder, job, _Events(file))
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+class _Events:
+    """Lines of progress, at most ten a second."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.last = file, 0.0
+
+    def say(self, phase: str, done: float = 0, of: float = 0, left: float | None = None) -> None:
+        now = time.time()
+        if now - self.last >= 0.1 or done >= of:
+            line = {"time": round(now, 3), "phase": phase, "done": done, "of": of, "left": left}
+            self.file.write(json_line(line) + "\n")
+            self.file.flush()
+            self.last = now
+
+
+def _foresee(folder: Path, plan: dict[str, Any]) -> None:
+    """What `cupola check` says, or why it cannot say anything."""
+    from cupola.plan.facts import facts
+    from cupola.plan.load import load
+    from cupola.plan.privacy import course
+
+    signal.alarm(LONGEST_CHECK)  # ends the process
+    try:
+        whole = load(plan)
+        found = facts(whole)
+        if found["privacy"] and found["privacy"]["groups"]:
+            worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
+            found["course"] = course(whole.privacy, worst)
+    except CupolaError as error:
+        found = {"error": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"}
+    write_atomically(folder / "foreseen.json", json_line(found))
+
+
+def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
+    events.say("begin")
+    where = folder / "run"
+    try:
+        if job["kind"] == ASSOCIATION:
+            _associate(where, job, events)
+        else:
+            _train(where, job["plan"], events)
+        events.say("results")
+        _present(folder, job["kind"])
+    except KeyboardInterrupt:
+        events.say("stopped")
+        return 130
+    except CupolaError as error:
+        print(error, file=sys.stderr)
+        write_atomically(folder / "reason.txt", str(error))
+        events.say("failed")
+        return 1
+    events.say("finished")
+    return 0
+
+
+def _train(where: Path, plan: dict[str, Any], events: _Events) -> None:
+    from cupola.plan.run import Progress, run
+
+    def watch(p: Progress) -> None:
+        phase = p.folder.name if p.folder != where else "training"
+        events.say(phase, p.round, p.rounds, round(p.seconds_left, 1))
+
+    run(plan, where, resume=True, progress=watch)
+
+
+def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
+    from cupola.plan.study_run import run_study
+
+    began = time.monotonic()
+    os.chdir(job["data"])  # file names are relative to it, so that no path is written down
+
+    def watch(phase: str, done: int, of: int) -> None:
+        spent = time.monotonic() - began
+        left = round(spent * (of - done) / done, 1) if done and phase.startswith("test") else None
+        events.say(phase, done, of, left)
+
+    run_study(job["plan"], where, resume=job["resume"], leaving=job["leaving"], watch=watch)
+
+
+def _present(folder: Path, kind: str) -> None:
+    """The pages of a finished run are made once, here."""
+    from cupola.web import summary
+
+    where = folder / "run"
+    if kind == ASSOCIATION:
+        from cupola.gwas.compare import read_results
+        from cupola.report.association import sections
+        from cupola.web import hits
+
+        result = json.loads((where / "result.json").read_text("utf-8"))
+        table = read_results(where / result["files"][0])
+        hits.build(folder / "hits.sqlite", table)
+        _, parts = sections(where, table)
+        found = summary.of_study(result)
+    else:
+        from cupola.report.folder import open_run
+        from cupola.report.single import sections as of_run
+
+        run = open_run(where)
+        parts = of_run(run)
+        found = summary.of_run(run)
+    write_atomically(folder / "results.html", "\n".join(part for part in parts if part))
+    write_atomically(folder / "summary.json", json_line(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

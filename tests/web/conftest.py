@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+from web_world import World
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """One server for all tests: they make their own studies, and may not break it."""
+    return World(tmp_path_factory.mktemp("web"))
+
+
+@pytest.fixture(autouse=True)
+def _calm(request: pytest.FixtureRequest) -> None:
+    if "world" in request.fixturenames:
+        request.getfixturevalue("world").calm()

@@ -1,0 +1,101 @@
+"""Passwords, sessions, and log-ins that are held back."""
+
+from __future__ import annotations
+
+import pytest
+from web_world import PASSWORD
+
+from cupola.web import accounts
+from cupola.web.frame import COOKIE
+from cupola.web.models import Account, Login
+
+
+def test_a_session_is_new_after_log_in_and_ends_at_log_out(world):
+    browser = world.visitor()
+    before = browser.cookies[COOKIE]
+    world.post(browser, "/login", name="ada", password=PASSWORD)
+    after = browser.cookies[COOKIE]
+    assert after != before
+    planted = world.visitor()
+    planted.cookies.set(COOKIE, before)  # somebody else gave this cookie to the browser
+    assert planted.get("/").status_code == 303
+    world.post(browser, "/logout")
+    assert browser.cookies[COOKIE] != after
+    thief = world.visitor()
+    thief.cookies.set(COOKIE, after)
+    assert thief.get("/").status_code == 303
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(world):
+    browser = world.visitor()
+    made = world.post(browser, "/login", name="ada", password=PASSWORD).headers["set-cookie"]
+    assert "HttpOnly" in made
+    assert "SameSite=Lax" in made
+
+
+def test_the_database_keeps_neither_passwords_nor_cookies(world):
+    browser = world.visitor("ada")
+    with world.app.state.sessions() as db:
+        kept = [a.password for a in db.query(Account)] + [s.token for s in db.query(Login)]
+    assert all(password.startswith("$argon2id$") for password in kept if "$" in password)
+    assert PASSWORD not in str(kept)
+    assert browser.cookies[COOKIE] not in str(kept)
+
+
+def test_log_ins_that_fail_are_held_back(world):
+    with world.app.state.sessions() as db:
+        accounts.create(db, world.settings, "eve", PASSWORD, "participant")
+        db.commit()
+    browser = world.visitor()
+    for _ in range(world.settings.tries):
+        assert world.post(browser, "/login", name="eve", password="wrong").status_code == 401
+    held = world.post(browser, "/login", name="Eve", password=PASSWORD)
+    assert held.status_code == 429
+    assert int(held.headers["retry-after"]) <= world.settings.wait
+    assert world.post(browser, "/login", name="ben", password=PASSWORD).status_code == 303
+
+
+def test_a_new_password_ends_other_sessions(world):
+    with world.app.state.sessions() as db:
+        accounts.create(db, world.settings, "fay", PASSWORD, "participant")
+        db.commit()
+    here, there = world.visitor("fay"), world.visitor("fay")
+    assert world.post(here, "/account", old="wrong", new="another horse").status_code == 422
+    assert world.post(here, "/account", old=PASSWORD, new="short").status_code == 422
+    assert world.post(here, "/account", old=PASSWORD, new="another horse").status_code == 200
+    assert here.get("/").status_code == 200
+    assert there.get("/").status_code == 303
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example", "https://evil.example", "/\\evil", "\\\\e", "/a\nb"]
+)
+def test_log_in_never_leads_away(world, back):
+    answer = world.post(world.visitor(), "/login", name="ada", password=PASSWORD, back=back)
+    assert answer.headers["location"] == "/"
+
+
+def test_a_coordinator_makes_accounts_whose_password_is_shown_once(world):
+    ada = world.visitor("ada")
+    answer = world.post(ada, "/accounts", name="gus", role="participant")
+    password = answer.text.split("<pre>")[1].split("<")[0]
+    assert password not in ada.get("/accounts").text
+    new = world.visitor()
+    assert world.post(new, "/login", name="gus", password=password).status_code == 303
+    for name, role in (
+        ("gus", "participant"),
+        ("GUS", "participant"),
+        ("x y", "participant"),
+        ("hal", "king"),
+    ):
+        assert world.post(ada, "/accounts", name=name, role=role).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "name", ["' OR 1=1 --", 'ada" --', "ada'; DROP TABLE account; --", "%", "ada\\"]
+)
+def test_names_are_values_and_not_sql(world, name):
+    answer = world.post(world.visitor(), "/login", name=name, password="' OR '1'='1")
+    assert answer.status_code == 401
+    with world.app.state.sessions() as db:
+        assert db.query(Account).count() >= 4

@@ -1,0 +1,227 @@
+"""The form, the plan as text, and the life of a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupola.web import fields, plans
+from cupola.web.layout import STARTS
+from cupola.web.models import Run
+from cupola.web.studies import Office
+
+KINDS = list(plans.KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_form_makes_the_plan_that_filled_it(world, kind):
+    ada, start = world.known("ada"), STARTS[kind]
+    page = ada.get(f"/studies/new?kind={kind}").text
+    for shown in fields.all_fields(kind):
+        assert f'id="{shown.id}"' in page
+        assert len(shown.about) > 8
+    made = world.post(ada, "/studies/new", kind=kind, **fields.filled(kind, start))
+    where = made.headers["location"]
+    assert plans.parse(ada.get(f"{where}/plan.toml").text) == start
+    assert ada.get(f"{where}/edit").status_code == 200
+    saved = world.post(ada, f"{where}/edit", **fields.filled(kind, start))
+    assert saved.status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rounds", "0"),
+        ("rounds", "many"),
+        ("local.lr", "-1"),
+        ("data.partition.alpha", "x"),
+        ("name", "<script>alert(1)</script>"),
+        ("participation.kind", "sometimes"),
+        ("privacy.mechanism", "magic"),
+        ("data.name", "nothing"),
+        ("model.name", "os:system"),
+        ("rounds", "1000000"),
+    ],
+)
+def test_problems_are_shown_at_their_field(world, key, value):
+    ada = world.known("ada")
+    form = {**fields.filled("training", STARTS["training"]), key: value}
+    answer = world.post(ada, "/studies/new", kind="training", **form)
+    assert answer.status_code == 422
+    assert f'id="f-{key.replace(".", "-")}-wrong"' in answer.text
+    assert "<script>" not in answer.text
+
+
+def test_what_does_not_apply_is_not_written():
+    form = {
+        **fields.filled("training", STARTS["training"]),
+        "privacy.epsilon": "3",
+        "sum.minimum": "4",
+        "participation.count": "2",
+    }
+    made = fields.from_form("training", {}, form)
+    assert "privacy" not in made
+    assert "sum" not in made
+    assert fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})["privacy"] == {
+        "mechanism": "dp-sgd",
+        "epsilon": 3,
+    }
+    private = fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
+    assert private["privacy"] == {"epsilon": 3}
+
+
+def test_keys_that_the_form_does_not_show_stay():
+    before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
+    form = {**fields.filled("training", before), "rounds": "7"}
+    after = fields.from_form("training", before, form)
+    assert after["link"] == {"down": 3.0}
+    assert after["trainable"] == {"freeze": ["x"]}
+    assert after["rounds"] == 7
+
+
+REFUSED = [
+    'task = "os:system"',
+    'recipe = "my.module:thing"',
+    '[model]\nname = "os:getcwd"',
+    '[data]\nname = "csv"\npath = "/etc/passwd"',
+    '[data]\nname = "digits"\nfolder = "/"',
+    '[data]\nname = "cifar10"\ndownload = true',
+    '[grid]\n"local.lr" = [0.1, 0.2]',
+    "seeds = [1, 2]",
+    '[privacy.budget]\nepsilon = 1.0\nfile = "x"',
+    '[model]\nname = "pretrained"\nsource = "../run"',
+    '[engine]\nkind = "separate"',
+    '[personalise]\nrounds=1\n[personalise.adapt]\nrecipe = "a:b"',
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
+    ada = world.known("ada")
+    whole = 'name = "x"\nrounds = 1\n' + text
+    answer = world.post(ada, "/studies/upload", text=whole)
+    assert answer.status_code == 422
+    with pytest.raises(plans.Wrong):
+        plans.check(plans.TRAINING, plans.parse(whole))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'cohorts = [{name="a", bfile="/x"}]',
+        'folder = "/"',
+        'salt = "s"',
+        'variants = "x.bim"',
+        'covariates = ["../x"]',
+    ],
+)
+def test_association_plans_name_no_files(text):
+    with pytest.raises(plans.Wrong):
+        plans.check(plans.ASSOCIATION, plans.parse('test = "linear"\n' + text))
+
+
+@given(
+    st.recursive(
+        st.one_of(st.booleans(), st.integers(-5, 5), st.sampled_from(["a:b", "/x", "iid", "fine"])),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.dictionaries(
+                st.sampled_from(["data", "model", "name", "kind", "x"]), inner, max_size=3
+            ),
+        ),
+        max_leaves=8,
+    )
+)
+def test_no_shape_of_a_plan_hides_code(tree):
+    given = {"name": "x", "rounds": 1, "model": tree}
+    found = {value for key, value in plans.leaves(given) if key != "name"}
+    if {"a:b", "/x"} & found:
+        with pytest.raises(plans.Wrong):
+            plans.check(plans.TRAINING, given)
+
+
+def test_wrong_and_huge_uploads_are_refused(world):
+    ada = world.known("ada")
+    for content in (b"\xff\xfe\x9f", b"not = = toml", b"[" * 5000, b"x = " + b"[" * 4000):
+        answer = world.post(ada, "/studies/upload", files={"file": ("p.toml", content)})
+        assert answer.status_code == 422, content[:10]
+    assert world.post(ada, "/studies/upload", files={"file": ("p", b"a\0b")}).status_code == 400
+    huge = b"#" * 400_000
+    assert world.post(ada, "/studies/upload", files={"file": ("p", huge)}).status_code == 413
+
+    def drops():  # no length is told beforehand
+        for _ in range(40):
+            yield b"#" * 10_000
+
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    assert ada.post("/studies/upload", content=drops(), headers=kind).status_code == 413
+    assert world.post(ada, "/studies/upload", text="a" * 250_000).status_code == 422
+
+
+def test_text_is_shown_as_text(world):
+    ada = world.known("ada")
+    evil = "<img src=x onerror=alert(1)>"
+    plan = f'name = "x"\ntest = "linear"\ncovariates = ["{evil}"]\n'
+    where = world.post(ada, "/studies/upload", text=plan).headers["location"]
+    for url in (where, f"{where}/edit", f"/?search={evil}"):
+        page = ada.get(url).text
+        assert "&lt;img" in page
+        assert evil not in page
+    assert evil not in ada.get(f"/login?back={evil}").text
+    for search in ("' OR 1=1 --", "%", "_", "\\", '"'):
+        assert ada.get("/", params={"search": search}).status_code == 200
+        assert where not in ada.get("/", params={"search": search}).text
+
+
+def test_a_study_runs_stops_goes_on_and_is_repeated(world):
+    ada, study = world.known("ada"), world.study("ada")
+    here = f"/studies/{study}"
+    assert world.post(ada, f"{here}/stop").status_code == 409
+    assert world.post(ada, f"{here}/start").headers["location"] == f"{here}/runs/1"
+    assert "queued" in ada.get(f"{here}/runs/1").text
+    world.sweep()
+    assert world.post(ada, f"{here}/start").status_code == 409
+    assert (
+        world.post(ada, f"{here}/edit", text=plans.to_text(STARTS["training"])).status_code == 409
+    )
+    assert world.post(ada, f"{here}/invite", sites="late").status_code == 409
+    world.post(ada, f"{here}/stop")
+    world.finish(study, status="stopped", reason="interrupted after round 3")
+    assert "interrupted after round 3" in ada.get(f"{here}/runs/1").text
+    assert world.post(ada, f"{here}/resume").status_code == 303
+    world.sweep()
+    assert world.launcher.jobs[-1][0].resume
+    world.finish(study)
+    assert "How it learned" in ada.get(f"{here}/runs/1").text
+    assert world.post(ada, f"{here}/resume").status_code == 409
+    assert world.post(ada, f"{here}/nonsense").status_code == 404
+    assert world.post(ada, f"{here}/repeat").status_code == 303
+
+
+def test_a_process_that_vanishes_is_a_failure_that_can_be_resumed(world):
+    ada, study = world.known("ada"), world.study("ada")
+    world.post(ada, f"/studies/{study}/start")
+    world.sweep()
+    world.launcher.living.clear()  # killed: no result was written
+    world.sweep()
+    assert "ended unexpectedly" in ada.get(f"/studies/{study}/runs/1").text
+    assert world.post(ada, f"/studies/{study}/resume").status_code == 303
+    world.finish(study)
+
+
+def test_studies_wait_for_each_other(world):
+    ada = world.known("ada")
+    world.sweep()
+    first, second = world.study("ada"), world.study("ada")
+    for study in (first, second):
+        world.post(ada, f"/studies/{study}/start")
+    with world.app.state.sessions() as db:
+        room = 1 + db.query(Run).filter_by(status="running").count()
+        Office(db, replace(world.settings, at_once=room), world.launcher).sweep()
+    assert "running" in ada.get(f"/studies/{first}").text
+    assert "queued" in ada.get(f"/studies/{second}").text
+    world.finish(first)
+    world.finish(second)

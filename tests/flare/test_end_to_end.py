@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 import cupola
 from cupola.flare.coordinate import unpack
 from cupola.flare.submit import submit
+from cupola.sites.hosts import spent_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -72,7 +73,7 @@ def test_a_private_run_has_the_noise_it_states_and_nobody_can_repeat_it(trial, t
     # 650 numbers that are noise all but entirely: deviations differ by 2.8 % (one sigma) each.
     assert np.std(ours) == pytest.approx(np.std(theirs), rel=0.15)
     assert abs(np.corrcoef(ours, theirs)[0, 1]) < 0.2
-    spent = [trial.folders[site] / "spent" / "digits.jsonl" for site in SITES]
+    spent = [spent_file(trial.folders[site], "digits") for site in SITES]
     assert all(path.stat().st_size > 0 for path in spent)
 
 

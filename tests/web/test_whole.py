@@ -26,6 +26,23 @@ CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(
 POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None)
 
 
+@pytest.fixture(autouse=True)
+def _no_study_outlives_its_test(monkeypatch):
+    started = []
+
+    class Noted(subprocess.Popen):
+        def __init__(self, command, *arguments, **options):
+            super().__init__(command, *arguments, **options)
+            if "cupola.web.worker" in command:
+                started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    yield
+    for child in started:
+        child.kill()
+        child.wait()
+
+
 def wait(until, seconds=300.0, every=0.2):
     end = time.monotonic() + seconds
     while not (found := until()):

@@ -55,7 +55,7 @@ class Memory:
                 self._file.write(json.dumps(new, separators=(",", ":")).encode() + b"\n")
                 self._file.flush()
                 os.fsync(self._file.fileno())
-            except OSError:
+            except BaseException:
                 self.close()  # what is on disk is unknown: only a restart can tell
                 raise
         self._held |= new

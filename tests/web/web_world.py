@@ -139,7 +139,7 @@ class World:
         """Tokens by site, read from the page that shows them once."""
         answer = self.post(owner, f"/studies/{study}/invite", sites="\n".join(sites), **more)
         assert answer.status_code == 200, answer.text
-        words = answer.text.split("cupola site join https://cupola.example ")[1:]
+        words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
         return {site: text.split("<")[0] for site, text in zip(sites, words)}
 
     def join(self, browser: TestClient, token: str, data: str = "") -> str:

@@ -1,4 +1,4 @@
-"""For programs: what `cupola site join URL TOKEN` and scripts use; described by /openapi.json."""
+"""For programs: what scripts of sites use; described by /openapi.json."""
 
 from __future__ import annotations
 

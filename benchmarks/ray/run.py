@@ -29,12 +29,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 
 import cupola_side
+import scale
 
-from cupola import nn
-from cupola.data import synthetic_population
 from cupola.federation import Contribution, Federation, Question, RayCluster, Spec, task
 from cupola.federation.rayconnection import connect, library
-from cupola.learn import Evaluation, Local, Problem, Training, TrainingHost
 
 
 @task("benchmark memory")
@@ -89,23 +87,8 @@ def speed(rounds: int, repeat: int) -> dict[str, Any]:
 
 def population(sites: int, rounds: int, workers: int) -> dict[str, Any]:
     """Peak memory of rounds in which all sites take part."""
-    data = synthetic_population(sites, alpha=0.5, beta=0.5, features=60, max_samples=200)
-    problem = Problem(
-        lambda: nn.build("linear", data.input_shape, data.classes, 1),
-        nn.find_loss("cross_entropy"),
-        "classification",
-        data.classes,
-        data.input_shape,
-        "cpu",
-    )
-    training = Training(
-        problem,
-        sites,
-        rounds,
-        local=Local(batch_size=10, lr=0.05),
-        evaluation=Evaluation(every=rounds + 1),
-    )
-    with RayCluster(TrainingHost(problem, data), workers=workers) as federation:
+    host, training = scale.population(sites, rounds)
+    with RayCluster(host, workers=workers) as federation:
         start = time.perf_counter()
         cupola_side.rounds(training, federation, training.start(), rounds)
         seconds = time.perf_counter() - start

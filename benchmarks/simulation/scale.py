@@ -15,21 +15,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cupola import nn
+from cupola.data import synthetic_population
+from cupola.federation import InProcess, drive
+from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
 
 PER_ROUND = 50
 
 
-def measure(sites: int, rounds: int) -> dict[str, float]:
-    """Set-up time, time per round and peak memory of one federation."""
-    import torch
-
-    from cupola import nn
-    from cupola.data import synthetic_population
-    from cupola.federation import InProcess, drive
-    from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
-
-    torch.set_num_threads(1)
-    before = time.perf_counter()
+def population(sites: int, rounds: int, **choices: Any) -> tuple[TrainingHost, Training]:
+    """A linear model over so many sites of synthetic data, made when they are asked."""
     data = synthetic_population(sites, alpha=0.5, beta=0.5, features=60, max_samples=200)
     problem = Problem(
         lambda: nn.build("linear", data.input_shape, data.classes, 1),
@@ -44,10 +43,19 @@ def measure(sites: int, rounds: int) -> dict[str, float]:
         sites,
         rounds,
         local=Local(batch_size=10, lr=0.05),
-        participation=Participation(kind="fraction", count=PER_ROUND),
         evaluation=Evaluation(every=rounds + 1),
+        **choices,
     )
-    with InProcess(TrainingHost(problem, data), cache=256) as federation:
+    return TrainingHost(problem, data), training
+
+
+def measure(sites: int, rounds: int) -> dict[str, float]:
+    """Set-up time, time per round and peak memory of one federation."""
+    torch.set_num_threads(1)
+    before = time.perf_counter()
+    drawn = Participation(kind="fraction", count=PER_ROUND)
+    host, training = population(sites, rounds, participation=drawn)
+    with InProcess(host, cache=256) as federation:
         drive(replace(training, rounds=3), federation)
         ready = time.perf_counter()
         drive(training, federation)

@@ -7,7 +7,7 @@ if (cup) {
   const share = ['accuracy', 'class_accuracy', 'miou', 'auroc'];
   const trace = (list, name, marker) => ({
     type: 'scatter', mode: 'markers+text', name, x: list.map(p => p.bytes), y: list.map(p => p.value),
-    text: list.map(p => p.name), textposition: 'top center', marker: {size: 15, line: {width: 1, color: colour('--ink')}, ...marker},
+    text: list.map(p => p.name), textposition: 'top center', cliponaxis: false, marker: {size: 15, line: {width: 1, color: colour('--ink')}, ...marker},
     hovertemplate: list.map(p => `${p.name.replace(/[<>&]/g, '')}<br>${p.metric} %{y:.4g}<br>%{x:.3s}B sent<br>` + (p.epsilon === null ? 'not private' : 'epsilon ' + p.epsilon.toPrecision(3)) + '<extra></extra>'),
   });
   const traces = [];

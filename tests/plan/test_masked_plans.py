@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from samples import SMALL
-from test_run import go, kill_often, same, spawned, stop_after
+from test_run import forked, go, kill_often, same, spawned, stop_after
 
 from cupola.errors import FederationError, PlanError
 from cupola.learn.recipes import RECIPES
@@ -90,13 +90,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, settings: list[str]) 
 
 @pytest.mark.slow
 def test_kill_nine_with_masked_sums(tmp_path: Path) -> None:
-    kill_often(tmp_path, spawned, ["sum=masked", "rounds=100", "recipe=fedcmb"], 2, 1)
+    kill_often(tmp_path, forked, ["sum=masked", "rounds=100", "recipe=fedcmb"], 2, 1)
 
 
 @pytest.mark.slow
 def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
     settings = ["sum=masked", "rounds=15", "engine.kind=separate", "data.partition.sites=3"]
-    kill_often(tmp_path, spawned, settings, 2, 2)
+    kill_often(tmp_path, spawned, settings, 1, 2)
 
 
 @pytest.mark.slow

@@ -259,15 +259,18 @@ def test_kill_nine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
+    ("start", "settings"),
     [
-        ["rounds=800", "recipe=fedavg", "participation.kind=poisson", "participation.fraction=.4"],
-        ["rounds=500", "recipe=scaffold"],
-        ["rounds=800", "recipe=fedcmb+wga", "data.partition.test=0.2", "evaluation.on=both"],
+        (forked, ["rounds=800", "participation.kind=poisson", "participation.fraction=.4"]),
+        (spawned, ["rounds=500", "recipe=scaffold"]),
+        (
+            forked,
+            ["rounds=800", "recipe=fedcmb+wga", "data.partition.test=.2", "evaluation.on=both"],
+        ),
     ],
 )
-def test_kill_nine_again_and_again(tmp_path: Path, settings: list[str]) -> None:
-    kill_often(tmp_path, spawned, settings, 4, len(settings))
+def test_kill_nine_again_and_again(tmp_path: Path, start: Any, settings: list[str]) -> None:
+    kill_often(tmp_path, start, settings, 4, len(settings))
 
 
 @pytest.mark.slow

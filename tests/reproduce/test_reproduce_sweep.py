@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import cupola.reproduce.sweeps as module
+import cupola.reproduce.trials as module
 from cupola.cli import study  # noqa: F401 (registers the commands)
 from cupola.cli.shell import app
 from cupola.errors import FederationError, PlanError

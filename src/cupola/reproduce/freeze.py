@@ -14,7 +14,6 @@ validation data against full training; test data choose nothing.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Any
 import tomli_w
 from torch import nn
 
-from cupola import report
 from cupola.errors import FederationError, PlanError
 from cupola.learn.choices import Subset
 from cupola.learn.frozen import frozen_names, share
@@ -31,10 +29,18 @@ from cupola.plan import compose
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
-from cupola.plan.run import Watch, run
+from cupola.plan.run import Watch
 from cupola.report.words import LOWER_IS_BETTER
-from cupola.reproduce.measure import kept
-from cupola.reproduce.sweeps import NOT_CHARGED, require_validation
+from cupola.reproduce.trials import (
+    NOT_CHARGED,
+    claim,
+    draw_report,
+    folders_of,
+    judged,
+    require_validation,
+    seeds_of,
+    write_list,
+)
 
 TRIALS = 8  # that the default budget allows
 LEAST = 0.01  # share of the parameters below which a block is not worth a trial
@@ -60,7 +66,7 @@ class Search:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return self.plan.seeds or (self.plan.seed,)
+        return seeds_of(self.plan)
 
     @property
     def trials(self) -> int:
@@ -83,6 +89,14 @@ class Trial:
     bytes: float | None = None
     accepted: bool = False
     reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        return "frozen: " + ", ".join(self.freeze) if self.freeze else "nothing frozen"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"trainable.freeze": self.freeze}
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -184,19 +198,16 @@ def search(
     """Carry a search out, or go on with it: finished trials are read, not run again. Returns (and
     writes) its summary, search.json; best.toml is the plan that sends least and is as good."""
     folder = Path(folder)
-    _claim(folder, definition)
+    claim(folder, "search", definition.definition(), grows="budget")
     plan, module = definition.plan, _model(definition.plan)
     before = list(plan.trainable.freeze)
     trials: list[Trial] = []
 
     def attempt(freeze: list[str], said: str) -> Trial:
         number = len(trials) + 1
-        name = f"trial-{number:03d}"
-        several = len(definition.seeds) > 1
-        paths = [folder / (f"{name}-seed-{seed}" if several else name) for seed in definition.seeds]
-        made = Trial(freeze, paths)
+        made = Trial(freeze, folders_of(folder, number, definition.seeds))
         trials.append(made)
-        _list(folder, trials, definition.seeds)
+        write_list(folder, ((t.label, t.settings, t.folders) for t in trials), definition.seeds)
         tell(f"trial {number} of at most {definition.trials}: {said}")
         _try(made, plan, definition.seeds, progress)
         return made
@@ -239,53 +250,17 @@ def _try(trial: Trial, plan: Plan, seeds: Sequence[int], progress: Watch | None)
     """Run a trial for every seed; divergence is a result, other errors stop."""
     scores, sent = [], []
     for seed, path in zip(seeds, trial.folders):
-        one = plan.change({"seed": seed, "trainable.freeze": trial.freeze})
+        one = plan.change({"seed": seed, **trial.settings})
         counted = share(compose.problem(one).build())
         trial.trainable = counted.trainable
         try:
-            run(one, path, resume=True, progress=progress)
+            found, score = judged(one, path, progress)
         except FederationError as error:
             trial.reason = str(error)
-            return
-        found = report.open_run(path)
-        score = kept(found, one.evaluation.metric, validation=True)
-        if score is None:
-            trial.reason = f"{one.evaluation.metric} was not measured on validation data"
             return
         scores.append(score)
         sent.append(float(found.bytes_sent or 0))
     trial.score, trial.bytes = sum(scores) / len(scores), sum(sent) / len(sent)
-
-
-def _claim(folder: Path, definition: Search) -> None:
-    path, mine = folder / "search.toml", tomli_w.dumps(definition.definition())
-    if path.exists():
-        there, ours = tomllib.loads(path.read_text("utf-8")), tomllib.loads(mine)
-        # More rounds may be allowed later: what was tried stays as it is.
-        if {**there, "budget": 0} != {**ours, "budget": 0}:
-            raise PlanError(f"{folder} holds another search (search.toml); choose another --out")
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise PlanError(f"{folder} holds other files; choose a new folder (--out)")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, mine)
-
-
-def _label(trial: Trial) -> str:
-    return "nothing frozen" if not trial.freeze else "frozen: " + ", ".join(trial.freeze)
-
-
-def _list(folder: Path, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
-    entries = [
-        {
-            "label": _label(trial) + (f", seed {seed}" if len(seeds) > 1 else ""),
-            "folder": path.name,
-            "group": _label(trial),
-            "settings": {"trainable.freeze": trial.freeze, "seed": seed},
-        }
-        for trial in trials
-        for path, seed in zip(trial.folders, seeds)
-    ]
-    write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
 
 
 def _summary(definition: Search, trials: Sequence[Trial], ended: str) -> dict[str, Any]:
@@ -312,11 +287,5 @@ def draw(folder: str | Path) -> Path:
 
     folder = Path(folder)
     summary = json.loads((folder / "search.json").read_text("utf-8"))
-    return report.compare(
-        [folder],
-        folder / "report.html",
-        name=f"What to freeze in {summary['name']}",
-        extra=[search_section(summary)],
-        remark=summary["privacy"],
-        crown=False,  # validation data have chosen
-    )
+    name = f"What to freeze in {summary['name']}"
+    return draw_report(folder, summary, name, search_section(summary))

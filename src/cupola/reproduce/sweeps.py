@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,22 +15,25 @@ from typing import Any, Literal
 
 import tomli_w
 
-from cupola import report
 from cupola.errors import FederationError, PlanError
 from cupola.plan.checkpoint import write_atomically
-from cupola.plan.compose import federated_data
 from cupola.plan.load import load
 from cupola.plan.plan import Plan, changed
-from cupola.plan.run import Watch, run
+from cupola.plan.run import Watch
 from cupola.report.words import LOWER_IS_BETTER
-from cupola.reproduce.measure import kept
 from cupola.reproduce.space import Over, grid, parse_over, sample
+from cupola.reproduce.trials import (
+    NOT_CHARGED,
+    claim,
+    draw_report,
+    folders_of,
+    judged,
+    require_validation,
+    seeds_of,
+    write_list,
+)
 
 Strategy = Literal["grid", "random", "halving"]
-NOT_CHARGED = (
-    "Private tuning: not charged. Trying many settings looks at the data many times; the epsilon "
-    "of each run is its own, and that of the chosen one does not cover the search."
-)
 _ETA = 3
 
 
@@ -71,7 +73,7 @@ class Sweep:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return self.plan.seeds or (self.plan.seed,)
+        return seeds_of(self.plan)
 
     def definition(self) -> dict[str, Any]:
         """What sweep.toml holds; another definition needs another folder."""
@@ -129,7 +131,7 @@ def define(
     if strategy != "grid" and sampled:
         affordable = (budget or 0) // (plan.rounds * len(plan.seeds or (1,)))
         number = trials or (affordable if strategy == "random" and budget else 16)
-        chosen = sample(axes, max(1, number), (plan.seeds or (plan.seed,))[0])
+        chosen = sample(axes, max(1, number), seeds_of(plan)[0])
     else:
         chosen = grid(axes)
     plans = [(one, _with(plan, one)) for one in chosen]
@@ -151,19 +153,6 @@ def _with(plan: Plan, chosen: dict[str, Any], **more: Any) -> Plan:
         raise PlanError(f"--over {said}: {str(error).removeprefix('plan: ')}") from None
 
 
-def require_validation(plan: Plan) -> None:
-    """Refuse to select on anything but validation data."""
-    one = plan.change({"seed": plan.seeds[0]}) if plan.seeds else plan
-    data = federated_data(one)
-    if len(data.public.get("validation", ())) or one.data.partition.validation:
-        return
-    raise PlanError(
-        f"plan '{plan.name}' has no validation data, and test data must not select a setting: add "
-        "--set data.partition.public_validation=0.5 (a share of the public test data) or "
-        "--set data.partition.validation=0.1 (a share of each site's data)"
-    )
-
-
 def sweep(
     definition: Sweep,
     folder: str | Path,
@@ -172,12 +161,12 @@ def sweep(
 ) -> dict[str, Any]:
     """Carry a sweep out, or go on with it. Returns (and writes) its summary, sweep.json."""
     folder = Path(folder)
-    _claim(folder, definition)
+    claim(folder, "sweep", definition.definition())
     trials = [
-        Trial(_label(chosen, definition.over), chosen, _folders(folder, i, definition.seeds))
-        for i, (chosen, _) in enumerate(definition.plans)
+        Trial(_label(chosen, definition.over), chosen, folders_of(folder, i, definition.seeds))
+        for i, (chosen, _) in enumerate(definition.plans, 1)
     ]
-    _list(folder, trials, definition.seeds)
+    write_list(folder, ((t.label, t.settings, t.folders) for t in trials), definition.seeds)
     scores, alive = _Scores(folder), list(range(len(trials)))
     for step, (keep, rounds) in enumerate(definition.rungs()):
         if step:
@@ -197,39 +186,6 @@ def sweep(
     return summary
 
 
-def _claim(folder: Path, definition: Sweep) -> None:
-    path, mine = folder / "sweep.toml", tomli_w.dumps(definition.definition())
-    if path.exists():
-        if tomllib.loads(path.read_text("utf-8")) != tomllib.loads(mine):
-            raise PlanError(f"{folder} holds another sweep (see sweep.toml); choose another --out")
-        return
-    if folder.is_dir() and any(folder.iterdir()):
-        raise PlanError(f"{folder} holds other files; choose a new folder (--out)")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, mine)
-
-
-def _folders(folder: Path, trial: int, seeds: Sequence[int]) -> list[Path]:
-    name = f"trial-{trial + 1:03d}"
-    if len(seeds) == 1:
-        return [folder / name]
-    return [folder / f"{name}-seed-{seed}" for seed in seeds]
-
-
-def _list(folder: Path, trials: Sequence[Trial], seeds: Sequence[int]) -> None:
-    entries = [
-        {
-            "label": trial.label + (f", seed {seed}" if len(seeds) > 1 else ""),
-            "folder": path.name,
-            "group": trial.label,
-            "settings": {**trial.settings, "seed": seed},
-        }
-        for trial in trials
-        for path, seed in zip(trial.folders, seeds)
-    ]
-    write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
-
-
 def _try(
     trial: Trial, plan: Plan, seeds: Sequence[int], rounds: int, progress: Watch | None
 ) -> None:
@@ -238,17 +194,11 @@ def _try(
     trial.score = trial.reason = None
     for seed, path in zip(seeds, trial.folders):
         one = plan.change({"seed": seed, "rounds": rounds})
-        anew = not lengthen(path, one)
         try:
-            run(one, path, resume=not anew, overwrite=anew, progress=progress)
+            scores.append(judged(one, path, progress, anew=not lengthen(path, one))[1])
         except FederationError as error:
             trial.reason = str(error)
             return
-        score = kept(report.open_run(path), one.evaluation.metric, validation=True)
-        if score is None:
-            trial.reason = f"{one.evaluation.metric} was not measured on validation data"
-            return
-        scores.append(score)
     trial.rounds = rounds
     trial.score = sum(scores) / len(scores)
 
@@ -333,11 +283,4 @@ def draw(folder: str | Path) -> Path:
 
     folder = Path(folder)
     summary = json.loads((folder / "sweep.json").read_text("utf-8"))
-    return report.compare(
-        [folder],
-        folder / "report.html",
-        name=f"Sweep of {summary['name']}",
-        extra=[sweep_section(summary)],
-        remark=summary["privacy"],
-        crown=False,  # validation data have chosen; the test data below are to be looked at only
-    )
+    return draw_report(folder, summary, f"Sweep of {summary['name']}", sweep_section(summary))

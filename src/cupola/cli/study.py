@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, Folder, PlanFile, Quiet, Settings
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import FAILED, Shell, app, print_json
 from cupola.errors import PlanError
 
 if TYPE_CHECKING:
@@ -127,8 +127,10 @@ def sweep(
         found = carry_out(made, folder, watch)
     if as_json:
         print_json({"folder": str(folder), **found})
-        return
-    _show_sweep(found, folder)
+    else:
+        _show_sweep(found, folder)
+    if not found["best"]:
+        raise typer.Exit(FAILED)
 
 
 def _show_sweep(found: dict[str, Any], folder: Path) -> None:
@@ -155,8 +157,6 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
         console.print("no setting was measured on validation data", style="red")
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, markup=False)
     console.print(found["privacy"], style="dim", markup=False)
-    if not found["best"]:
-        raise typer.Exit(1)
 
 
 @app.command()

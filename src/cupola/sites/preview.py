@@ -99,7 +99,17 @@ def preview(folder: Path, plan: Path, roster: Path, data: str | None = None) -> 
     """What joining would mean; nothing is joined."""
     settings = read_settings(folder, SiteSettings)
     proposal = read_proposal(plan, settings.modules)
-    pinned = Roster.from_json(roster.read_bytes())
+    return foresee(folder, settings, proposal, Roster.from_json(roster.read_bytes()), data)
+
+
+def foresee(
+    folder: Path,
+    settings: SiteSettings,
+    proposal: Proposal,
+    pinned: Roster,
+    data: str | None = None,
+) -> Preview:
+    """The same, for settings that need not be written yet."""
     found = Preview(
         study=pinned.study,
         plan=proposal.digest,

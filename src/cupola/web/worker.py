@@ -14,6 +14,7 @@ from typing import Any
 from cupola.errors import CupolaError
 from cupola.plan.checkpoint import json_line, write_atomically
 from cupola.web.plans import ASSOCIATION
+from cupola.web.progress import AWAY
 
 LONGEST_CHECK = 600  # seconds
 
@@ -73,7 +74,9 @@ def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
     events.say("begin")
     where = folder / "run"
     try:
-        if job["kind"] == ASSOCIATION:
+        if job["real"]:
+            _hand_in(folder, job, events)
+        elif job["kind"] == ASSOCIATION:
             _associate(where, job, events)
         else:
             _train(where, job["plan"], events)
@@ -113,6 +116,49 @@ def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
         events.say(phase, done, of, left)
 
     run_study(job["plan"], where, resume=job["resume"], leaving=job["leaving"], watch=watch)
+
+
+def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
+    """A study at real sites: the coordinator carries it out, and is followed from here."""
+    from cupola.flare.coordinate import unpack
+    from cupola.flare.submit import stop, submit
+    from cupola.web.real import flare_job
+
+    where, user = folder / "run", Path(job["real"]["user"])
+    whole = flare_job(job["real"]["roster"], job["real"]["plan"])
+    where.mkdir(exist_ok=True)
+    rounds = [0]
+
+    def tell(told: dict[str, Any]) -> None:
+        write_atomically(folder / AWAY, json_line(told.get("away", [])))
+        if not told.get("round"):
+            events.say(str(told.get("state", "waiting")))
+            return
+        events.say("training", told["round"], told["rounds"], round(told["seconds_left"], 1))
+        if told["round"] > rounds[0] and told.get("record"):
+            rounds[0] = told["round"]
+            with (where / "history.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json_line(told["record"]) + "\n")  # until the whole comes at the end
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    (where / "history.jsonl").unlink(missing_ok=True)
+    try:
+        end, packed = submit(whole, user, tell)
+    except KeyboardInterrupt:
+        stop(whole, user)
+        raise
+    if packed:
+        unpack(packed, where)
+    if end["state"] != "finished" or not packed:
+        raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
+    if job["kind"] != ASSOCIATION:
+        from cupola import report
+
+        report.write(where)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _present(folder: Path, kind: str) -> None:

@@ -9,8 +9,8 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from cupola.web import demo, fields, invitations, real
 from cupola.secure.roster import Roster
+from cupola.web import demo, fields, invitations, real
 from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets

@@ -171,9 +171,8 @@ def _asked(joining: Joining, choice: Any) -> None:
         return
     for row in joining.asked.get("questions") or []:
         typer.secho(f"\n{plain(row['question'])}", bold=True)
-        typer.echo(
-            f"  tells       {plain(row['reveals'])}\n  protection  {plain(row['protection'])}"
-        )
+        typer.echo(f"  tells       {plain(row['reveals'])}")
+        typer.echo(f"  protection  {plain(row['protection'])}")
 
 
 def _agree(joining: Joining, yes: bool) -> bool:

@@ -122,8 +122,8 @@ def accept(
     data: str | None,
     public: dict[str, Any] | None = None,
 ) -> None:
-    """The site takes part, with this data set; the caller commits. public: keys of a real one, whose
-    data are its own affair."""
+    """The site takes part, with this data set; the caller commits. public: keys of a real one,
+    whose data are its own affair."""
     if invitation.status != ASKED:
         raise Refused(f"site '{invitation.site}' has answered already")
     if invitation.study.status not in (DRAFT, INVITING):

@@ -59,8 +59,8 @@ class Attempt(Base):
 
 
 class Study(Base):
-    """plan: TOML, what the coordinator said. foreseen: what `cupola check` says about it. real: sites
-    are machines of their own; roster: JSON, who takes part with which keys, once that is settled."""
+    """plan: TOML, what the coordinator said. foreseen: what `cupola check` says about it. real:
+    sites are machines of their own; roster: JSON, who takes part with which keys, once settled."""
 
     __tablename__ = "study"
 

@@ -129,12 +129,14 @@ class Office:
 
     def start_if_complete(self, study: Study) -> Run | None:
         """A study starts by itself when every invited site has joined."""
-        if study.status == INVITING and not invitations.awaited(study):
-            if study.invitations and all(i.status == JOINED for i in study.invitations):
-                try:
-                    return self.start(study)
-                except Refused:  # said to the coordinator, who starts it by hand
-                    study.roster = None
+        complete = bool(study.invitations) and all(i.status == JOINED for i in study.invitations)
+        if study.status == INVITING and complete:
+            try:
+                return self.start(study)
+            except Refused:
+                if not study.real:
+                    raise
+                study.roster = None  # the coordinator is told why when starting it by hand
         return None
 
     def _plan(self, study: Study) -> dict[str, Any]:

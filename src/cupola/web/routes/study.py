@@ -148,7 +148,8 @@ def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any)
     return page(
         request, "study.html", roster=roster, unready=real.unready(study) if roster else [],
         federation=federation.settings if federation else None,
-        roles={i.site: i.role for i in study.invitations}, study=study, owner=owner, run=run, foreseen=foreseen, base=base,
+        roles={i.site: i.role for i in study.invitations},
+        study=study, owner=owner, run=run, foreseen=foreseen, base=base,
         changeable=owner and study.status == DRAFT,
         invitable=owner and study.status in (DRAFT, INVITING)
         and asks_sites(study.kind, parse(study.plan)),

@@ -127,6 +127,8 @@ def _began(folder: Path, url: str, token: str | None, roster: Path | None, role:
 
 def _way(joining: Joining, choice: Any, yes: bool, decline: bool, as_json: bool) -> None:
     """From what is asked to the end of the study."""
+    from cupola.plan.holding import signals
+
     if not joining.answered:
         _asked(joining, choice)
         if decline or not (yes or typer.confirm("\nTake part?", err=True)):
@@ -137,7 +139,8 @@ def _way(joining: Joining, choice: Any, yes: bool, decline: bool, as_json: bool)
         typer.echo("accepted; waiting for the others", err=True)
     if joining.terms is not None and not _agree(joining, yes):
         return
-    last = joining.take_part(_Line(), choice.cores)
+    with signals(_interrupt):  # so that a party's FLARE process ends with this one
+        last = joining.take_part(_Line(), choice.cores)
     facts = {"status": last["status"], "reason": last.get("reason")}
     if last["status"] != "finished":
         raise FederationError(
@@ -198,6 +201,10 @@ def _agree(joining: Joining, yes: bool) -> bool:
         return False
     joining.pin(roster, plan)
     return True
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt("stopped; the same command goes on")
 
 
 class _Line:

@@ -31,6 +31,17 @@ for (const p of document.querySelectorAll('[data-foreseen]')) {
   setTimeout(look, 1500);
 }
 
+// A site's own page: follow what happens beside it, and load anew when something is to be done.
+for (const box of document.querySelectorAll('[data-state]')) {
+  const look = () => fetch(box.dataset.state).then(r => r.json()).then(now => {
+    if (now.stage !== box.dataset.stage) return location.reload();
+    document.getElementById('phase').textContent = now.text;
+    if (now.of) document.getElementById('bar').value = now.done / now.of;
+    setTimeout(look, 1000);
+  }, () => setTimeout(look, 3000));
+  setTimeout(look, 500);
+}
+
 // The live page.
 const live = document.getElementById('live');
 if (live) {

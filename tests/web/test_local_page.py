@@ -76,8 +76,7 @@ def site(tmp_path, monkeypatch):
         return Joining(folder, server, asked, "mark")
 
     class Nothing:
-        def __init__(self, folder, kind, cores):
-            self.cores = cores
+        def __init__(self, *_): ...
 
         def __enter__(self):
             return self

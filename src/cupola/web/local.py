@@ -183,7 +183,7 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(folder / "page", upload=100_000)
     visit = Visit(folder)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.settings, app.state.visit = settings, visit
     app.add_middleware(Frame, settings=settings, name="cupola_site")
     app.add_middleware(_OnlyHere, port=port)

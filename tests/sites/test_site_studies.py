@@ -46,7 +46,7 @@ def association(base, cohorts, test):
     given = {
         "name": "traits", "test": test, "sum": "masked",
         "trait": {"column": "CC" if test == "logistic" else "QT"}, "covariates": ["AGE"],
-        "cohorts": [{"name": f"c{i}", "bfile": f"site-{i}/c"} for i in range(3)],
+        "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))
     data = cohorts.people(1, n=150)

@@ -19,13 +19,14 @@ from cupola.errors import FederationError
 from cupola.flare import provision
 from cupola.flare.jobs import Job
 from cupola.flare.settings import FederationSettings
-from cupola.plan.load import load
 from cupola.plan.plan import Plan
+from cupola.plan.study import StudyPlan, for_real_cohorts
 from cupola.secure.roster import Roster
 from cupola.sites import join_compensator, join_site, make_keys
+from cupola.sites.proposal import load_any
 from cupola.sites.settings import COMPENSATOR, SITE
 
-_TASKS = ["train", "evaluate", "sparsity", "adapt"]
+_TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *"]
 
 
 class Trial:
@@ -52,15 +53,19 @@ class Trial:
         for name in (*settings.sites, *([settings.compensator] if settings.compensator else [])):
             self.keys[name] = make_keys(self.folders[name], name).public
 
-    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan) -> Job:
+    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan | StudyPlan) -> Job:
         """A study that every party has joined."""
-        plan = load(plan)
+        if not isinstance(plan, Plan | StudyPlan):
+            plan = load_any(plan)
+        minimum = plan.sum.minimum
+        if isinstance(plan, StudyPlan):
+            plan, minimum = for_real_cohorts(plan), len(self.settings.sites)
         third = self.settings.compensator if plan.sum.protocol == "compensator" else None
         roster = Roster(
             name,
             tuple(self.keys[site] for site in self.settings.sites),
             self.keys[third] if third else None,
-            plan.sum.minimum,
+            minimum,
         )
         written = self.folder / "studies" / name
         written.mkdir(parents=True, exist_ok=True)

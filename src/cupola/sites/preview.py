@@ -201,7 +201,7 @@ def _other_tasks(found: Preview, proposal: Proposal) -> None:
     """What an association study asks later, where it hangs on answers how often and how much."""
     shown = {row["task"] for row in found.answers}
     for name, task in sorted(_TASKS.items()):
-        if not name.startswith("gwas ") or name in shown:
+        if not proposal.asks(name) or name in shown:
             continue
         openly = name in OPENLY or not proposal.plan.sum.masked
         about = " ".join((task.plain.__doc__ or "").split("\n\n")[0].split())

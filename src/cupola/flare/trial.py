@@ -4,7 +4,6 @@ things out, for tests and for measuring. Real parties are set up one by one (doc
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil  # which nvflare needs, too
 import tomli_w
 
 from cupola.errors import FederationError
@@ -95,10 +95,19 @@ class Trial:
     def kill(self, *names: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to parties with all that they started."""
         for name in names:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.processes[name].pid, number)
+            for process in self.started_by(name):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
             if number == signal.SIGKILL:
                 self.processes.pop(name).wait()
+
+    def started_by(self, name: str) -> list[psutil.Process]:
+        """A party's process and all below it; jobs are in sessions of their own."""
+        try:
+            first = psutil.Process(self.processes[name].pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""

@@ -37,7 +37,18 @@ class PartyAnswering:
         except (CupolaError, OSError, ValueError) as error:
             print(f"results: {error!r}")
             return BROKEN + b"the results could not be written"
+        _report(self._folder)
         return ANSWER
+
+
+def _report(folder: Path) -> None:
+    """The page is made here: one that was sent could hold anything."""
+    from cupola import report
+
+    try:
+        report.write(folder)
+    except Exception as error:  # the coordinator's files, which may not be what they should be
+        print(f"report: {error!r}")
 
 
 def open_party(folder: str, kind: str, study: str) -> PartyAnswering:

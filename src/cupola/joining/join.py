@@ -29,6 +29,7 @@ from cupola.federation.stored import write_durably
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
 from cupola.joining.server import NotYet, Server, plain
+from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal
@@ -124,11 +125,16 @@ class Joining:
     def look(self, choice: Choice) -> Preview:
         """What joining would mean, worked out here from the plan; nothing is joined."""
         assert self.terms is not None
-        others = [Identity.simulated(i, f"site {i}").public for i in range(self.terms.sites)]
+        plan, count = self.proposal.plan, self.terms.sites
+        names = [f"site {i}" for i in range(count)]
+        minimum = min(max(2, self.terms.minimum), count)
+        if isinstance(plan, StudyPlan):
+            names = [cohort.name for cohort in plan.cohorts]
+            minimum = max(minimum, len(names)) if plan.sum.masked else minimum
+        others = [Identity.simulated(i, name).public for i, name in enumerate(names)]
         third = None
         if self.terms.compensator is not None:
             third = Identity.simulated(len(others), self.terms.compensator).public
-        minimum = min(max(2, self.terms.minimum), len(others))
         like = _Rostered(self.terms.study, tuple(others), third, minimum)
         found = foresee(self.folder, self.settings(choice), self.proposal, like, choice.data)
         found.roster = "settled when all have answered"

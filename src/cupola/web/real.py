@@ -175,7 +175,7 @@ def plan_text(study: Study, sites: Sequence[str]) -> str:
     """The plan as these sites carry it out."""
     given = parse(study.plan)
     if study.kind == ASSOCIATION:
-        given = {**given, "cohorts": [{"name": n, "bfile": "elsewhere"} for n in sites]}
+        given = {**given, "cohorts": [{"name": n} for n in sites]}
     else:
         given = changed(given, {"data.partition.sites": len(sites)})
     return to_text(given)
@@ -210,8 +210,10 @@ def roster_of(study: Study) -> Roster:
     third = keys[COMPENSATOR][0] if keys[COMPENSATOR] else None
     if plan.sum.masked and plan.sum.protocol == "compensator" and third is None:
         raise Refused("the compensator has not joined")
+    every = study.kind == ASSOCIATION and plan.sum.masked  # its totals are of all cohorts
+    minimum = max(plan.sum.minimum, len(keys[SITE])) if every else plan.sum.minimum
     try:
-        return Roster(name_of(study), tuple(keys[SITE]), third, plan.sum.minimum)
+        return Roster(name_of(study), tuple(keys[SITE]), third, minimum)
     except CupolaError as error:
         raise Refused(str(error)) from None
 

@@ -120,6 +120,7 @@ def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
 
 def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     """A study at real sites: the coordinator carries it out, and is followed from here."""
+    from cupola import report
     from cupola.flare.coordinate import unpack
     from cupola.flare.submit import stop, submit
     from cupola.web.real import flare_job
@@ -131,6 +132,9 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
 
     def tell(told: dict[str, Any]) -> None:
         write_atomically(folder / AWAY, json_line(told.get("away", [])))
+        if told.get("part"):
+            events.say(told["part"], told["done"], told["whole"])
+            return
         if not told.get("round"):
             events.say(str(told.get("state", "waiting")))
             return
@@ -151,10 +155,7 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
         unpack(packed, where)
     if end["state"] != "finished" or not packed:
         raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
-    if job["kind"] != ASSOCIATION:
-        from cupola import report
-
-        report.write(where)
+    report.write(where)
 
 
 def _interrupt(*_: Any) -> None:

@@ -23,6 +23,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
     for shown in fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
         assert len(shown.about) > 8
+    assert "module:name" not in page  # a plan from a browser names no code
     made = world.post(ada, "/studies/new", kind=kind, **fields.filled(kind, start))
     where = made.headers["location"]
     assert plans.parse(ada.get(f"{where}/plan.toml").text) == start

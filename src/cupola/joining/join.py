@@ -79,6 +79,7 @@ class Joining:
     asked: dict[str, Any]
     mark: str
     accepted: dict[str, Any] = field(default_factory=dict)
+    _looked: tuple[Choice, Preview] | None = None
 
     @cached_property
     def terms(self) -> Terms | None:
@@ -143,6 +144,7 @@ class Joining:
             found.members.append(("compensator", third.name))
         if self.terms.minimum > len(others):
             found.objections.append("fewer sites are invited than a total needs")
+        self._looked = choice, found
         return found
 
     # The answer
@@ -162,7 +164,8 @@ class Joining:
             return
         if self.role == "site":
             settings = self.settings(choice)
-            problems = self.look(choice).objections
+            looked = self._looked if self._looked and self._looked[0] == choice else None
+            problems = (looked[1] if looked else self.look(choice)).objections
             if problems:
                 raise PlanError("\n".join(problems))
             write_settings(self.folder, settings)

@@ -72,9 +72,10 @@ class Office:
 
     def foresee(self, study: Study) -> dict[str, Any] | None:
         """What `cupola check` says about a plan; None while it is being found out."""
-        if study.foreseen is not None or study.kind == ASSOCIATION:
+        given = self._asked(study)
+        mark = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        if study.foreseen is not None and study.foreseen.get("mark") == mark:
             return study.foreseen
-        mark = sha256(study.plan.encode()).hexdigest()[:16]
         folder = self.settings.study_folder(study.id) / f"check-{mark}"
         if self.launcher.alive(folder):
             return None
@@ -84,15 +85,28 @@ class Office:
         if found is None and not self.launcher.room():
             return None
         if found is None:
-            plan = check(study.kind, parse(study.plan))
-            assert isinstance(plan, Plan)
-            self.launcher.start(Job("check", plan.to_dict()), folder)
+            data = "" if self.settings.data is None else str(self.settings.data.resolve())
+            self.launcher.start(Job("check", given, data=data), folder)
             return None
         if "error" in found:
             found = {"error": without_paths(str(found["error"]))}
-        study.foreseen = found
+        study.foreseen = {**found, "mark": mark}
         self.db.commit()
-        return found
+        return study.foreseen
+
+    def _asked(self, study: Study) -> dict[str, Any]:
+        """The plan to foresee; of an association study with the files that are known here."""
+        plan = check(study.kind, parse(study.plan))
+        if isinstance(plan, Plan):
+            return plan.to_dict()
+        names = [i.site for i in study.invitations if i.role == SITE]
+        known = {} if study.real else data_sets(self.settings.data)
+        chosen = {i.site: i.data for i in invitations.joined(study) if i.data in known}
+        cohorts = [
+            {"name": name, **(known[chosen[name] or ""].files if name in chosen else {})}
+            for name in names or [f"site {i + 1}" for i in range(3)]
+        ]
+        return {**parse(study.plan), "cohorts": cohorts}
 
     def start(self, study: Study) -> Run:
         """A new run, which begins as soon as there is room for it."""

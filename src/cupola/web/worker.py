@@ -23,7 +23,7 @@ def main(folder: Path) -> int:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     try:
         if job["kind"] == "check":
-            _foresee(folder, job["plan"])
+            _foresee(folder, job)
             return 0
         with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
             return _carry_out(folder, job, _Events(file))
@@ -49,25 +49,42 @@ class _Events:
             self.last = now
 
 
-def _foresee(folder: Path, plan: dict[str, Any]) -> None:
+def _foresee(folder: Path, job: dict[str, Any]) -> None:
     """What `cupola check` says, or why it cannot say anything."""
-    from cupola.plan.facts import facts
-    from cupola.plan.load import load
-    from cupola.plan.privacy import course
-
     signal.alarm(LONGEST_CHECK)  # ends the process
     try:
-        whole = load(plan)
-        found = facts(whole)
-        if found["privacy"] and found["privacy"]["groups"]:
-            worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
-            found["course"] = course(whole.privacy, worst)
+        found = (_association if "cohorts" in job["plan"] else _training)(job)
     except CupolaError as error:
         found = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
         found = {"error": f"{type(error).__name__}: {error}"}
     write_atomically(folder / "foreseen.json", json_line(found))
+
+
+def _training(job: dict[str, Any]) -> dict[str, Any]:
+    from cupola.plan.facts import facts
+    from cupola.plan.load import load
+    from cupola.plan.privacy import course
+
+    whole = load(job["plan"])
+    if whole.data.name == "elsewhere":
+        raise CupolaError("the sites' data are elsewhere: each site foresees for itself what the "
+                          "study costs, when it is asked to join")  # fmt: skip
+    found = facts(whole)
+    if found["privacy"] and found["privacy"]["groups"]:
+        worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
+        found["course"] = course(whole.privacy, worst)
+    return found
+
+
+def _association(job: dict[str, Any]) -> dict[str, Any]:
+    from cupola.plan.study import load_study
+    from cupola.web.forecast import forecast
+
+    whole = load_study(job["plan"], elsewhere=True)
+    there = [cohort for cohort in whole.cohorts if cohort.bfile is not None]
+    return forecast(whole, there, Path(job["data"]))
 
 
 def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:

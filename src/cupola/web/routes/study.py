@@ -135,9 +135,7 @@ def one(request: Request, study: Seen, desk: Desk, me: Me) -> Response:
 
 def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any) -> Response:
     owner = study.owner_id == me.id
-    foreseen = None
-    if study.kind != ASSOCIATION:
-        foreseen = desk.foresee(study)
+    foreseen = desk.foresee(study)
     run = latest(study)
     values = {"problem": "", "tokens": [], "status": 200, **more}
     config = desk.settings
@@ -163,7 +161,7 @@ def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any)
 @router.get("/studies/{study_id}/foreseen")
 def foreseen(study: Seen, desk: Desk) -> dict[str, bool]:
     """Whether what was to be foreseen is known; asked by the page's script."""
-    return {"known": study.kind == ASSOCIATION or desk.foresee(study) is not None}
+    return {"known": desk.foresee(study) is not None}
 
 
 @router.get("/studies/{study_id}/plan.toml")

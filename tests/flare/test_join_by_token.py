@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +72,9 @@ class Machines:
 
     def __init__(self, folder):
         self.folder, self.children = folder, {}
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+        # FLARE keeps notes at home; fonts are not to be looked for anew.
+        cache = {"XDG_CACHE_HOME": str(Path.home() / ".cache"), "HOME": str(folder)}
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **cache}
 
     def start(self, name, *words):
         with (self.folder / f"{name}.log").open("wb") as log:

@@ -34,6 +34,7 @@ from cupola.web.settings import Settings
 if TYPE_CHECKING:
     from cupola.flare.settings import FederationSettings
     from cupola.flare.settings import Invitation as Invited
+    from cupola.secure.identity import Party
     from cupola.secure.roster import Roster
 
 _LOG = logging.getLogger("cupola.web")
@@ -143,7 +144,7 @@ def parties(study: Study, federation: Federation | None, names: Sequence[str]) -
     """Name -> role of those to invite: these sites, and the compensator where the plan's sums need
     one."""
     from cupola.flare.coordinate import checked
-    from cupola.flare.jobs import Job as FlareJob
+    from cupola.secure.identity import Identity
 
     if federation is None:
         raise Refused("this server has no federation: start it with --federation")
@@ -153,13 +154,18 @@ def parties(study: Study, federation: Federation | None, names: Sequence[str]) -
             raise Refused(f"'{name}' is no site of the federation; it has: {', '.join(known)}")
     found = dict.fromkeys(names, SITE)
     plan = check(study.kind, parse(study.plan))
-    if plan.sum.masked and plan.sum.protocol == "compensator":
+    with_third = plan.sum.masked and plan.sum.protocol == "compensator"
+    if with_third:
         if third is None:
             raise Refused("masked sums need a compensator, and the federation names none")
         if all(i.role != COMPENSATOR for i in study.invitations):
             found[third] = COMPENSATOR
     try:  # refused now rather than when all have joined
-        checked(FlareJob(name_of(study), plan_text(study, names), list(names), third, "", 1))
+        some = [*names, *(f"site-{i}" for i in range(len(names), plan.sum.minimum))]
+        keys = [Identity.simulated(i, name).public for i, name in enumerate(some)]
+        other = Identity.simulated(-1, third).public if third and with_third else None
+        like = _roster(study, keys, other)
+        checked(flare_job(like.to_json(), plan_text(study, some)))
     except CupolaError as error:
         raise Refused(str(error)) from None
     return found
@@ -200,7 +206,7 @@ def take_keys(invitation: Invitation, public: dict[str, Any] | None) -> None:
 
 def roster_of(study: Study) -> Roster:
     """Those who joined, in the order of their invitations."""
-    from cupola.secure.roster import Roster, party_from_json
+    from cupola.secure.roster import party_from_json
 
     there = [i for i in study.invitations if i.status == JOINED]
     keys = {i.role: [] for i in there} | {SITE: [], COMPENSATOR: []}  # type: ignore[var-annotated]
@@ -210,12 +216,19 @@ def roster_of(study: Study) -> Roster:
     third = keys[COMPENSATOR][0] if keys[COMPENSATOR] else None
     if plan.sum.masked and plan.sum.protocol == "compensator" and third is None:
         raise Refused("the compensator has not joined")
-    every = study.kind == ASSOCIATION and plan.sum.masked  # its totals are of all cohorts
-    minimum = max(plan.sum.minimum, len(keys[SITE])) if every else plan.sum.minimum
     try:
-        return Roster(name_of(study), tuple(keys[SITE]), third, minimum)
+        return _roster(study, keys[SITE], third)
     except CupolaError as error:
         raise Refused(str(error)) from None
+
+
+def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster:
+    from cupola.secure.roster import Roster
+
+    choice = check(study.kind, parse(study.plan)).sum
+    every = study.kind == ASSOCIATION and choice.masked  # its totals are of all cohorts
+    minimum = max(choice.minimum, len(sites)) if every else choice.minimum
+    return Roster(name_of(study), tuple(sites), third, minimum)
 
 
 def settle(study: Study, sites: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,14 +14,18 @@ import sys
 import time
 from pathlib import Path
 
+import hapmap
 import numpy as np
 import pytest
 import tomli_w
+from test_association_study import same_as_plink
 
 from cupola.sites import spent
+from cupola.web.launch import holder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITES = ["north", "south", "west"]
+CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
 PLAN = {
     "name": "outcome",
     "rounds": 2,
@@ -51,7 +56,7 @@ def free_ports(count):
     return ports
 
 
-def wait(until, seconds=120.0, every=0.2):
+def wait(until, seconds=600.0, every=0.2):
     end = time.monotonic() + seconds
     while not (found := until()):
         assert time.monotonic() < end, "it took too long"
@@ -92,8 +97,14 @@ class Machines:
         return (self.folder / f"{name}.log").read_text()
 
     def close(self):
+        """A party's end takes its FLARE process along; a server leaves what a study needs."""
         for child in self.children.values():
-            child.terminate()  # a party's own end takes its FLARE process along
+            child.terminate()
+        for lock in self.folder.glob("cupola-web/**/*.lock"):
+            number = holder(lock)
+            if number is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(number, signal.SIGKILL)
         for child in self.children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(20)
@@ -182,7 +193,7 @@ def test_a_private_study_of_three_sites_that_join_by_their_tokens(server, machin
         "--folder", "university", "--yes",
     )  # fmt: skip
     for name in (*SITES, "university"):
-        code = machines.children[name].wait(150)
+        code = machines.children[name].wait(600)  # a busy machine is no fault
         assert code == 0, (name, machines.said(name), machines.said("server"))
     asked = machines.said("north")
     assert "train: 2 times" in asked
@@ -211,3 +222,98 @@ def test_a_private_study_of_three_sites_that_join_by_their_tokens(server, machin
             assert not {*SITES, "university"} & set(path.parts), path
     again = lead.http.post("/api/join", json={"token": tokens["north"]})
     assert again.status_code == 404
+
+
+def opened(machines, name):
+    """The address that `cupola site open` prints."""
+    assert machines.children[name].poll() is None, machines.said(name)
+    found = re.search(r"Open (http://\S+)", machines.said(name))
+    return found and found[1]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.skipif(not hapmap.THERE, reason="set CUPOLA_DATA to the folder with gwas")
+def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, tmp_path):
+    """Two sites join by the command, the third by its own page; the table is PLINK's."""
+    api = pytest.importorskip("playwright.sync_api")
+    base, password = server
+    folders = {name: tmp_path / name for name in SITES}
+    for folder in folders.values():
+        folder.mkdir()
+    hapmap.cut(tmp_path / "pooled", folders)
+    machines.start("west", "site", "open", "--folder", "west", "--no-browser")
+    own_page = wait(lambda: opened(machines, "west"))
+    foreign, troubles = [], []
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        lead, west = browser.new_page(), browser.new_page()
+        for page, home in ((lead, base), (west, own_page.split("/", 3)[:3])):
+            start = home if isinstance(home, str) else "/".join(home)
+            page.set_default_timeout(600_000)
+            page.on("request", lambda r, s=start: r.url.startswith(s) or foreign.append(r.url))
+            page.on("pageerror", lambda error: troubles.append(str(error)))
+        wait(lambda: reached(api, lead, base))
+        lead.fill("#name", "coordinator")
+        lead.fill("#password", password)
+        lead.press("#password", "Enter")
+        lead.click("text=New study")
+        lead.click("a.card:has-text('Association')")
+        lead.fill("#f-name", "hapmap")
+        lead.fill("#f-trait-column", hapmap.STUDY["trait"]["column"])
+        lead.fill("#f-covariates", ", ".join(hapmap.STUDY["covariates"]))
+        lead.select_option("#f-sum-kind", "masked")
+        lead.fill("#f-chunk", "64")
+        lead.click("button:has-text('Make the study')")
+        lead.check("#real")
+        lead.fill("#sites", "\n".join(SITES))
+        lead.click("button:has-text('Make tokens')")
+        tokens = dict(zip([*SITES, "university"], lead.locator(".secret pre").all_inner_texts()))
+        where = lead.url.removesuffix("/invite")
+        for name in SITES[:2]:
+            machines.start(
+                name, "site", "join", base, tokens[name], "--folder", name, "--yes",
+                "--data", f"hm3={name}/hm3", "--openly", "gwas propose",
+            )  # fmt: skip
+        machines.start(
+            "university", "compensator", "join", base, tokens["university"],
+            "--folder", "university", "--yes",
+        )  # fmt: skip
+        west.goto(own_page)
+        west.fill("#url", base)
+        west.fill("#token", tokens["west"])
+        west.click("button:has-text('Go on')")
+        west.select_option("#file", "hm3.bed")
+        west.check("input[name=openly]")
+        west.click("button:has-text('Show what will be revealed')")
+        assert "gwas newton" in west.inner_text("#reveals")
+        west.click("button:has-text('Take part')")
+        west.wait_for_selector("#roster")  # the page moves on by itself
+        lead.goto(where)
+        fingerprint = west.inner_text("#roster .lead code")
+        assert fingerprint in lead.inner_text("#roster")
+        assert "Sent in all" in lead.inner_text("#foreseen")
+        west.click("button:has-text('All have the same')")
+        lead.goto(f"{where}/runs/1")
+        lead.wait_for_selector("h2:has-text('p-values along the genome')")
+        with lead.expect_download() as got:
+            lead.click("a:has-text('study.assoc.logistic')")
+        (tmp_path / "got").mkdir()
+        got.value.save_as(tmp_path / "got" / "study.assoc.logistic")
+        west.wait_for_selector("text=The study has finished")
+        browser.close()
+    assert foreign == []
+    assert troubles == []
+    ours = hapmap.table(tmp_path / "got")
+    assert len(ours) > 100
+    same_as_plink(ours)
+    told = (tmp_path / "got" / "study.assoc.logistic").read_bytes()
+    for name in SITES[:2]:
+        assert machines.children[name].wait(600) == 0, machines.said(name)
+    for folder in folders.values():
+        (own,) = (folder / "results").iterdir()
+        assert (own / "study.assoc.logistic").read_bytes() == told
+
+
+def reached(api, page, url):
+    with contextlib.suppress(api.Error):
+        return page.goto(url)

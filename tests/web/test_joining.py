@@ -19,6 +19,7 @@ from cupola.flare import provision
 from cupola.flare.settings import FederationSettings
 from cupola.joining import Choice, begin
 from cupola.joining.data import described, named_data
+from cupola.joining.join import _but_for_sites
 from cupola.joining.server import NotYet, Server, Unknown, checked_url
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
@@ -284,6 +285,10 @@ def test_what_was_accepted_cannot_be_exchanged(real, study, tmp_path, table):
     ):
         with pytest.raises(FederationError, match=said):
             joining._compare(roster, text)
+    of_cohorts = 'test = "linear"\n[[cohorts]]\nname = "a"\n'
+    assert _but_for_sites(of_cohorts) == _but_for_sites(of_cohorts.replace('"a"', '"b"'))
+    leaving = of_cohorts + "may_leave = true\n"
+    assert _but_for_sites(of_cohorts) != _but_for_sites(leaving)
     weaker = SimpleNamespace(study=name, minimum=2, compensator=third, sites=(own, *others))
     with pytest.raises(FederationError, match="fewer sites"):
         joining._compare(weaker, plan)

@@ -226,3 +226,40 @@ def test_studies_wait_for_each_other(world):
     assert "queued" in ada.get(f"/studies/{second}").text
     world.finish(first)
     world.finish(second)
+
+
+def test_a_study_is_deleted_with_all_that_it_left_here(world):
+    ada, study = world.known("ada"), world.study("ada")
+    token = world.invite(ada, study, "a")["a"]
+    world.join(world.known("cleo"), token)
+    world.sweep()
+    assert world.post(ada, f"/studies/{study}/delete").status_code == 409  # it runs
+    folder = world.finish(study)
+    assert folder.is_dir()
+    assert world.post(world.known("ben"), f"/studies/{study}/delete").status_code == 404
+    assert world.post(world.known("cleo"), f"/studies/{study}/delete").status_code == 403
+    assert world.post(ada, f"/studies/{study}/delete").status_code == 303
+    assert not folder.exists()
+    assert ada.get(f"/studies/{study}").status_code == 404
+    assert "study: delete" in ada.get("/audit").text
+
+
+def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
+    """With a list of made-up variants, close to what a run of such a list sends."""
+    from cupola.plan.study import load_study
+    from cupola.plan.study_run import run_study
+    from cupola.web.demo import COHORTS, simulated_cohorts
+    from cupola.web.forecast import forecast
+
+    simulated_cohorts(tmp_path, variants=60, people=240)
+    files = [{"name": n, "bfile": n} for n in COHORTS]
+    for sums in ("plain", "masked"):
+        plan = {"test": "linear", "trait": {"kind": "quantitative"}, "sum": sums, "chunk": 64}
+        whole = load_study({**plan, "cohorts": files, "folder": str(tmp_path)})
+        told = forecast(whole, list(whole.cohorts), tmp_path)
+        done = run_study(whole, tmp_path / sums, report=False)
+        assert told["total"] == pytest.approx(done["bytes_down"] + done["bytes_up"], rel=0.15)
+        assert told["variants"] == 60
+    none = forecast(load_study({**plan, "cohorts": files}), [], tmp_path)
+    assert none["variants"] == 100_000
+    assert none["total"] > 100 * told["total"]

@@ -374,7 +374,10 @@ def _but_for_sites(plan: str) -> dict[str, Any]:
         found = tomllib.loads(plan)
     except tomllib.TOMLDecodeError:
         raise FederationError("the plan cannot be read") from None
-    found.pop("cohorts", None)
+    cohorts = found.get("cohorts")
+    if isinstance(cohorts, list):  # what is said of a cohort beside its name is no detail
+        said = [{k: v for k, v in one.items() if k != "name"} for one in cohorts]
+        found["cohorts"] = [one for i, one in enumerate(said) if one not in said[:i]]
     part = (found.get("data") or {}).get("partition")
     if isinstance(part, dict):
         part.pop("sites", None)

@@ -202,6 +202,10 @@ class Office:
         self.db.delete(study)
         self.db.flush()
         shutil.rmtree(self.settings.study_folder(study.id), ignore_errors=True)
+        federation = real.federation_of(self.settings)
+        if study.real and federation is not None:
+            run = federation.coordinator / "runs" / real.name_of(study)
+            shutil.rmtree(run, ignore_errors=True)
 
     def folder(self, run: Run) -> Path:
         return self.settings.run_folder(run.study_id, run.number)

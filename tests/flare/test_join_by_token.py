@@ -177,9 +177,12 @@ class Coordinator:
         return where, dict(found)
 
 
-def test_a_private_study_of_three_sites_that_join_by_their_tokens(server, machines, tmp_path):
+def test_a_private_study_of_three_sites_that_join_by_their_tokens(
+    server, machines, tmp_path, request
+):
     base, password = server
     lead = Coordinator(base, password)
+    request.addfinalizer(lead.http.close)
     where, tokens = lead.invite(PLAN, SITES)
     assert set(tokens) == {*SITES, "university"}
     for i, name in enumerate(SITES):

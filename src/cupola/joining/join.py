@@ -303,9 +303,10 @@ class Joining:
         return now
 
     def _collect(self, names: list[str]) -> None:
-        """Results that FLARE has not brought, by the server's list."""
+        """Results that FLARE has not brought, by the server's list; no pages, whose scripts would
+        run on this machine."""
         for name in names:
-            if not (self.results / name).exists():
+            if not name.endswith((".html", ".htm", ".svg")) and not (self.results / name).exists():
                 self.server.fetch(name, self.results)
 
 

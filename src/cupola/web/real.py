@@ -274,6 +274,7 @@ class Flare(ChildProcess):
         """Start the coordinator unless it runs: sites connect to it whether a study runs or not."""
         if is_held(self._lock):
             return
+        self.federation.prepare()
         folder = self.federation.coordinator.resolve()
         line = [sys.executable, "-P", "-m", "cupola", "coordinator", "start", "-f", str(folder)]
         self.children.append(hold(line, self._lock, self.federation.own / "coordinator.log"))

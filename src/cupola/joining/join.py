@@ -11,7 +11,6 @@ import base64
 import binascii
 import hashlib
 import json
-import os
 import re
 import tempfile
 import time
@@ -28,6 +27,7 @@ from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation.stored import write_durably
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
+from cupola.joining.kept import keep, kept
 from cupola.joining.server import NotYet, Server, plain
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
@@ -36,7 +36,6 @@ from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_
 from cupola.sites.preview import Preview, foresee
 from cupola.sites.settings import COMPENSATOR, KEYS, SITE, SiteSettings
 
-KEPT = "joining.json"
 PATIENCE = 60.0  # seconds for results that are on their way, and for a server that is away
 OVER = ("finished", "failed", "stopped")
 Tell = Callable[[dict[str, Any]], None]
@@ -151,7 +150,7 @@ class Joining:
 
     def decline(self) -> None:
         self.server.post("/api/site/decline")
-        _keep(self.folder, self.mark, None)
+        keep(self.folder, self.mark, None)
 
     def leave(self) -> None:
         self.server.post("/api/site/leave")
@@ -179,7 +178,7 @@ class Joining:
             "minimum": self.terms.minimum, "compensator": self.terms.compensator,
         }  # fmt: skip
         facts = {"url": self.server.url, "key": self.server.key, "accepted": self.accepted}
-        _keep(self.folder, self.mark, facts)
+        keep(self.folder, self.mark, facts)
         self.server.post("/api/site/accept", {"public": party_to_json(keys.public)})
 
     def _enrol(self, terms: Terms) -> None:
@@ -321,13 +320,13 @@ def begin(folder: Path, url: str, token: str, role: str) -> Joining:
     folder."""
     server = Server(url)
     mark = hashlib.sha256(f"{server.url}\n{token}".encode()).hexdigest()
-    held = _kept(folder).get(mark)
+    held = kept(folder).get(mark)
     if held is None:
         joined = server.post("/api/join", {"token": token})
         server.key = _text(joined, "key")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = {"url": server.url, "key": server.key, "accepted": {}}
-        _keep(folder, mark, held)
+        keep(folder, mark, held)
     server.key = str(held["key"])
     found = Joining(folder, server, server.get("/api/site"), mark, dict(held["accepted"]))
     if found.role != role:
@@ -336,30 +335,6 @@ def begin(folder: Path, url: str, token: str, role: str) -> Joining:
     if found.answered and found.terms is not None and not found.accepted:
         raise CupolaError("the server says that this was answered, but not from this folder")
     return found
-
-
-def _kept(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / KEPT).read_text("utf-8"))
-        return found if isinstance(found, dict) else {}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError):
-        raise DataError(f"{folder / KEPT} cannot be read") from None
-
-
-def _keep(folder: Path, mark: str, facts: dict[str, Any] | None) -> None:
-    whole = _kept(folder)
-    whole.pop(mark, None)
-    if facts is not None:
-        whole[mark] = facts
-    part = folder / f".{KEPT}.part"
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(json.dumps(whole).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / KEPT)
 
 
 def _text(found: dict[str, Any], key: str) -> str:

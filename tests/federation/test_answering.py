@@ -137,7 +137,9 @@ def test_an_answer_that_cannot_be_stored_does_not_leave(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("cupola.federation.stored.os.fsync", full)
-        assert ask(answering, step=0) == Failure("error at the site (OSError)", broken=True)
+        assert ask(answering, step=0) == Failure(
+            "error at the site (its disk is full)", broken=True
+        )
     assert not list((tmp_path / "answers").iterdir())
     first = values(ask(answering, step=0))
     assert values(ask(site(tmp_path), step=0)) == first

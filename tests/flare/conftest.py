@@ -6,6 +6,7 @@ import os
 import socket
 
 import pytest
+from hapmap import COHORT
 from hospitals import LEAD, MEMBER, PLANS, SITES, plan
 
 
@@ -26,7 +27,7 @@ def trial(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("flare")
     home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)  # FLARE keeps notes there
-    data = {name: {"digits": {"part": i}} for i, name in enumerate(SITES)}
+    data = {name: {"digits": {"part": i}, "cohort": COHORT} for i, name in enumerate(SITES)}
     try:
         with Trial(folder / "trial", settings, data) as made:
             made.jobs = {name: made.study(name, plan(name)) for name in PLANS}

@@ -27,6 +27,12 @@ PLANS = {
         "privacy": {"mechanism": "dp-sgd", "noise": 1000.0, "clip": 0.001, "delta": 1e-5},
     },
     "killed": {"rounds": 24, "sum": {"kind": "masked"}, "engine": {"timeout": 8}},
+    "faulty": {
+        "rounds": 5000,
+        "model": {"name": "linear"},
+        "evaluation": {"every": 5000},
+        "engine": {"timeout": 6, "quorum": 0.5, "workers": 1},
+    },
     "code": {},
 }
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import signal
 
+import psutil
 import pytest
 from hospitals import LEAD, MEMBER, SITES
 from test_end_to_end import difference, history, run_real, run_simulated
 
 from cupola.errors import FederationError
+from cupola.federation.stored import write_durably
 from cupola.flare import jobs, provision
 from cupola.flare.submit import _Following, submit
 
@@ -16,7 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def audit(trial, party):
-    return "".join(p.read_text() for p in (trial.folders[party] / "kit").glob("audit*"))
+    """All of a party's audit logs, those of jobs included."""
+    return "".join(p.read_text() for p in (trial.folders[party] / "kit").rglob("audit*"))
 
 
 def test_a_user_without_the_right_hands_nothing_in(trial):
@@ -31,8 +36,13 @@ def test_a_certificate_of_another_authority_is_refused(trial, tmp_path):
     own = tmp_path / "own"
     asked = provision.request(invitation, own)
     provision.install(provision.approve(asked, tmp_path / "other"), own)
+    # It takes the coordinator for who it is, so that the refusal is the coordinator's.
+    root = "kit/startup/rootCA.pem"
+    shutil.copy(trial.folders[LEAD] / root, own / root)
     with pytest.raises(FederationError, match="cannot be reached"):
         submit(trial.jobs["code"], own, patience=5)
+    log = (trial.folders["localhost"] / "out.log").read_text(errors="replace")
+    assert "CERTIFICATE_VERIFY_FAILED" in log
     # The right authority does not sign for somebody it did not invite.
     stranger = tmp_path / "stranger@hospital-z.org.toml"
     stranger.write_text(invitation.read_text().replace(LEAD, "stranger@hospital-z.org"))
@@ -61,6 +71,67 @@ def test_a_job_that_carries_code_is_refused_and_audited(trial, tmp_path):
         lead.close()
     shutil.rmtree(written)
     assert any("cupola.job_refused" in audit(trial, party) for party in ("localhost", *SITES))
+
+
+class Faults:
+    """One after the other, each as soon as the coordinator has seen the last."""
+
+    def __init__(self, trial):
+        self.trial, self.seen = trial, []
+        self.settings = trial.folders["hospital-b"] / "cupola-site.toml"
+        self.text = self.settings.read_text()
+        self.next = self.freeze
+
+    def __call__(self, told):
+        if told.get("record"):
+            self.next(told, told["record"])
+
+    def freeze(self, *_):
+        self.trial.kill("hospital-c", number=signal.SIGSTOP)
+        self.next = self.thaw
+
+    def thaw(self, told, record):
+        if "hospital-c" in told["away"] and "late" in record["failed"]:
+            self.trial.kill("hospital-c", number=signal.SIGCONT)
+            self.seen.append("frozen")
+            self.next = self.forbid
+
+    def forbid(self, told, record):
+        if record["sites"] == 3 and not told["away"]:
+            self.seen.append("back")
+            write_durably(self.settings, [self.text.replace('"train",', "").encode()])
+            self.next = self.allow
+
+    def allow(self, _, record):
+        if "this site does not run this task" in record["failed"]:
+            self.seen.append("declined")
+            write_durably(self.settings, [self.text.encode()])
+            self.next = self.fill
+
+    def fill(self, _, record):
+        """No file of two sites can grow any more."""
+        if record["sites"] == 3:
+            self.seen.append("allowed")
+            for site in ("hospital-b", "hospital-c"):
+                for process in self.trial.started_by(site):
+                    if any("separate.main" in part for part in process.cmdline()):
+                        process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            self.next = lambda *_: None
+
+
+def test_a_frozen_site_a_task_not_allowed_and_full_disks(trial):
+    faults = Faults(trial)
+    try:
+        end, packed = submit(trial.jobs["faulty"], trial.folders[LEAD], faults, patience=120)
+    finally:
+        trial.kill("hospital-c", number=signal.SIGCONT)
+        faults.settings.write_text(faults.text)
+    assert faults.seen == ["frozen", "back", "declined", "allowed"]
+    assert end["state"] == "failed"
+    assert "its disk is full" in end["reason"]
+    assert packed
+    declined = [line for line in audit(trial, "hospital-b").splitlines() if "declined" in line]
+    assert any("this site does not run this task" in line for line in declined)
 
 
 def test_every_party_is_killed_once_and_the_study_ends_as_if_nothing_had_happened(trial, tmp_path):

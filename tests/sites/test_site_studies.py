@@ -46,7 +46,7 @@ def association(base, cohorts, test):
     given = {
         "name": "traits", "test": test, "sum": "masked",
         "trait": {"column": "CC" if test == "logistic" else "QT"}, "covariates": ["AGE"],
-        "cohorts": [{"name": f"c{i}", "bfile": f"site-{i}/c"} for i in range(3)],
+        "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))
     data = cohorts.people(1, n=150)
@@ -98,12 +98,19 @@ def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
     def after(state):
         """Every party is stopped and opened anew in the middle of the study."""
         states.append(state)
+        reach.confirm(state.step - 4)
         if len(states) == 5:
             sites.parties, third.parties = (wire.parties for wire in trial.open())
 
-    found = drive(program, Masked(sites, third, trial.roster), program.start(), after)
+    reach = Masked(sites, third, trial.roster)
+    found = drive(program, reach, program.start(), after)
     ours, theirs = results(program, found), results(program, expected)
     assert np.allclose(ours.log10_p, theirs.log10_p, rtol=1e-6, equal_nan=True)
+    # A coordinator that lost its last steps asks again, and is told the same.
+    lost = drive(program, Masked(*trial.open(), trial.roster), states[-4])
+    assert np.array_equal(results(program, lost).log10_p, ours.log10_p, equal_nan=True)
+    last = read_ledger(trial.site(0), trial.study)[-3:]
+    assert all(line["again"] for line in last)
     told = {line["task"] for line in read_ledger(trial.site(0), trial.study) if "bytes" in line}
     assert "gwas propose" in told
     openly = [line for line in read_ledger(trial.site(1), trial.study)

@@ -8,7 +8,7 @@ import pytest
 from fastapi.routing import APIRoute
 from web_world import with_hits
 
-OPEN, ANY, COORDINATORS, SEEN, OWN, INVITED, SITE = range(7)
+OPEN, ANY, COORDINATORS, SEEN, OWN, INVITED, SITE, MANAGER = range(8)
 ROUTES = {
     "GET /login": OPEN,
     "POST /login": OPEN,
@@ -24,6 +24,7 @@ ROUTES = {
     "POST /account": ANY,
     "GET /compare": ANY,
     "GET /api/studies": ANY,
+    "POST /accounts/{number}/delete": MANAGER,
     "GET /accounts": COORDINATORS,
     "POST /accounts": COORDINATORS,
     "GET /audit": COORDINATORS,
@@ -52,6 +53,9 @@ ROUTES = {
     "POST /api/site/leave": SITE,
     "GET /api/site/progress": SITE,
     "GET /api/site/files/{name}": SITE,
+    "POST /api/site/certificate": SITE,
+    "GET /api/site/roster": SITE,
+    "POST /api/site/ready": SITE,
 }
 AWAY = (303, 401)
 #: nobody, a strange participant, a strange coordinator, a participant, the coordinator
@@ -63,6 +67,7 @@ ALLOWED = {
     OWN: (AWAY, (403, 404), (404,), (403,), "yes"),
     INVITED: (AWAY, (404,), (404,), "yes", (404,)),
     SITE: ((401,),) * 5,
+    MANAGER: (AWAY, (403,), (403,), (403,), "yes"),
 }
 WHO = (None, "dora", "ben", "cleo", "ada")
 
@@ -129,6 +134,8 @@ def test_who_may(world, places, route):
             assert answer.status_code < 400 or answer.status_code in (401, 404, 409, 422), said
             if answer.status_code in (401, 404):
                 assert url in ("/login", "/api/join"), said
+            if "/delete" in path:
+                assert answer.status_code == 409  # the first coordinator's own stays
         else:
             assert answer.status_code in expected, said
             if answer.status_code == 303:

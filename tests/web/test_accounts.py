@@ -7,7 +7,7 @@ from web_world import PASSWORD
 
 from cupola.web import accounts
 from cupola.web.frame import COOKIE
-from cupola.web.models import Account, Login
+from cupola.web.models import Account, Login, Study
 
 
 def test_a_session_is_new_after_log_in_and_ends_at_log_out(world):
@@ -99,3 +99,29 @@ def test_names_are_values_and_not_sql(world, name):
     assert answer.status_code == 401
     with world.app.state.sessions() as db:
         assert db.query(Account).count() >= 4
+
+
+def test_an_account_is_deleted_unless_something_hangs_on_it(world):
+    ada = world.visitor("ada")
+    for name, role in (("ida", "coordinator"), ("jon", "participant")):
+        world.post(ada, "/accounts", name=name, role=role)
+    with world.app.state.sessions() as db:
+        numbers = {a.name: a.id for a in db.query(Account)}
+    study = world.study("ida")
+    where = "/accounts/{}/delete".format
+    assert world.post(world.known("ben"), where(numbers["jon"])).status_code == 403
+    assert world.post(ada, where(numbers["ida"])).status_code == 409  # has a study
+    assert world.post(ada, where(numbers["ada"])).status_code == 409  # the first of all
+    assert world.post(ada, where(10**9)).status_code == 404
+    assert world.post(ada, where(numbers["jon"])).status_code == 303
+    assert "jon" not in [a.name for a in accounts_of(world)]
+    assert "account deleted" in ada.get("/audit").text
+    with world.app.state.sessions() as db:
+        db.delete(db.get(Study, study))
+        db.commit()
+    assert world.post(ada, where(numbers["ida"])).status_code == 303
+
+
+def accounts_of(world):
+    with world.app.state.sessions() as db:
+        return db.query(Account).all()

@@ -23,6 +23,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
     for shown in fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
         assert len(shown.about) > 8
+    assert "module:name" not in page  # a plan from a browser names no code
     made = world.post(ada, "/studies/new", kind=kind, **fields.filled(kind, start))
     where = made.headers["location"]
     assert plans.parse(ada.get(f"{where}/plan.toml").text) == start
@@ -225,3 +226,40 @@ def test_studies_wait_for_each_other(world):
     assert "queued" in ada.get(f"/studies/{second}").text
     world.finish(first)
     world.finish(second)
+
+
+def test_a_study_is_deleted_with_all_that_it_left_here(world):
+    ada, study = world.known("ada"), world.study("ada")
+    token = world.invite(ada, study, "a")["a"]
+    world.join(world.known("cleo"), token)
+    world.sweep()
+    assert world.post(ada, f"/studies/{study}/delete").status_code == 409  # it runs
+    folder = world.finish(study)
+    assert folder.is_dir()
+    assert world.post(world.known("ben"), f"/studies/{study}/delete").status_code == 404
+    assert world.post(world.known("cleo"), f"/studies/{study}/delete").status_code == 403
+    assert world.post(ada, f"/studies/{study}/delete").status_code == 303
+    assert not folder.exists()
+    assert ada.get(f"/studies/{study}").status_code == 404
+    assert "study: delete" in ada.get("/audit").text
+
+
+def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
+    from cupola.plan.study import load_study
+    from cupola.web.demo import COHORTS, simulated_cohorts
+    from cupola.web.forecast import forecast
+
+    simulated_cohorts(tmp_path, variants=200, people=24)
+    files = [{"name": n, "bfile": n} for n in COHORTS]
+    plan = {"test": "linear", "sum": "masked", "chunk": 64, "cohorts": files}
+    whole = load_study(plan)
+    told = forecast(whole, list(whole.cohorts), tmp_path)
+    assert (told["variants"], told["people"], told["known"]) == (200, 24, 3)
+    rows = {row["task"]: row for row in told["rows"]}
+    assert rows["gwas linear"]["times"] == 4  # chunks of 64
+    assert told["total"] == sum(row["total"] for row in told["rows"])
+    openly = forecast(load_study({**plan, "sum": "plain"}), list(whole.cohorts), tmp_path)
+    assert 0 < openly["total"] < told["total"]
+    none = forecast(whole, [], tmp_path)
+    assert none["variants"] == 100_000
+    assert none["total"] > 100 * told["total"]

@@ -68,7 +68,9 @@ class Pretender:
 class World:
     """The application and what tests do with it."""
 
-    def __init__(self, folder: Path, database: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, database: str | None = None, federation: Path | None = None
+    ) -> None:
         data = folder / "data"
         for name in ("north", "south", "west"):
             for end in ("bed", "bim", "fam"):
@@ -76,7 +78,7 @@ class World:
                 (data / name / f"chip.{end}").write_text("")
         self.settings = Settings(
             folder, database, data, "https://cupola.example",
-            cheap=True, sweep=3600.0, upload=300_000, at_once=50,
+            cheap=True, sweep=3600.0, upload=300_000, at_once=50, federation=federation,
         )  # fmt: skip
         self.launcher = Pretender()
         self.browsers: dict[str | None, TestClient] = {}

@@ -6,6 +6,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     federation,
     gwas,
     invert,
+    joining,
     look,
     runs,
     search,

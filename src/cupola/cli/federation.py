@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,6 @@ from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, _show
 from cupola.cli.shell import Shell, app
 from cupola.errors import FederationError, PlanError
-
-if TYPE_CHECKING:
-    from cupola.plan.run import Watch
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
 coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
@@ -169,33 +166,45 @@ def submit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a plan at real sites, follow it, and fetch its run folder. The same command goes on with
-    a run that was stopped."""
-    from cupola.cli.display import watching
+    """Run a plan or an association study at real sites, follow it, and fetch its folder. The same
+    command goes on with a run that was stopped."""
+    from cupola import report
+    from cupola.cli.display import showing, watching
     from cupola.flare import launch
     from cupola.flare.coordinate import checked, unpack
     from cupola.flare.submit import submit as hand_in
     from cupola.plan.folder import Run, free_folder
-    from cupola.plan.load import load
+    from cupola.plan.study import StudyPlan, for_real_cohorts
+    from cupola.sites.proposal import load_any
 
     Shell.json = as_json
     launch.check_installed()
-    whole = load(plan, settings or ())
+    whole = load_any(plan, settings or ())
+    if isinstance(whole, StudyPlan):
+        whole = for_real_cohorts(whole)
+        folder = Path("runs") / whole.name if out is None else out
+        display: Any = showing(quiet or as_json)
+    else:
+        folder = free_folder(whole) if out is None else out
+        display = watching(quiet, log=not as_json)
     job = _job(whole.to_toml(), roster)
     checked(job)
-    folder = free_folder(whole) if out is None else out
     if folder.exists() and any(folder.iterdir()):
         raise PlanError(f"{folder} is not empty; choose another folder (--out)")
-    with watching(quiet, log=not as_json) as watch:
+    with display as watch:
         end, packed = hand_in(job, user, _follow(watch, folder))
     if packed:
         unpack(packed, folder)
     if end["state"] != "finished" or not packed:
         raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
-    from cupola import report
-
     report.write(folder)
-    _show([Run.open(folder)], as_json, quiet)
+    if isinstance(whole, StudyPlan):
+        from cupola.cli.gwas import show_study
+        from cupola.plan.study_run import read_result
+
+        show_study(read_result(folder), folder, as_json)
+    else:
+        _show([Run.open(folder)], as_json, quiet)
 
 
 def _job(plan: str, roster: Path) -> Any:
@@ -212,8 +221,8 @@ def _job(plan: str, roster: Path) -> Any:
     return Job(agreed.study, plan, names, third, text, len(names))
 
 
-def _follow(watch: Watch | None, folder: Path) -> Any:
-    """What the coordinator tells, as the progress of a run."""
+def _follow(watch: Any, folder: Path) -> Any:
+    """What the coordinator tells, as the progress of a run or of a study."""
     from cupola.plan.run import Progress
 
     said: set[str] = set()
@@ -224,7 +233,9 @@ def _follow(watch: Watch | None, folder: Path) -> Any:
                 typer.echo(f"no answer from {name}: going on without it", err=True)
         said.clear()
         said.update(told.get("away", []))
-        if watch is not None and told.get("round"):
+        if watch is not None and told.get("part"):
+            watch(told["part"], told["done"], told["whole"])
+        elif watch is not None and told.get("round"):
             facts = ("round", "rounds", "record", "rounds_per_second", "seconds_left")
             watch(Progress(folder=folder, **{fact: told[fact] for fact in facts}))
 

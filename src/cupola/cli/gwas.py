@@ -43,7 +43,7 @@ def run(
     folder = out or Path("runs") / plan.name
     with showing(quiet or as_json) as watch:
         found = run_study(plan, folder, leaving=without or (), overwrite=overwrite, watch=watch)
-    _show(found, folder, as_json)
+    show_study(found, folder, as_json)
 
 
 @gwas.command()
@@ -55,7 +55,7 @@ def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -
     Shell.json = as_json
     with showing(quiet or as_json) as watch:
         found = resume_study(folder, watch=watch)
-    _show(found, folder, as_json)
+    show_study(found, folder, as_json)
 
 
 @gwas.command()
@@ -157,7 +157,8 @@ def _numbers(option: str, text: str) -> list[float]:
         raise PlanError(f"{option} {text}: say numbers with commas, for example 0.75,0.5") from None
 
 
-def _show(found: dict[str, Any], folder: Path, as_json: bool) -> None:
+def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
+    """The result of a study."""
     if as_json:
         print_json({"folder": str(folder), **found})
         return

@@ -142,40 +142,6 @@ def _show(found: dict[str, Any]) -> None:
 
 
 @site.command()
-def join(
-    plan: PlanFile,
-    roster: RosterFile,
-    data: DataName = None,
-    folder: Folder = Path(),
-    as_json: AsJson = False,
-) -> None:
-    """Consent to a study: its plan and roster are pinned, and its questions are answered."""
-    from cupola.sites.consent import join_site
-
-    Shell.json = as_json
-    _joined(join_site(folder, plan, roster, data), as_json)
-
-
-@compensator.command("join")
-def join_third(
-    plan: PlanFile, roster: RosterFile, folder: Folder = Path(), as_json: AsJson = False
-) -> None:
-    """Agree to be the compensator of a study."""
-    from cupola.sites.consent import join_compensator
-
-    Shell.json = as_json
-    _joined(join_compensator(folder, plan, roster), as_json)
-
-
-def _joined(consent: Any, as_json: bool) -> None:
-    if as_json:
-        print_json(consent.model_dump())
-        return
-    typer.echo(f"joined; plan {consent.plan[:16]}..., roster {consent.roster[:16]}...")
-    typer.echo("compare both with the other parties: `cupola site preview` shows them in full")
-
-
-@site.command()
 @compensator.command()
 def withdraw(study: StudyName, folder: Folder = Path()) -> None:
     """Answer nothing more in a study, for good. What was told stays told."""

@@ -31,6 +31,12 @@ def web(
     ] = "",
     at_once: Annotated[int, typer.Option(min=1, help="Studies that run at the same time.")] = 1,
     demo: Annotated[bool, typer.Option(help="Begin with demonstration studies.")] = True,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="From `cupola federation init`: studies at real sites run over it."
+        ),
+    ] = None,
 ) -> None:
     """Serve pages on which studies are made, sites invited, runs watched and results read."""
     try:
@@ -38,6 +44,7 @@ def web(
 
         from cupola.web.app import make_app
         from cupola.web.demo import demonstrations, first_account
+        from cupola.web.real import federation_of
         from cupola.web.settings import Settings
         from cupola.web.studies import Office
     except ImportError as error:
@@ -51,7 +58,11 @@ def web(
         url.rstrip("/"),
         secure=url.startswith("https://"),
         at_once=at_once,
+        federation=federation,
     )
+    organised = federation_of(settings)
+    if organised is not None:
+        organised.prepare()
     application = make_app(settings)
     with application.state.sessions() as db:
         office = Office(db, settings, application.state.launcher)

@@ -7,6 +7,7 @@ leaves. What leaves is a mark and a body: an answer, or a code that says why the
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from cupola.federation.stored import StoredAnswers
 
 ANSWER, DECLINED, BROKEN = b"A", b"F", b"B"  # the first byte of what leaves
 _LONGEST = 200  # letters of a code
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
@@ -96,11 +98,13 @@ class Answering:
         if isinstance(error, CupolaError):
             self._note(str(error))
             return BROKEN + _code(str(error))
+        kind = type(error).__name__
         if isinstance(error, OSError):
             self._close()  # what is on disk is unknown: reading it again will tell
+            kind = "its disk is full" if error.errno in _FULL else kind
         # Values and paths stay here; the kind of error is all that crosses the border.
         self._note(repr(error))
-        return BROKEN + _code(f"error at the site ({type(error).__name__})")
+        return BROKEN + _code(f"error at the site ({kind})")
 
     def close(self) -> None:
         """Let go of files, so that another process may answer for this site."""

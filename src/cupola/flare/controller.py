@@ -48,37 +48,30 @@ class CupolaController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from cupola.errors import CupolaError
         from cupola.flare.coordinate import RESULTS as FILES
-        from cupola.flare.coordinate import carry_out, packed
+        from cupola.flare.coordinate import carry_out, packed, run_folder
 
         carrier = self._carrier = Carrier(self, fl_ctx, abort_signal)
         own = Path(os.environ[FOLDER])
-        folder = own / "runs" / self.job.study
+        folder = run_folder(own, self.job)
         kept = _run_folder(fl_ctx) / RUN
         try:
             third = [self.job.compensator] if self.job.compensator else []
             carrier.ask(b"", [*self.job.sites, *third], START, HELLO)
-            made = carry_out(self.job, partial(_ask, carrier), own, self._watch)
-            carrier.ask(packed(made.folder, FILES), self.job.sites, 60.0, RESULTS)
-            self._told |= {"state": made.status}
+            status = carry_out(self.job, partial(_ask, carrier), own, self._watch)
+            carrier.ask(packed(folder, FILES), self.job.sites, 60.0, RESULTS)
+            self._told |= {"state": status}
         except CupolaError as error:
             self._told |= {"state": "failed", "reason": str(error)}
         except KeyboardInterrupt:
             self._told |= {"state": "stopped"}
         finally:
             kept.mkdir(parents=True, exist_ok=True)
-            if (folder / "plan.toml").exists():
+            if folder.is_dir():
                 (kept / "run.zip").write_bytes(packed(folder))
             (kept / "end.json").write_text(json.dumps(self._told))
 
-    def _watch(self, progress: Any) -> None:
-        self._told |= {
-            "state": "running",
-            "round": progress.round,
-            "rounds": progress.rounds,
-            "record": progress.record,
-            "rounds_per_second": progress.rounds_per_second,
-            "seconds_left": min(progress.seconds_left, 1e9),
-        }
+    def _watch(self, progress: dict[str, Any]) -> None:
+        self._told |= {"state": "running", **progress}
 
     def _progress(self, *_: Any, **__: Any) -> dict[str, Any]:
         """How far the run is, for those who follow it."""

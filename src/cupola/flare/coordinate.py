@@ -1,31 +1,44 @@
-"""A plan's run at the coordinator of real sites: the program of a simulation, over FLARE."""
+"""The run of a plan or a study at the coordinator of real sites: the program of a simulation, over
+FLARE."""
 
 from __future__ import annotations
 
 import io
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cupola.data import FederatedData, SiteData
-from cupola.errors import CupolaError, PlanError
+from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
 from cupola.flare.engine import Carry, FlareSites, masked
 from cupola.flare.jobs import Job
+from cupola.gwas import Variants, read_variants
 from cupola.learn import TrainingHost
 from cupola.plan import compose
 from cupola.plan.checkpoint import write_atomically
-from cupola.plan.folder import CONTENTS, Run
+from cupola.plan.folder import CONTENTS as OF_RUNS
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
-from cupola.plan.run import Watch, run
+from cupola.plan.run import Progress, run
+from cupola.plan.study import StudyPlan
+from cupola.plan.study_result import TABLES
+from cupola.plan.study_run import CONTENTS as OF_STUDIES
+from cupola.plan.study_run import FILE, run_study
+from cupola.secure.choices import Sum
+from cupola.secure.roster import Roster
+from cupola.sites.proposal import Proposal, load_any
 
 #: What sites get at the end, in this order.
 RESULTS = (
     "plan.toml", "history.jsonl", "result.json", "model.safetensors", "partition.json",
-    "personal.json", "personal.safetensors",
+    "personal.json", "personal.safetensors", FILE, *TABLES,
 )  # fmt: skip
+CONTENTS = tuple(dict.fromkeys((*OF_RUNS, *OF_STUDIES)))
+Tell = Callable[[dict[str, Any]], None]  # how far a run is
 _LARGEST = 1 << 32
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 
@@ -62,37 +75,99 @@ class RealSites:
         self, plan: Plan, host: TrainingHost, ledger: Ledger, folder: Path
     ) -> Federation:
         del host, folder
-        quorum, timeout = plan.engine.quorum, plan.engine.timeout
-        engine = FlareSites(
-            self.carry,
-            self.job.sites,
-            quorum=quorum,
-            timeout=timeout,
-            needed=plan.sum.minimum if plan.sum.masked else 1,
-            ledger=ledger,
+        needed = plan.sum.minimum if plan.sum.masked else 1
+        return _reach(
+            self.job, self.carry, plan.sum, ledger, plan.engine.timeout, plan.engine.quorum, needed
         )
-        if not plan.sum.masked:
-            return engine
-        third = None
-        if self.job.compensator is not None:
-            third = FlareSites(self.carry, [self.job.compensator], timeout=timeout)
-        assert self.job.roster is not None
-        return masked(engine, third, self.job.roster)
 
 
-def carry_out(job: Job, carry: Carry, own: Path, watch: Watch) -> Run:
-    """Run a job's plan in the coordinator's folder, or go on with it there."""
-    plan = checked(job)
-    folder = own / "runs" / job.study
+@dataclass(frozen=True)
+class RealCohorts:
+    """The cohorts of a job, all of whom are waited for. own: the coordinator's folder."""
+
+    job: Job
+    carry: Carry
+    own: Path
+    real: bool = True
+
+    def listed(self, plan: StudyPlan) -> Variants | None:
+        return None if plan.variants is None else read_variants(public(self.own, plan.variants))
+
+    def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
+        del folder
+        everybody = len(self.job.sites)
+        return _reach(self.job, self.carry, plan.sum, ledger, plan.timeout, 1.0, everybody)
+
+    def explained(self, error: FederationError) -> str:
+        """What the coordinator is told: codes. The rest is in the cohorts' own logs."""
+        text = str(error)
+        for number, name in enumerate(self.job.sites):
+            text = text.replace(f"site {number}: ", f"{name}: ")
+        return text
+
+    def keep_logs(self, folder: Path) -> None:
+        """They are the cohorts' own."""
+
+
+def _reach(
+    job: Job, carry: Carry, choice: Sum, ledger: Ledger, timeout: float, quorum: float, needed: int
+) -> Federation:
+    """A job's sites, through masked sums if its plan wants them."""
+    engine = FlareSites(
+        carry, job.sites, quorum=quorum, timeout=timeout, needed=needed, ledger=ledger
+    )
+    if not choice.masked:
+        return engine
+    third = None
+    if job.compensator is not None:
+        third = FlareSites(carry, [job.compensator], timeout=timeout)
+    assert job.roster is not None
+    return masked(engine, third, job.roster)
+
+
+def carry_out(job: Job, carry: Carry, own: Path, tell: Tell) -> str:
+    """Run a job's plan or study in the coordinator's folder, or go on with it there; how it
+    ended."""
+    plan, folder = checked(job), run_folder(own, job)
+    if isinstance(plan, StudyPlan):
+
+        def watch(part: str, done: int, whole: int) -> None:
+            tell({"part": part, "done": done, "whole": whole})
+
+        cohorts = RealCohorts(job, carry, own)
+        return str(run_study(plan, folder, resume=True, watch=watch, place=cohorts)["status"])
+
+    def progress(now: Progress) -> None:
+        facts = {name: getattr(now, name) for name in ("round", "rounds", "record")}
+        pace, left = now.rounds_per_second, min(now.seconds_left, 1e9)
+        tell({**facts, "rounds_per_second": pace, "seconds_left": left})
+
     place = RealSites(job, carry, own)
-    return run(plan, folder, resume=True, progress=watch, report=False, place=place)
+    return run(plan, folder, resume=True, progress=progress, report=False, place=place).status
 
 
-def checked(job: Job) -> Plan:
-    """A job's plan, if real sites can run it."""
-    plan = load(job.plan)
+def run_folder(own: Path, job: Job) -> Path:
+    """Where the coordinator keeps the run of a study."""
+    return own / "runs" / job.study
+
+
+def checked(job: Job) -> Plan | StudyPlan:
+    """A job's plan or study, if real sites can run it."""
+    plan = load_any(job.plan + "\n")
     if not _STUDY.fullmatch(job.study):
         raise PlanError(f"a study's name has letters, digits, '.', '-' and '_': '{job.study}'")
+    if isinstance(plan, Plan):
+        _check_training(plan)
+    if plan.sum.masked and job.roster is None:
+        raise PlanError("sum.masked: masked sums need the roster that the sites agreed on")
+    if job.roster is not None:
+        problems = Proposal(plan, job.plan).disagreements(Roster.from_json(job.roster))
+        if problems:
+            raise PlanError("\n".join(problems))
+    return plan
+
+
+def _check_training(plan: Plan) -> None:
     if plan.many:
         raise PlanError("a plan with seeds or a grid stands for several runs: submit one of them")
     if plan.twin:
@@ -108,20 +183,22 @@ def checked(job: Job) -> Plan:
             "privacy.epsilon: the noise it needs depends on the sites' numbers of samples, which "
             "stay with them; give privacy.noise (`cupola check` finds it in a simulation)"
         )
-    if plan.sum.masked and job.roster is None:
-        raise PlanError("sum.masked: masked sums need the roster that the sites agreed on")
-    return plan
 
 
 def with_public_data(plan: Plan, own: Path) -> Plan:
     """A plan whose public data are a file in the folder 'public' of the coordinator: whoever hands
     a plan in has no say in what else is read there."""
-    public = plan.data.options.get("public")
-    if plan.data.name != "elsewhere" or public is None:
+    given = plan.data.options.get("public")
+    if plan.data.name != "elsewhere" or given is None:
         return plan
     facts = plan.to_dict()
-    facts["data"]["public"] = str(own / "public" / Path(str(public)).name)
+    facts["data"]["public"] = str(public(own, given))
     return load(facts)
+
+
+def public(own: Path, given: object) -> Path:
+    """A public file that a plan names: its name, in the coordinator's folder for them."""
+    return own / "public" / Path(str(given)).name
 
 
 def packed(folder: Path, names: tuple[str, ...] | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from cupola.errors import CupolaError
 from cupola.flare.provision import KIT, party
 from cupola.flare.settings import Invitation, Kind
 
+LOCK = "party.lock"
 FOLDER, KIND = "CUPOLA_PARTY_FOLDER", "CUPOLA_PARTY_KIND"
 _PROCESS = "nvflare.private.fed.app"
 
@@ -35,9 +37,33 @@ def start(folder: Path, kind: Kind) -> None:
     check_installed()
     invited = party(folder, kind)
     line = command(folder, invited)
+    _alone(folder)
     where = "listening at" if kind == "coordinator" else "connecting to"
     print(f"{invited.name}: {where} {invited.coordinator}; Ctrl-C stops it", flush=True)
     os.execve(line[0], line, environment(folder, kind))
+
+
+def _alone(folder: Path) -> None:
+    """Hold a lock, which what this process becomes goes on holding: FLARE would let a second
+    process of a party take the first one's place."""
+    held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise CupolaError(f"another process runs the party of {folder}") from None
+    os.set_inheritable(held, True)
+
+
+def runs(folder: Path) -> bool:
+    """Whether a process runs this party."""
+    try:
+        with (folder / LOCK).open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def check_installed() -> None:

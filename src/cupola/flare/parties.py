@@ -37,7 +37,18 @@ class PartyAnswering:
         except (CupolaError, OSError, ValueError) as error:
             print(f"results: {error!r}")
             return BROKEN + b"the results could not be written"
+        _report(self._folder)
         return ANSWER
+
+
+def _report(folder: Path) -> None:
+    """The page is made here: one that was sent could hold anything."""
+    from cupola import report
+
+    try:
+        report.write(folder)
+    except Exception as error:  # the coordinator's files, which may not be what they should be
+        print(f"report: {error!r}")
 
 
 def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
@@ -48,8 +59,15 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     place = study_folder(own, study)
     lock = _wait_for(place / "job.lock") if place.is_dir() else None
     opened = open_compensator(own, study) if kind == "compensator" else open_site(own, study)
-    plain = study if _PLAIN.fullmatch(study) else place.name
-    return PartyAnswering(opened, own / "results" / plain, lock)
+    return PartyAnswering(opened, results_folder(own, study), lock)
+
+
+def results_folder(own: Path, study: str) -> Path:
+    """Where a party finds what a study hands out."""
+    from cupola.sites import study_folder
+
+    plain = study if _PLAIN.fullmatch(study) else study_folder(own, study).name
+    return own / "results" / plain
 
 
 def _wait_for(path: Path) -> IO[bytes]:

@@ -195,17 +195,34 @@ def _participant(invited: Invitation) -> dict[str, Any]:
     return facts
 
 
-def _check_invited(path: Path, settings: FederationSettings) -> None:
-    """FLARE signs whatever is asked for; an organiser signs what was invited."""
+def requested_name(signing_request: Path) -> str:
+    """Whose certificate is asked for."""
+    return _request_facts(signing_request)[0]
+
+
+def _request_facts(path: Path) -> tuple[str, str, str | None]:
+    """Name, FLARE's kind and role of a signing request."""
     import json
     import zipfile
+    import zlib
 
+    broken = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, EOFError)
     try:
         with zipfile.ZipFile(path) as archive:
+            if archive.getinfo("request.json").file_size > 1 << 20:
+                raise ValueError("too large")
             facts = json.loads(archive.read("request.json"))
         name, kind, role = facts["name"], facts["cert_type"], facts.get("cert_role")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        if not isinstance(name, str) or not isinstance(kind, str):
+            raise ValueError("names are text")
+    except (*broken, zipfile.BadZipFile, zlib.error):
         raise PlanError(f"{path} is not a signing request") from None
+    return name, kind, role
+
+
+def _check_invited(path: Path, settings: FederationSettings) -> None:
+    """FLARE signs whatever is asked for; an organiser signs what was invited."""
+    name, kind, role = _request_facts(path)
     expected = settings.parties.get(name)
     if expected is None:
         raise FederationError(f"{path}: '{name}' is not in this federation; nothing was signed")

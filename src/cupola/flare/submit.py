@@ -22,6 +22,7 @@ from cupola.flare.provision import KIT, party
 POLL = 0.5
 LOST = 10.0  # seconds after which a job that the coordinator does not know is given up
 REJOIN_EVERY = 2.0  # seconds between looks at sites that are away
+_UNDER_WAY = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -51,6 +52,19 @@ def submit(
         f"the job of study '{job.study}' ended {attempts} times before its plan did; look at the "
         "coordinator's log, and go on with the same command"
     )
+
+
+def stop(job: jobs.Job, user: Path, patience: float = 60.0) -> None:
+    """End the study's job, if it runs; the coordinator keeps what was reached, and handing the
+    study in again goes on from there."""
+    follow = _Following(job, user, lambda _: None, patience)
+    try:
+        for found in follow._call("list_jobs") or []:
+            if found.get("job_name") == job.study and found.get("status") in _UNDER_WAY:
+                follow._call("abort_job", str(found["job_id"]))
+                follow._until_gone(str(found["job_id"]))
+    finally:
+        follow.close()
 
 
 class _Following:

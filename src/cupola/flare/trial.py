@@ -4,7 +4,6 @@ things out, for tests and for measuring. Real parties are set up one by one (doc
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -13,19 +12,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil  # which nvflare needs, too
 import tomli_w
 
 from cupola.errors import FederationError
 from cupola.flare import provision
 from cupola.flare.jobs import Job
 from cupola.flare.settings import FederationSettings
-from cupola.plan.load import load
 from cupola.plan.plan import Plan
+from cupola.plan.study import StudyPlan, for_real_cohorts
 from cupola.secure.roster import Roster
 from cupola.sites import join_compensator, join_site, make_keys
+from cupola.sites.proposal import load_any
 from cupola.sites.settings import COMPENSATOR, SITE
 
-_TASKS = ["train", "evaluate", "sparsity", "adapt"]
+_TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *"]
 
 
 class Trial:
@@ -52,15 +53,19 @@ class Trial:
         for name in (*settings.sites, *([settings.compensator] if settings.compensator else [])):
             self.keys[name] = make_keys(self.folders[name], name).public
 
-    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan) -> Job:
+    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan | StudyPlan) -> Job:
         """A study that every party has joined."""
-        plan = load(plan)
+        if not isinstance(plan, Plan | StudyPlan):
+            plan = load_any(plan)
+        minimum = plan.sum.minimum
+        if isinstance(plan, StudyPlan):
+            plan, minimum = for_real_cohorts(plan), len(self.settings.sites)
         third = self.settings.compensator if plan.sum.protocol == "compensator" else None
         roster = Roster(
             name,
             tuple(self.keys[site] for site in self.settings.sites),
             self.keys[third] if third else None,
-            plan.sum.minimum,
+            minimum,
         )
         written = self.folder / "studies" / name
         written.mkdir(parents=True, exist_ok=True)
@@ -90,10 +95,19 @@ class Trial:
     def kill(self, *names: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to parties with all that they started."""
         for name in names:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.processes[name].pid, number)
+            for process in self.started_by(name):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
             if number == signal.SIGKILL:
                 self.processes.pop(name).wait()
+
+    def started_by(self, name: str) -> list[psutil.Process]:
+        """A party's process and all below it; jobs are in sessions of their own."""
+        try:
+            first = psutil.Process(self.processes[name].pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""

@@ -22,6 +22,17 @@ MOST_PEOPLE = 10**8  # in one cohort
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
 
 
+def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
+    """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
+    names = ["people", "agree", "counts"]
+    names += ["moments", "shared"] if study.regression else []
+    names += ["linear"] if study.test == "linear" else []
+    if study.test == "logistic":
+        names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
+    openly = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
+    return (*(f"gwas {name}" for name in names), *openly)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""

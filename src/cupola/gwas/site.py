@@ -35,7 +35,7 @@ class Site:
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
     none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
-    that a new process does not answer it all again in other forms.
+    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
     """
 
     files: Files
@@ -47,6 +47,7 @@ class Site:
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
+    own_log: Callable[[str], None] | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -127,6 +128,12 @@ class Site:
         assert self.folder is not None
         return self.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.counts"
 
+    def complain(self, text: str) -> None:
+        """Say what is wrong, here and nowhere else."""
+        self.log.append(text)
+        if self.own_log is not None:
+            self.own_log(text)
+
     def close(self) -> None:
         self.memory.close()
 
@@ -192,10 +199,10 @@ def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[
         try:
             return function(own, site, question)
         except CohortError as error:
-            own.log.append(str(error))
+            own.complain(str(error))
             raise Declined(error.code) from None
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            own.log.append(f"cohort '{own.files.name}': {type(error).__name__}: {error}")
+            own.complain(f"cohort '{own.files.name}': {type(error).__name__}: {error}")
             raise Declined("question-not-understood") from None
 
     return run

@@ -11,6 +11,7 @@ from cupola.federation import Ask, Question, State
 from cupola.federation.message import contribution_size, question_size
 from cupola.learn import Training
 from cupola.learn.participation import expected_sites
+from cupola.secure.choices import Sum
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,20 @@ def _evaluations(program: Training, state: State) -> list[Ask]:
 
 def _sizes(program: Training, ask: Ask, sites: float) -> tuple[int, int, int]:
     """Bytes of one question: to each site, from each site, to and from a third party."""
-    if ask.kind == "gather" or not program.sum.masked:
-        return question_size(ask.question), _answer(ask.question), 0
+    asked = max(1, math.ceil(sites))
+    return question_bytes(ask.question, ask.kind, program.sites, program.sum, asked)
+
+
+def question_bytes(
+    question: Question, kind: str, sites: int, choice: Sum, asked: int | None = None
+) -> tuple[int, int, int]:
+    """Bytes of a question of a kind ('sum', 'gather'): to each site, from each site, to and from a
+    third party. sites: in all; asked: of these, by default all."""
+    if kind == "gather" or not choice.masked:
+        return question_size(question), _answer(question), 0
     from cupola.secure import expected_bytes
 
-    asked = max(1, math.ceil(sites))
-    return expected_bytes(ask.question, asked, program.sites, program.sum.protocol)
+    return expected_bytes(question, asked or sites, sites, choice.protocol)
 
 
 def _answer(question: Question) -> int:

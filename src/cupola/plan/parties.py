@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupola.learn import Training
+from cupola.secure.choices import Sum
 from cupola.secure.hidden import layout_of
 
 _COMPENSATOR = (
@@ -55,6 +56,21 @@ def learned(program: Training) -> list[tuple[str, str]]:
     if program.evaluation.per_site:
         parties.append(("coordinator", "each site's own metrics, which were asked for openly"))
     return parties
+
+
+def learned_of_study(choice: Sum) -> list[tuple[str, str]]:
+    """The same for an association study."""
+    result = ("a site", "the results, and which variants the study is about")
+    if not choice.masked:
+        return [("coordinator", "every site's own sums"), result]
+    parties = [("coordinator", "totals over all sites; one site's list of common variants")]
+    if choice.protocol == "compensator":
+        parties.append(("compensator", _COMPENSATOR.replace(", no model", "")))
+        parties.append(("coordinator with compensator", "every site's own sums"))
+    else:
+        who = "enough of its neighbours to rebuild its keys, or with all other sites"
+        parties.append(("coordinator with sites", f"a site's own sums, if it works with {who}"))
+    return [*parties, result]
 
 
 def masking(program: Training) -> dict[str, Any] | None:

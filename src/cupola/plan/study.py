@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cupola.errors import PlanError
 from cupola.gwas import Files, Study, Wanted
@@ -17,7 +25,8 @@ from cupola.secure.choices import Sum
 
 
 class CohortFiles(BaseModel):
-    """Where a cohort's data are; names are taken from the study file's folder."""
+    """Where a cohort's data are; names are taken from the study file's folder. Real cohorts say it
+    in settings of their own: of a study's words about them they use the name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -42,9 +51,9 @@ class CohortFiles(BaseModel):
     of two totals is then its own numbers."""
 
     @model_validator(mode="after")
-    def _complete(self) -> CohortFiles:
+    def _complete(self, info: ValidationInfo) -> CohortFiles:
         missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
-        if self.bfile is None and missing:
+        if self.bfile is None and missing and not _elsewhere(info):
             raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
         return self
 
@@ -85,6 +94,8 @@ class StudyPlan(Study):
     """Cohorts that compute at the same time."""
     checkpoint_seconds: float = Field(default=10.0, ge=0)
     """At most so much work is lost in a crash."""
+    timeout: float = Field(default=120.0, gt=0)
+    """Seconds that a real cohort has for an answer before it is asked again."""
     folder: str = "."
     """What file names are relative to; the study file's folder if it comes from a file."""
 
@@ -94,7 +105,7 @@ class StudyPlan(Study):
         return {"kind": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
-    def _possible(self) -> StudyPlan:
+    def _possible(self, info: ValidationInfo) -> StudyPlan:
         names = [cohort.name for cohort in self.cohorts]
         if not names:
             raise ValueError("cohorts: name at least one ([[cohorts]])")
@@ -105,7 +116,7 @@ class StudyPlan(Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
-        if self.fingerprints and not self.salt:
+        if self.fingerprints and not self.salt and not _elsewhere(info):
             raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self
 
@@ -129,9 +140,15 @@ class StudyPlan(Study):
 
 
 def load_study(
-    source: str | Path | Mapping[str, Any] | StudyPlan, settings: Iterable[str] = ()
+    source: str | Path | Mapping[str, Any] | StudyPlan,
+    settings: Iterable[str] = (),
+    *,
+    elsewhere: bool = False,
 ) -> StudyPlan:
-    """A study from a TOML file, TOML text or a mapping; 'key=value' settings on top."""
+    """A study from a TOML file, TOML text or a mapping; 'key=value' settings on top.
+
+    elsewhere: its cohorts are real, with files and salt of their own.
+    """
     if isinstance(source, StudyPlan):
         where, given = f"study '{source.name}'", source.model_dump(mode="json")
     else:
@@ -143,9 +160,20 @@ def load_study(
             } | given
     extra = dict(parse_setting(text) for text in settings)
     try:
-        return StudyPlan.model_validate(changed(given, extra))
+        return StudyPlan.model_validate(changed(given, extra), context={"elsewhere": elsewhere})
     except ValidationError as error:
         raise PlanError("\n".join(explain(error, where, extra, StudyPlan))) from None
+
+
+def for_real_cohorts(study: StudyPlan) -> StudyPlan:
+    """The study as it may leave whoever wrote it: without names of files, and without the salt."""
+    names = [{"name": c.name, "may_leave": c.may_leave} for c in study.cohorts]
+    told = {**study.model_dump(mode="json"), "cohorts": names, "salt": None, "folder": "."}
+    return load_study(told, elsewhere=True)
+
+
+def _elsewhere(info: ValidationInfo) -> bool:
+    return bool(info.context and info.context.get("elsewhere"))
 
 
 def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:

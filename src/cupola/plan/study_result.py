@@ -14,6 +14,12 @@ from cupola.gwas.agreement import REASONS
 from cupola.gwas.fit import MEANINGS
 from cupola.plan.study import StudyPlan
 
+#: All tables that a study may leave.
+TABLES = (
+    "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
+    "study.model", "study.ssf.tsv", "study.parquet",
+)  # fmt: skip
+
 
 def write_tables(
     plan: StudyPlan, folder: Path, program: Association, state: State, found: Results

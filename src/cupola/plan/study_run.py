@@ -1,4 +1,4 @@
-"""Carrying out a study whose cohorts are all in one place: a folder that can be gone on with."""
+"""Carrying out a study, wherever its cohorts are: a folder that can be gone on with."""
 
 from __future__ import annotations
 
@@ -11,28 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation import Federation, InProcess, Ledger, State, drive
-from cupola.gwas import (
-    Association,
-    Site,
-    StudyHost,
-    read_variants,
-    results,
-)
-from cupola.gwas.site import FIRTH_ITERATIONS
-from cupola.gwas.tasks import OPENLY
+from cupola.federation import Federation, Ledger, State, drive
+from cupola.gwas import Association, results
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
-from cupola.plan.holding import locked, read_lines, run_id, signals
+from cupola.plan.holding import locked, read_lines, signals
 from cupola.plan.study import StudyPlan, load_study, without
-from cupola.plan.study_result import summary, write_tables
-from cupola.secure import hidden_sums, simulated_parties
+from cupola.plan.study_place import Gathered, StudyPlace
+from cupola.plan.study_result import TABLES, summary, write_tables
 
 FILE = "study.toml"
 Watch = Callable[[str, int, int], None]
-_OURS = (
+#: All that a study may leave in its folder.
+CONTENTS = (
     FILE, "ledger.jsonl", "checkpoint", "result.json", "report.html", "masked.id", "compensator",
-    "sites", "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
-    "study.model", "study.ssf.tsv", "study.parquet",
+    "sites", *TABLES,
 )  # fmt: skip
 
 
@@ -46,14 +38,16 @@ def run_study(
     overwrite: bool = False,
     watch: Watch | None = None,
     report: bool = True,
+    place: StudyPlace | None = None,
 ) -> dict[str, Any]:
     """Carry out a study into a folder (default: runs/NAME); its result.json.
 
     resume: go on with the same study in that folder. leaving: cohorts to go on without; after a
     total was told only those that agreed to it beforehand (may_leave), since the difference of two
-    totals is their own numbers.
+    totals is their own numbers. place: where the cohorts are; by default all here.
     """
-    plan = load_study(source, settings)
+    place = place or Gathered()
+    plan = load_study(source, settings, elsewhere=place.real)
     folder = Path("runs") / plan.name if folder is None else Path(folder)
     leaving = list(leaving)
     with locked(folder):
@@ -61,7 +55,7 @@ def run_study(
             plan = _leave(plan, folder, leaving)
             overwrite, resume = True, False
         if resume and (folder / FILE).exists():
-            if load_study(folder / FILE) != plan:
+            if load_study(folder / FILE, elsewhere=place.real) != plan:
                 raise PlanError(f"{folder} holds another study; choose another folder (--out)")
         else:
             _claim(folder, overwrite)
@@ -69,7 +63,7 @@ def run_study(
         if resume and (done := read_result(folder)).get("status") == "finished":
             return done
         (folder / "result.json").unlink(missing_ok=True)
-        found = _Session(plan, folder, watch).execute()
+        found = _Session(plan, folder, watch, place).execute()
         if report:
             from cupola.report.association import write_study
 
@@ -98,10 +92,10 @@ def _claim(folder: Path, overwrite: bool) -> None:
             f"{folder} already holds a study; go on with `cupola gwas resume {folder}`, choose "
             "another folder (--out), or replace it (--overwrite)"
         )
-    known = {*_OURS, ".lock"}
+    known = {*CONTENTS, ".lock"}
     if strange := [p.name for p in folder.iterdir() if p.name not in known and p.suffix != ".part"]:
         raise PlanError(f"{folder} holds other files ({strange[0]}); choose a new folder (--out)")
-    for name in reversed(_OURS):
+    for name in reversed(CONTENTS):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -135,65 +129,37 @@ class _Complete:
 class _Session:
     """One process's work on one study."""
 
-    def __init__(self, plan: StudyPlan, folder: Path, watch: Watch | None) -> None:
-        self.plan, self.folder, self.watch = plan, folder, watch
+    def __init__(
+        self, plan: StudyPlan, folder: Path, watch: Watch | None, place: StudyPlace
+    ) -> None:
+        self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
         self.stopping = False
         self.shown: tuple[str, int, int] | None = None
         self.cpu = time.process_time()
 
     def execute(self) -> dict[str, Any]:
-        plan = self.plan
-        base = Path(plan.folder)
-        sites = [
-            Site(
-                cohort.files(base),
-                plan.wanted,
-                salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
-                proposes=i == 0 and plan.variants is None,
-                rare=plan.rare,
-                iterations=plan.newton.iterations + FIRTH_ITERATIONS,
-            )
-            for i, cohort in enumerate(plan.cohorts)
-        ]
+        plan, place = self.plan, self.place
         saved = Checkpoint.load(self.folder / "checkpoint")
         self.log = Log(self.folder / "ledger.jsonl", saved.lengths["ledger"] if saved else 0)
         self.ledger = Ledger(self.log.write)
         self.before, self.began = saved.seconds if saved else 0.0, time.monotonic()
         try:
-            listed = read_variants(base / plan.variants) if plan.variants else None
-            program = Association(plan.study(), len(sites), listed)
-            with self._federation(sites) as reach, signals(self._stop):
+            program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+            with (
+                place.federation(plan, self.ledger, self.folder) as reach,
+                signals(self._stop),
+            ):
                 return self._drive(program, reach, saved)
         except FederationError as error:
-            text = self._explained(error, sites)
+            text = place.explained(error)
             self._conclude({"status": "failed", "reason": text})
             raise DataError(text) from None
         except CupolaError as error:
             self._conclude({"status": "failed", "reason": str(error)})
             raise
         finally:
-            self._keep_logs(sites)
+            place.keep_logs(self.folder)
             self.log.close()
-
-    def _federation(self, sites: list[Site]) -> Federation:
-        plan, host = self.plan, StudyHost(sites)
-        facts: dict[str, Any] = {
-            "seed": plan.seed, "workers": plan.workers, "quorum": 1.0, "ledger": self.ledger,
-        }  # fmt: skip
-        if not plan.sum.masked:
-            return InProcess(host, **facts)
-        parties = simulated_parties(
-            f"{plan.name} {run_id(self.folder, 'masked')}",
-            seed=plan.seed,
-            sites=len(sites),
-            minimum=len(
-                sites
-            ),  # a total of fewer is never told, so a late cohort can be waited for
-            protocol=plan.sum.protocol,
-            openly=OPENLY,
-        )
-        engine = InProcess(host, parties=parties.member, **facts)
-        return hidden_sums(engine, parties, self.folder)
 
     def _drive(
         self, program: Association, reach: Federation, saved: Checkpoint | None
@@ -256,19 +222,6 @@ class _Session:
             raise KeyboardInterrupt
         self.stopping = True
 
-    def _explained(self, error: FederationError, sites: list[Site]) -> str:
-        """The coordinator sees codes; in a simulation the cohorts' own logs are at hand, too."""
-        told = [line for site in sites for line in _last(site)]
-        return "; ".join(told) if told else str(error)
-
-    def _keep_logs(self, sites: list[Site]) -> None:
-        for site in sites:
-            if site.log:
-                place = self.folder / "sites" / f"{site.files.name}.log"
-                place.parent.mkdir(exist_ok=True)
-                with place.open("a", encoding="utf-8") as file:
-                    file.writelines(line + "\n" for line in site.log)
-
     def _conclude(self, facts: dict[str, Any]) -> dict[str, Any]:
         whole = {
             **facts,
@@ -279,7 +232,7 @@ class _Session:
             "bytes_up": self.ledger.bytes_up,
             "seconds": self._seconds(),
             "cpu_seconds": round(time.process_time() - self.cpu, 3),
-            "simulated": True,
+            "simulated": not self.place.real,
         }
         write_atomically(self.folder / "result.json", json_line(whole, indent=2))
         return whole
@@ -294,8 +247,3 @@ class _Session:
         ]
         facts = {"status": "finished", "reason": None, **summary(state, found)}
         return self._conclude({**facts, "files": written, "shared_people": shared})
-
-
-def _last(site: Site) -> list[str]:
-    prefix = f"cohort '{site.files.name}'"
-    return [line if line.startswith(prefix) else f"{prefix}: {line}" for line in site.log[-1:]]

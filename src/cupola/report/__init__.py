@@ -26,8 +26,12 @@ __all__ = ["RunFolder", "compare", "find_runs", "open_run", "overview_picture", 
 
 
 def write(folder: Path | str) -> Path:
-    """Make report.html in a run folder or a folder of runs; returns its path."""
+    """Make report.html in the folder of a run, of runs, or of a study; returns its path."""
     folder = Path(folder)
+    if (folder / "study.toml").is_file():
+        from cupola.report.association import write_study
+
+        return write_study(folder)
     runs = find_runs(folder)
     if is_run(folder) and not (folder / "runs.json").is_file():
         html = single(runs[0])

@@ -27,7 +27,8 @@ def write_study(folder: Path | str) -> Path:
     """Make report.html in the folder of a finished study."""
     folder = Path(folder)
     result, body = sections(folder)
-    chips = [("finished", "good"), ("simulated", "warn"), (result["test"], "")]
+    where = ("simulated", "warn") if result.get("simulated", True) else ("real cohorts", "")
+    chips = [("finished", "good"), where, (result["test"], "")]
     html = page.page(result["name"], "association study", page.chips(chips), body)
     return save(html, folder / "report.html")
 
@@ -66,6 +67,7 @@ def _headline(run: RunFolder) -> str:
     r = run.result
     people = r["people"]
     cases = f"{people['cases']:,} cases" if r["binary"] else "quantitative trait"
+    whose = "all parties" if r.get("simulated", True) else "the coordinator's"
     items = [
         ("People tested", number(people["tested"]), f"of {people['loaded']:,}; {cases}"),
         ("Variants tested", number(r["tested"]), f"of {r['variants']:,} listed"),
@@ -74,7 +76,7 @@ def _headline(run: RunFolder) -> str:
         ("Inflation", f"{r['inflation']:.3f}" if r["inflation"] is not None else "–",
          "median statistic over its expectation, autosomes"),
         ("Bytes sent", size(r["bytes_down"] + r["bytes_up"]), "all parties, both directions"),
-        ("Time", duration(r["seconds"]), f"{duration(r['cpu_seconds'])} of processor, all parties"),
+        ("Time", duration(r["seconds"]), f"{duration(r['cpu_seconds'])} of processor, {whose}"),
     ]  # fmt: skip
     return page.numbers(items)
 

@@ -60,10 +60,14 @@ class Party:
 
     @property
     def fingerprint(self) -> str:
-        """125 bits of a hash of name and keys, for people to compare: 'abcde-fghij-...'."""
-        text = base64.b32encode(digest("cupola party 1", self.name, self.sign, self.seal))
-        letters = text.decode().lower()[:25]
-        return "-".join(letters[i : i + 5] for i in range(0, 25, 5))
+        """Of name and keys, for people to compare."""
+        return spoken(digest("cupola party 1", self.name, self.sign, self.seal))
+
+
+def spoken(hashed: bytes) -> str:
+    """125 bits of a hash as people compare them: 'abcde-fghij-...'."""
+    letters = base64.b32encode(hashed).decode().lower()[:25]
+    return "-".join(letters[i : i + 5] for i in range(0, 25, 5))
 
 
 class Identity:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cupola.errors import FederationError
 from cupola.secure.canonical import Value, digest, is_name, is_whole, pack
-from cupola.secure.identity import Identity, Party
+from cupola.secure.identity import Identity, Party, spoken
 
 FORMAT = 1
 MINIMUM = 3
@@ -87,6 +87,11 @@ class Roster:
         consents = [[w, sorted(by.items())] for w, by in sorted(self.consents.items()) if by]
         body = body_digest(self.study, self.sites, self.compensator, self.minimum)
         return digest("cupola roster 1", body, consents)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all of it, for people to compare by voice."""
+        return spoken(self.digest)
 
     def to_json(self) -> str:
         return json.dumps(

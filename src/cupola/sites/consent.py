@@ -23,6 +23,7 @@ from typing import Generic
 from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
+from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
@@ -136,7 +137,7 @@ class SiteGate:
             self._allow(inner_question(question), settings, proposal)
 
     def _allow(self, question: Question, settings: SiteSettings, proposal: Proposal) -> None:
-        if not matches(question.task, settings.tasks) or not matches(question.task, proposal.tasks):
+        if not matches(question.task, settings.tasks) or not proposal.asks(question.task):
             raise Declined("this site does not run this task")
         if question.task == proposal.tasks[0] and proposal.data is not None:
             reason = proposal.check_training(question.options)
@@ -198,13 +199,7 @@ def objections(
         found.append(
             f"totals may be of {roster.minimum} sites; this site wants at least {settings.minimum}"
         )
-    if proposal.sites not in (None, len(roster.sites)):
-        found.append(
-            f"the plan is for {proposal.sites} sites, the roster names {len(roster.sites)}"
-        )
-    masked = proposal.plan.sum
-    if masked.masked and (roster.compensator is None) != (masked.protocol == "pairwise"):
-        found.append("the plan's sum.protocol and the roster do not agree about a compensator")
+    found += proposal.disagreements(roster)
     if settings.budget is not None and not proposal.private:
         found.append("this site has a budget, and nothing protects this study's answers")
     if proposal.noise_is_known:
@@ -220,13 +215,20 @@ def objections(
 
 def chosen_data(settings: SiteSettings, proposal: Proposal, data: str | None) -> str:
     """Which data set takes part: the one that was named, or the one the plan names, or the only
-    one."""
+    one of its kind."""
     wanted = data or proposal.data
-    if wanted is None and len(settings.data) == 1:
-        wanted = next(iter(settings.data))
+    study = isinstance(proposal.plan, StudyPlan)
+    able = settings.cohorts if study else list(settings.data)
+    if wanted is None and len(able) == 1:
+        wanted = able[0]
     if wanted is None or wanted not in settings.data:
-        known = ", ".join(settings.data) or "none"
-        raise DataError(f"this site has no data set '{wanted}'; it has: {known}")
+        known = ", ".join(able) or "none"
+        what = "cohort" if study else "data set"
+        if wanted is None:
+            raise DataError(f"say which {what} takes part (--data); this site has: {known}")
+        raise DataError(f"this site has no {what} '{wanted}'; it has: {known}")
+    if study:
+        settings.cohort(wanted)
     return wanted
 
 

@@ -22,10 +22,11 @@ from cupola.gwas import Site
 from cupola.gwas.site import FIRTH_ITERATIONS, Workspace
 from cupola.plan import compose
 from cupola.plan.plan import Plan
-from cupola.plan.study import CohortFiles, StudyPlan
+from cupola.plan.study import StudyPlan
 from cupola.privacy.budget import Book, Limit
 from cupola.secure.memory import Memory
 from cupola.sites.consent import Joined
+from cupola.sites.log import own_log
 from cupola.sites.settings import SiteSettings
 
 OWNER = 0  # under whom a data set's spending is booked
@@ -176,8 +177,7 @@ class CohortHost:
 
 def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan, place: int) -> CohortHost:
     """This site's cohort. What it was asked is remembered beyond its process."""
-    named = {"name": joined.settings.name, **_settings(joined)}
-    files = CohortFiles.model_validate(named).files(joined.folder)
+    files = joined.settings.cohort(str(joined.consent.data)).files(joined.folder)
     salt = joined.settings.salt
     site = Site(
         files,
@@ -188,5 +188,6 @@ def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan, place: int) -> Co
         iterations=plan.newton.iterations + FIRTH_ITERATIONS,
         memory=Memory(joined.place / "asked.jsonl"),
         folder=joined.place / "asked",
+        own_log=own_log(joined.place),
     )
     return CohortHost(site, len(joined.roster.sites), _book(joined))

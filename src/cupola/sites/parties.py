@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from cupola.secure.memory import Memory
 from cupola.sites.consent import SETTLING, Joined, SiteGate, look, own_place, study_folder
 from cupola.sites.hosts import own_host
 from cupola.sites.ledger import OwnLedger
+from cupola.sites.log import own_log
 from cupola.sites.proposal import matches
 from cupola.sites.settings import KEYS, CompensatorSettings, SiteSettings
-
-_LONGEST_LOG = 10 << 20  # bytes
 
 
 def open_site(folder: str | Path, study: str) -> Answering:
@@ -113,24 +111,6 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
         return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
     return Answering(make, gate=gate, own_log=own_log(place), record=OwnLedger(place).record)
-
-
-def own_log(place: Path) -> Callable[[str], None]:
-    """Writes what must not cross the border to the study's log.txt; never fails."""
-
-    def write(text: str) -> None:
-        path = place / "log.txt"
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > _LONGEST_LOG:
-                path.replace(path.with_suffix(".old.txt"))
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{stamp} {text}\n")
-        except OSError:
-            pass  # a full disk must not hide why there is no answer
-
-    return write
 
 
 def make_keys(folder: Path, name: str) -> Identity:

@@ -1,7 +1,8 @@
 """What a study would ask of a site, before it consents: every kind of answer, its size, its
 protection, who gets it, and what it costs.
 
-The plan's program is driven with answers of zeros in the place of everybody's; nobody is asked.
+A plan's program is driven with answers of zeros in the place of everybody's; of a study, every kind
+of question is made once, as large as it gets. Nobody is asked.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from cupola.errors import CupolaError
 from cupola.federation import Contribution, Failure, Federation, Question, Total, drive
 from cupola.federation.message import contribution_size
 from cupola.federation.program import Program
-from cupola.federation.site import _TASKS
-from cupola.gwas import Association
-from cupola.gwas.tasks import OPENLY
+from cupola.gwas import Association, Files, read_variants
+from cupola.gwas.files import read_people
+from cupola.gwas.outline import outline
 from cupola.learn import Training, TrainingHost
 from cupola.plan import compose
-from cupola.plan.parties import learned
+from cupola.plan.parties import learned, learned_of_study
 from cupola.plan.plan import Plan
 from cupola.plan.privacy import promised
 from cupola.plan.study import StudyPlan
@@ -99,7 +100,17 @@ def preview(folder: Path, plan: Path, roster: Path, data: str | None = None) -> 
     """What joining would mean; nothing is joined."""
     settings = read_settings(folder, SiteSettings)
     proposal = read_proposal(plan, settings.modules)
-    pinned = Roster.from_json(roster.read_bytes())
+    return foresee(folder, settings, proposal, Roster.from_json(roster.read_bytes()), data)
+
+
+def foresee(
+    folder: Path,
+    settings: SiteSettings,
+    proposal: Proposal,
+    pinned: Roster,
+    data: str | None = None,
+) -> Preview:
+    """The same, for settings that need not be written yet."""
     found = Preview(
         study=pinned.study,
         plan=proposal.digest,
@@ -114,14 +125,12 @@ def preview(folder: Path, plan: Path, roster: Path, data: str | None = None) -> 
     if pinned.compensator is not None:
         found.members.append((f"{pinned.compensator.name} (compensator)",
                               pinned.compensator.fingerprint))  # fmt: skip
+    chosen = chosen_data(settings, proposal, data)
     if isinstance(proposal.plan, StudyPlan):
-        program: Program = Association(proposal.plan.study(), len(pinned.sites))
-        _rehearse(found, program, proposal, pinned)
-        _other_tasks(found, proposal)
+        files = settings.cohort(chosen).files(folder)
+        _outline(found, files, proposal.plan, proposal, pinned)
         return found
-    consent = Consent(
-        plan=proposal.digest, roster=pinned.digest.hex(), data=chosen_data(settings, proposal, data)
-    )
+    consent = Consent(plan=proposal.digest, roster=pinned.digest.hex(), data=chosen)
     own = settings.model_copy(update={"studies": {pinned.study: consent}})
     training, host = _training(Joined(folder, pinned.study, own), proposal.plan, len(pinned.sites))
     found.parties = learned(training)
@@ -170,6 +179,19 @@ def _rehearse(found: Preview, program: Program, proposal: Proposal, roster: Rost
     found.answers = list(rows.values())
 
 
+def _outline(
+    found: Preview, files: Files, plan: StudyPlan, proposal: Proposal, roster: Roster
+) -> None:
+    """An association study as if every cohort had this one's variants and as many people."""
+    sites, listed = len(roster.sites), plan.variants is not None
+    variants, people = read_variants(files.bim), len(read_people(files.fam).person) * sites
+    for kind, question, times in outline(
+        Association(plan.study(), sites), variants, people, listed
+    ):
+        found.answers.append({**_row(kind, question, proposal, roster), "times": times})
+    found.parties = learned_of_study(plan.sum)
+
+
 def _row(kind: str, question: Question, proposal: Proposal, roster: Roster) -> dict[str, Any]:
     choice = proposal.plan.sum
     hidden = choice.masked and kind == "sum"
@@ -195,24 +217,3 @@ def _row(kind: str, question: Question, proposal: Proposal, roster: Roster) -> d
         "reveals": question.reveals,
         "protection": how,
     }
-
-
-def _other_tasks(found: Preview, proposal: Proposal) -> None:
-    """What an association study asks later, where it hangs on answers how often and how much."""
-    shown = {row["task"] for row in found.answers}
-    for name, task in sorted(_TASKS.items()):
-        if not name.startswith("gwas ") or name in shown:
-            continue
-        openly = name in OPENLY or not proposal.plan.sum.masked
-        about = " ".join((task.plain.__doc__ or "").split("\n\n")[0].split())
-        found.answers.append(
-            {
-                "task": name,
-                "numbers": None,
-                "bytes": None,
-                "to": "coordinator: this site's own answer" if openly else "coordinator: the total",
-                "reveals": about,
-                "protection": "none" if openly else "masked sum",
-                "times": None,
-            }
-        )

@@ -10,13 +10,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from cupola.errors import PlanError
+from cupola.gwas.questions import tasks_of
 from cupola.gwas.tasks import OPENLY
 from cupola.learn.choices import Local
 from cupola.plan import registries
@@ -24,10 +25,11 @@ from cupola.plan.compose import _openly
 from cupola.plan.load import load, read_toml
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan, load_study
+from cupola.secure.roster import Roster
 
 _CODE = re.compile(r"[^\s/\\:]+:[^\s/\\:]+")  # 'module:name', whatever letters it is written in
 _OWN_AFFAIR = ("engine", "device", "twin", "checkpoint_seconds")  # of whoever runs it
-_STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "salt", "cohorts")
+_STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "timeout", "salt", "cohorts")
 _STEPS = 5  # of a round: training, and four ways of judging, at most
 PROTOCOLS = ("masked", "pairwise *")
 
@@ -113,12 +115,42 @@ class Proposal:
         more = () if self.plan.personalise is None else ("sparsity", "adapt")
         return (own, "evaluate", *more)
 
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        if isinstance(self.plan, StudyPlan):
+            return task in tasks_of(self.plan, self.plan.variants is not None)
+        return task in self.tasks
+
     @property
     def openly(self) -> tuple[str, ...]:
         """What sites are asked for without masks."""
         if not self.plan.sum.masked:
             return self.tasks
-        return OPENLY if isinstance(self.plan, StudyPlan) else tuple(_openly(self.plan))
+        if isinstance(self.plan, StudyPlan):
+            return tuple(task for task in OPENLY if self.asks(task))
+        return tuple(_openly(self.plan))
+
+    def disagreements(self, roster: Roster) -> list[str]:
+        """Why a plan and a roster do not go together, a line each."""
+        found, names = [], [party.name for party in roster.sites]
+        if self.sites not in (None, len(names)):
+            found.append(f"the plan is for {self.sites} sites, the roster names {len(names)}")
+        choice = self.plan.sum
+        if choice.masked and (roster.compensator is None) != (choice.protocol == "pairwise"):
+            found.append("the plan's sum.protocol and the roster do not agree about a compensator")
+        if isinstance(self.plan, StudyPlan):
+            cohorts = [cohort.name for cohort in self.plan.cohorts]
+            if len(cohorts) == len(names) and cohorts != names:
+                found.append(
+                    f"the study's cohorts are {', '.join(cohorts)}; the roster's sites, in its "
+                    f"order, {', '.join(names)}: give them the same names"
+                )
+            if choice.masked and roster.minimum < len(names):
+                found.append(
+                    "every total of an association study is of all cohorts: make the roster with "
+                    f"--minimum {len(names)}"
+                )
+        return found
 
     def check_training(self, options: Any) -> str | None:
         """Why a question to train does not follow from the plan; None if it does."""
@@ -162,12 +194,19 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
                 f"the plan names code, '{value}': if it is installed and you trust it, add "
                 f"'{value.split(':')[0]}' to modules in your settings"
             )
-    if "cohorts" in given:
-        return Proposal(load_study(given), text)
-    plan = load(given)
-    if plan.many:
+    plan = load_any(given)
+    if isinstance(plan, Plan) and plan.many:
         raise PlanError("a plan for real sites stands for one run (no seeds, no grid)")
     return Proposal(plan, text)
+
+
+def load_any(
+    source: str | Path | Mapping[str, Any], settings: Iterable[str] = ()
+) -> Plan | StudyPlan:
+    """A plan, or a study, which has cohorts; for sites that are elsewhere."""
+    if "cohorts" in read_toml(source)[1]:
+        return load_study(source, settings, elsewhere=True)
+    return load(source, settings)
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

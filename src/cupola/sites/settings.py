@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cupola.errors import DataError, PlanError
 from cupola.plan.load import explain
+from cupola.plan.study import CohortFiles
 
 SITE, COMPENSATOR = "cupola-site.toml", "cupola-compensator.toml"
 KEYS = "identity.json"
@@ -78,6 +79,21 @@ class SiteSettings(PartySettings):
     """For fingerprints of people in association studies; shared among cohorts only."""
     data: dict[str, dict[str, Any]] = {}
     """Data sets by name: 'loader' and its options, or the files of a cohort."""
+
+    @property
+    def cohorts(self) -> list[str]:
+        """Data sets that are the files of a cohort."""
+        return [name for name, own in self.data.items() if {"bfile", "bed"} & own.keys()]
+
+    def cohort(self, data: str) -> CohortFiles:
+        """Where the files of a cohort are."""
+        try:
+            return CohortFiles.model_validate({"name": self.name, **self.data[data]})
+        except KeyError:
+            raise DataError(f"the site's settings name no data set '{data}'") from None
+        except ValidationError as error:
+            lines = explain(error, f"data set '{data}'", (), CohortFiles)
+            raise DataError("; ".join(lines)) from None
 
 
 Kind = TypeVar("Kind", bound=PartySettings)

@@ -9,12 +9,27 @@ import time
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from cupola.errors import CupolaError
-from cupola.web.models import COORDINATOR, PARTICIPANT, Account, Attempt, Login
+from cupola.web.models import (
+    ASKED,
+    COORDINATOR,
+    INVITING,
+    JOINED,
+    LEFT,
+    PARTICIPANT,
+    QUEUED,
+    RUNNING,
+    Account,
+    Attempt,
+    Event,
+    Invitation,
+    Login,
+    Study,
+)
 from cupola.web.settings import Settings
 
 IDLE, LONGEST = 12 * 3600.0, 7 * 24 * 3600.0  # seconds without a request, seconds in all
@@ -129,6 +144,25 @@ def change_password(
         raise Refused(f"a password has {SHORTEST} to {LONGEST_PASSWORD} characters")
     account.password = hasher(settings).hash(new)
     db.execute(delete(Login).where(Login.account_id == account.id, Login.token != digest(keep)))
+
+
+def delete_account(db: Session, account: Account) -> None:
+    """The account with its sessions; lines of the audit page keep the name. Sites it spoke for
+    leave studies that have not begun."""
+    if account.manager:
+        raise Refused("the first coordinator's account stays: somebody must see the whole audit")
+    if db.scalar(select(Study.id).where(Study.owner_id == account.id).limit(1)):
+        raise Refused(f"'{account.name}' has studies; delete them first")
+    for found in db.scalars(select(Invitation).where(Invitation.account_id == account.id)):
+        if found.study.status in (QUEUED, RUNNING) and found.status == JOINED:
+            raise Refused(f"'{account.name}' takes part in a study that is running")
+        if found.study.status == INVITING and found.status in (ASKED, JOINED):
+            found.status, found.key = LEFT, None
+        found.account_id = None
+    db.execute(update(Event).where(Event.account_id == account.id).values(account_id=None))
+    db.execute(delete(Login).where(Login.account_id == account.id))
+    db.delete(account)
+    db.flush()
 
 
 def hold_back(db: Session, settings: Settings, name: str, address: str) -> None:

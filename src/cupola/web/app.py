@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
+from sqlalchemy import select
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
 
@@ -22,7 +23,9 @@ from cupola.web.accounts import Refused, TooOften
 from cupola.web.database import open_database
 from cupola.web.frame import Frame
 from cupola.web.launch import ChildProcess, Launcher
+from cupola.web.models import RUNNING, Run, Study
 from cupola.web.plans import Wrong
+from cupola.web.real import Flare, federation_of
 from cupola.web.render import page
 from cupola.web.routes import account, api, assets, compare, join, live, result, study
 from cupola.web.settings import Settings
@@ -34,6 +37,8 @@ _LOG = logging.getLogger("cupola.web")
 def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     """The application on these settings; the database is made or migrated."""
     sessions = open_database(settings)
+    federation = federation_of(settings)
+    made = launcher or (ChildProcess() if federation is None else Flare(federation))
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -41,9 +46,15 @@ def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         app.state.ending = ending
         beside = threading.Thread(target=_beside, args=(app, ending), daemon=True)
         beside.start()
+        if isinstance(made, Flare):
+            made.coordinate()
         yield
         ending.set()
         beside.join(10)
+        with sessions() as db:
+            rule = select(Run.id).join(Study).where(Run.status == RUNNING, Study.real)
+            if isinstance(made, Flare) and db.scalar(rule.limit(1)) is None:
+                made.close()
         sessions.kw["bind"].dispose()
 
     app = FastAPI(
@@ -56,7 +67,7 @@ def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         lifespan=life,
     )
     app.state.settings, app.state.sessions = settings, sessions
-    app.state.launcher = launcher or ChildProcess()
+    app.state.launcher = made
     app.state.ending = threading.Event()
     app.add_middleware(Frame, settings=settings)
     for part in (account, assets, compare, join, live, result, study):

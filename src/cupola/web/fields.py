@@ -195,7 +195,7 @@ def _meaning(key: str) -> str:
 def as_html(markdown: str) -> str:
     """A sentence of meanings.toml: code in code, links as plain words."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
-    plain = re.sub(r",? or your own [^.]*`module:name`[^.;]*", "", plain)  # not from a browser
+    plain = re.sub(r",? or your own .*?`module:name`[^.;]*", "", plain)  # not from a browser
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(plain, quote=False))
 
 

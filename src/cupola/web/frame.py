@@ -34,17 +34,18 @@ class Frame:
     """Refuses what is too large or holds zero bytes, which databases cannot; gives every visitor
     a cookie, from which the tokens of forms are made; adds headers.
 
-    An endpoint changes the cookie by setting `request.state.cookie`.
+    An endpoint changes the cookie by setting `request.state.cookie`. name: of the cookie; browsers
+    share those of one host among its ports.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(self, app: ASGIApp, settings: Settings, name: str = COOKIE) -> None:
+        self.app, self.settings, self.name = app, settings, name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = _cookie(scope)
+        given = _cookie(scope, self.name)
         state = scope.setdefault("state", {})
         state["cookie"] = given or secrets.token_urlsafe(32)
         headers = dict(scope["headers"])
@@ -85,14 +86,14 @@ class Frame:
 
     def _set(self, value: str) -> str:
         safe = "; Secure" if self.settings.secure else ""
-        return f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800{safe}"
+        return f"{self.name}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age=604800{safe}"
 
 
-def _cookie(scope: Scope) -> str | None:
+def _cookie(scope: Scope, cookie: str) -> str | None:
     for name, value in scope["headers"]:
         if name == b"cookie":
             try:
-                found = SimpleCookie(value.decode("latin-1")).get(COOKIE)
+                found = SimpleCookie(value.decode("latin-1")).get(cookie)
             except CookieError:
                 return None
             if found is not None and 20 <= len(found.value) <= 100:

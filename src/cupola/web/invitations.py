@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -21,19 +22,24 @@ from cupola.web.models import (
     OPEN,
     QUEUED,
     RUNNING,
+    SITE,
     Account,
     Invitation,
     Study,
 )
 from cupola.web.plans import ASSOCIATION, asks_sites, parse
+from cupola.web.real import Federation, parties, take_keys
 from cupola.web.settings import Settings
 
 MOST = 200
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}")
 
 
-def invite(study: Study, sites: Sequence[str]) -> list[tuple[str, str]]:
-    """(site, token) for each new site; the caller commits and shows them."""
+def invite(
+    study: Study, sites: Sequence[str], federation: Federation | None = None
+) -> list[tuple[str, str]]:
+    """(site, token) for each new site; the caller commits and shows them. federation: its sites
+    are machines of their own."""
     if study.status not in (DRAFT, INVITING):
         raise Refused("sites can be invited before a study starts; repeat it to invite others")
     if not asks_sites(study.kind, parse(study.plan)):
@@ -44,15 +50,21 @@ def invite(study: Study, sites: Sequence[str]) -> list[tuple[str, str]]:
         raise Refused("name at least one site")
     if len(names) + len(known) > MOST:
         raise Refused(f"{MOST} sites at most can be invited")
+    roles = dict.fromkeys(names, SITE)
+    if study.invitations and study.real != (federation is not None):
+        raise Refused("a study's sites are all real, or all simulated")
+    if federation is not None:
+        roles = parties(study, federation, names)
+        study.real = True
     made = []
-    for name in names:
+    for name, role in roles.items():
         if not _SITE.fullmatch(name):
             raise Refused(f"'{name[:70]}': a site's name has letters, digits, spaces and . _ -")
         if name.lower() in known:
             raise Refused(f"site '{name}' is invited already")
         known.add(name.lower())
         token = new_token()
-        study.invitations.append(Invitation(site=name, token=digest(token), status=OPEN))
+        study.invitations.append(Invitation(site=name, role=role, token=digest(token), status=OPEN))
         made.append((name, token))
     study.status = INVITING
     return made
@@ -62,11 +74,12 @@ def renew(invitation: Invitation) -> str:
     """Another token in the place of one that was lost, declined, or whose site left."""
     if invitation.study.status in (QUEUED, RUNNING):
         raise Refused("the study is running")
-    if invitation.status in (ASKED, JOINED):
+    if invitation.status == JOINED or (invitation.status == ASKED and not invitation.study.real):
         raise Refused(f"site '{invitation.site}' has used its token")
     token = new_token()
     invitation.token, invitation.key, invitation.status = digest(token), None, OPEN
     invitation.account_id, invitation.data, invitation.changed = None, None, time.time()
+    invitation.public, invitation.ready = None, False
     return token
 
 
@@ -103,13 +116,21 @@ def by_key(db: Session, key: str) -> Invitation | None:
     return db.scalar(select(Invitation).where(Invitation.key == digest(key)))
 
 
-def accept(settings: Settings, invitation: Invitation, data: str | None) -> None:
-    """The site takes part, with this data set; the caller commits."""
+def accept(
+    settings: Settings,
+    invitation: Invitation,
+    data: str | None,
+    public: dict[str, Any] | None = None,
+) -> None:
+    """The site takes part, with this data set; the caller commits. public: keys of a real one,
+    whose data are its own affair."""
     if invitation.status != ASKED:
         raise Refused(f"site '{invitation.site}' has answered already")
     if invitation.study.status not in (DRAFT, INVITING):
         raise Refused("the study has begun without this site")
-    if invitation.study.kind == ASSOCIATION:
+    if invitation.study.real:
+        take_keys(invitation, public)
+    elif invitation.study.kind == ASSOCIATION:
         known = data_sets(settings.data)
         if data not in known:
             raise Refused("choose one of the data sets of this machine")
@@ -134,9 +155,10 @@ def leave(invitation: Invitation) -> None:
 
 
 def joined(study: Study) -> list[Invitation]:
-    return [i for i in study.invitations if i.status == JOINED]
+    """Sites that take part; the compensator is none."""
+    return [i for i in study.invitations if i.status == JOINED and i.role == SITE]
 
 
 def awaited(study: Study) -> list[Invitation]:
-    """Sites that have not answered yet."""
+    """Parties that have not answered yet."""
     return [i for i in study.invitations if i.status in (OPEN, ASKED)]

@@ -5,8 +5,8 @@
     run/            the run folder, as `cupola run` or `cupola gwas run` fill it
     results.html, summary.json, hits.sqlite     made once the run has finished
 
-`ChildProcess` simulates all sites in one process beside the server. A launcher for real sites has
-the same three methods and fills the same folder.
+`ChildProcess` simulates all sites in one process beside the server, or hands a study of real sites
+in and follows it; `real.Flare` also sees to it that their coordinator runs.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 STOPPED = "stop-asked"
+LOCK = "worker.lock"
 CHECKS = 2  # at the same time
 
 
 @dataclass(frozen=True)
 class Job:
     """kind: of the study, or 'check'. plan: as plain values. resume: go on with what the folder
-    holds. leaving: cohorts to go on without. data: folder that file names are relative to."""
+    holds. leaving: cohorts to go on without. data: folder that file names are relative to. real: at
+    real sites; their roster, and the folder of whoever hands the plan in."""
 
     kind: str
     plan: dict[str, Any]
     resume: bool = False
     leaving: list[str] = field(default_factory=list)
     data: str = ""
+    real: dict[str, str] = field(default_factory=dict)
 
 
 class Launcher(Protocol):
@@ -52,11 +56,50 @@ class Launcher(Protocol):
         ...
 
 
-class ChildProcess:
-    """A process for each study, in a session of its own: it outlives a restart of the server.
+def hold(
+    command: list[str], lock: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, which outlives this one. Whether it lives is known
+    by a lock that it inherits, and that the system frees when it ends. BlockingIOError: another
+    one holds the lock."""
+    with lock.open("a+") as held, log.open("ab") as out:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        child = subprocess.Popen(
+            command,
+            cwd=lock.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            pass_fds=[held.fileno()],
+            env=None if environment is None else {**os.environ, **environment},
+        )
+        held.truncate(0)
+        held.write(str(child.pid))
+    return child
 
-    Whether it lives is known by a lock that it inherits, and that the system frees when it ends.
-    """
+
+def is_held(lock: Path) -> bool:
+    if not lock.exists():
+        return False
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def holder(lock: Path) -> int | None:
+    """The process that holds a lock."""
+    with contextlib.suppress(OSError, ValueError):
+        if is_held(lock):
+            return int(lock.read_text())
+    return None
+
+
+class ChildProcess:
+    """A process for each study, which outlives a restart of the server."""
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen[bytes]] = []
@@ -65,20 +108,11 @@ class ChildProcess:
     def start(self, job: Job, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / STOPPED).unlink(missing_ok=True)
-        with (folder / "worker.lock").open("a+") as lock, (folder / "output.log").open("ab") as log:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / "job.json").write_text(json.dumps(asdict(job)), "utf-8")
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cupola.web.worker", str(folder.resolve())],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[lock.fileno()],
-            )
-            lock.truncate(0)
-            lock.write(str(child.pid))
+        if is_held(folder / LOCK):
+            raise BlockingIOError("it runs already")
+        (folder / "job.json").write_text(json.dumps(asdict(job)), "utf-8")
+        line = [sys.executable, "-P", "-m", "cupola.web.worker", str(folder.resolve())]
+        child = hold(line, folder / LOCK, folder / "output.log")
         self.children.append(child)
         if job.kind == "check":
             self.checks.append(child)
@@ -87,8 +121,10 @@ class ChildProcess:
         """Ask for an end after the present step."""
         if self.alive(folder):
             (folder / STOPPED).touch()
-            with contextlib.suppress(ProcessLookupError, ValueError):
-                os.kill(int((folder / "worker.lock").read_text()), signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                number = holder(folder / LOCK)
+                if number is not None:
+                    os.kill(number, signal.SIGTERM)
 
     def room(self) -> bool:
         self.checks = [child for child in self.checks if child.poll() is None]
@@ -96,12 +132,4 @@ class ChildProcess:
 
     def alive(self, folder: Path) -> bool:
         self.children = [child for child in self.children if child.poll() is None]
-        path = folder / "worker.lock"
-        if not path.exists():
-            return False
-        with path.open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return is_held(folder / LOCK)

@@ -14,6 +14,7 @@ DRAFT, INVITING, QUEUED, RUNNING = "draft", "inviting", "queued", "running"
 STOPPED, FINISHED, FAILED = "stopped", "finished", "failed"
 #: Of an invitation.
 OPEN, ASKED, JOINED, DECLINED, LEFT = "open", "asked", "joined", "declined", "left"
+SITE, COMPENSATOR = "site", "compensator"  # who is invited
 
 
 class Base(DeclarativeBase):
@@ -58,7 +59,8 @@ class Attempt(Base):
 
 
 class Study(Base):
-    """plan: TOML, what the coordinator said. foreseen: what `cupola check` says about it."""
+    """plan: TOML, what the coordinator said. foreseen: what `cupola check` says about it. real:
+    sites are machines of their own; roster: JSON, who takes part with which keys, once settled."""
 
     __tablename__ = "study"
 
@@ -71,6 +73,8 @@ class Study(Base):
     minimum: Mapped[int] = mapped_column(default=0)
     created: Mapped[float] = mapped_column(Float, default=time.time)
     foreseen: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    real: Mapped[bool] = mapped_column(Boolean, default=False)
+    roster: Mapped[str | None] = mapped_column(Text)
     owner: Mapped[Account] = relationship()
     invitations: Mapped[list[Invitation]] = relationship(order_by="Invitation.id")
     runs: Mapped[list[Run]] = relationship(order_by="Run.number", back_populates="study")
@@ -80,7 +84,8 @@ class Study(Base):
 
 class Invitation(Base):
     """token: hash, gone once it was used. key: hash of what a site program logs in with after it
-    exchanged the token. data: the data set that the site chose."""
+    exchanged the token. data: the data set that the site chose. public: JSON, a real party's keys;
+    ready: it has pinned the roster."""
 
     __tablename__ = "invitation"
 
@@ -93,6 +98,9 @@ class Invitation(Base):
     status: Mapped[str] = mapped_column(String(12), default=OPEN)
     data: Mapped[str | None] = mapped_column(String(300))
     changed: Mapped[float] = mapped_column(Float, default=time.time)
+    role: Mapped[str] = mapped_column(String(12), default=SITE)
+    public: Mapped[str | None] = mapped_column(Text)
+    ready: Mapped[bool] = mapped_column(Boolean, default=False)
     study: Mapped[Study] = relationship(back_populates="invitations")
 
     __table_args__ = (UniqueConstraint("study_id", "site"),)

@@ -12,6 +12,7 @@ from cupola.report.folder import SPLITS
 
 _TAIL = 1 << 18  # bytes of the ledger that are looked at for the state of sites
 _AT_ONCE = 1 << 20
+AWAY = "away.json"  # real sites that gave no answer when they were last asked
 
 
 @dataclass
@@ -87,6 +88,9 @@ def site_states(folder: Path, names: list[str]) -> list[dict[str, str]]:
                 found |= {int(s): ("answered", step) for s in entry["sites"]}
                 failed = entry.get("failed") or {}
                 found |= {int(s): (_word(code), f"{code}, {step}") for s, code in failed.items()}
+    for name in _away(folder):
+        if name in names:
+            found[names.index(name)] = ("late", "no answer")
     found.pop(COMPENSATOR, None)
     count = max(len(names), 1 + max(found, default=-1))
     shown = [names[i] if i < len(names) else f"site {i}" for i in range(min(count, 200))]
@@ -95,6 +99,25 @@ def site_states(folder: Path, names: list[str]) -> list[dict[str, str]]:
         {"site": name, "state": found.get(i, none)[0], "last": found.get(i, none)[1]}
         for i, name in enumerate(shown)
     ]
+
+
+def _away(folder: Path) -> list[str]:
+    try:
+        found = json.loads((folder / AWAY).read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def last_event(folder: Path) -> dict[str, Any]:
+    """How far a run is: the last line of its events."""
+    path = folder / "events.jsonl"
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1000))
+        lines = file.read().splitlines()
+    return (_record(lines[-1]) or {}) if lines else {}
 
 
 def _word(code: Any) -> str:

@@ -35,6 +35,13 @@ def revealed(study: Study) -> list[Row]:
     return rows
 
 
+def compensated() -> list[Row]:
+    """What a compensator is asked."""
+    told = "masks added up, which are random numbers without the answers they hide"
+    return [("settle", told, "sealed to this party; it sees no answer"),
+            ("unmask", "the total of masks of those who answered", "none needed")]  # fmt: skip
+
+
 def _association(plan: Any, how: str) -> list[Row]:
     rows = [
         ("people", "numbers of people: cases, controls, without trait, males among them", how),

@@ -15,7 +15,8 @@ class Settings:
     address: how others reach this server, for the commands it shows. secure: cookies only over
     HTTPS. at_once: studies that run at the same time. upload: bytes of a request at most. cheap:
     fast password hashing, for tests. tries, wait: failed log-ins of a name from an address within
-    so many seconds. sweep: seconds between looks at running studies.
+    so many seconds. sweep: seconds between looks at running studies. federation: the organiser's
+    folder (`cupola federation init`), for studies at real sites.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class Settings:
     tries: int = 5
     wait: float = 300.0
     sweep: float = 1.0
+    federation: Path | None = None
 
     @property
     def url(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +18,7 @@ from sqlalchemy.orm import Session
 from cupola.errors import CupolaError
 from cupola.plan.plan import Plan, changed
 from cupola.plan.study import StudyPlan
-from cupola.web import invitations
+from cupola.web import invitations, real
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
 from cupola.web.launch import STOPPED as STOP_ASKED
@@ -26,9 +28,11 @@ from cupola.web.models import (
     FAILED,
     FINISHED,
     INVITING,
+    JOINED,
     LEFT,
     QUEUED,
     RUNNING,
+    SITE,
     STOPPED,
     Account,
     Run,
@@ -68,9 +72,10 @@ class Office:
 
     def foresee(self, study: Study) -> dict[str, Any] | None:
         """What `cupola check` says about a plan; None while it is being found out."""
-        if study.foreseen is not None or study.kind == ASSOCIATION:
+        given = self._asked(study)
+        mark = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        if study.foreseen is not None and study.foreseen.get("mark") == mark:
             return study.foreseen
-        mark = sha256(study.plan.encode()).hexdigest()[:16]
         folder = self.settings.study_folder(study.id) / f"check-{mark}"
         if self.launcher.alive(folder):
             return None
@@ -80,13 +85,28 @@ class Office:
         if found is None and not self.launcher.room():
             return None
         if found is None:
-            plan = check(study.kind, parse(study.plan))
-            assert isinstance(plan, Plan)
-            self.launcher.start(Job("check", plan.to_dict()), folder)
+            data = "" if self.settings.data is None else str(self.settings.data.resolve())
+            self.launcher.start(Job("check", given, data=data), folder)
             return None
-        study.foreseen = found
+        if "error" in found:
+            found = {"error": without_paths(str(found["error"]))}
+        study.foreseen = {**found, "mark": mark}
         self.db.commit()
-        return found
+        return study.foreseen
+
+    def _asked(self, study: Study) -> dict[str, Any]:
+        """The plan to foresee; of an association study with the files that are known here."""
+        plan = check(study.kind, parse(study.plan))
+        if isinstance(plan, Plan):
+            return plan.to_dict()
+        names = [i.site for i in study.invitations if i.role == SITE]
+        known = {} if study.real else data_sets(self.settings.data)
+        chosen = {i.site: i.data for i in invitations.joined(study) if i.data in known}
+        cohorts = [
+            {"name": name, **(known[chosen[name] or ""].files if name in chosen else {})}
+            for name in names or [f"site {i + 1}" for i in range(3)]
+        ]
+        return {**parse(study.plan), "cohorts": cohorts}
 
     def start(self, study: Study) -> Run:
         """A new run, which begins as soon as there is room for it."""
@@ -100,12 +120,15 @@ class Office:
         if study.kind == ASSOCIATION and not there:
             raise Refused("an association study needs sites with data: invite some first")
         if study.invitations:
-            fewest = study.minimum or len(there) + len(away)
+            fewest = study.minimum or len(there) + sum(i.role == SITE for i in away)
             if away and len(there) < fewest:
                 raise Refused(f"{len(there)} sites have joined; {fewest} are needed")
             if not there:
                 raise Refused("no site has joined")
-        self._plan(study)  # refused now rather than in the run
+        if study.real:
+            real.settle(study, [i.site for i in there])
+        else:
+            self._plan(study)  # refused now rather than in the run
         run = Run(
             number=1 + max((r.number for r in study.runs), default=0),
             status=QUEUED,
@@ -120,10 +143,14 @@ class Office:
 
     def start_if_complete(self, study: Study) -> Run | None:
         """A study starts by itself when every invited site has joined."""
-        if study.status == INVITING and not invitations.awaited(study):
-            there = invitations.joined(study)
-            if there and len(there) == len(study.invitations):
+        complete = bool(study.invitations) and all(i.status == JOINED for i in study.invitations)
+        if study.status == INVITING and complete:
+            try:
                 return self.start(study)
+            except Refused:
+                if not study.real:
+                    raise
+                study.roster = None  # the coordinator is told why when starting it by hand
         return None
 
     def _plan(self, study: Study) -> dict[str, Any]:
@@ -165,6 +192,21 @@ class Office:
         run.reason = run.ended = None
         return run
 
+    def delete(self, study: Study) -> None:
+        """The study with all that it left here; the audit page keeps its lines. Keys and tokens of
+        its sites end, and what sites were told or hold themselves stays with them."""
+        if study.status in (QUEUED, RUNNING):
+            raise Refused("the study is running; stop it first")
+        for one in (*study.invitations, *study.runs):
+            self.db.delete(one)
+        self.db.delete(study)
+        self.db.flush()
+        shutil.rmtree(self.settings.study_folder(study.id), ignore_errors=True)
+        federation = real.federation_of(self.settings)
+        if study.real and federation is not None:
+            run = federation.coordinator / "runs" / real.name_of(study)
+            shutil.rmtree(run, ignore_errors=True)
+
     def folder(self, run: Run) -> Path:
         return self.settings.run_folder(run.study_id, run.number)
 
@@ -174,10 +216,11 @@ class Office:
         for run in running:
             self.settle(run)
         room = self.settings.at_once - sum(run.status == RUNNING for run in running)
-        if room > 0:
-            waiting = select(Run).where(Run.status == QUEUED).order_by(Run.created).limit(room)
-            for run in self.db.scalars(waiting):
+        waiting = select(Run).where(Run.status == QUEUED).order_by(Run.created)
+        for run in list(self.db.scalars(waiting)) if room > 0 else ():
+            if room > 0 and not (run.study.real and real.unready(run.study)):
                 self._begin(run)
+                room -= 1
         self.db.commit()
 
     def _move(self, run: Run, old: str, new: str) -> bool:
@@ -194,12 +237,23 @@ class Office:
         try:
             data = "" if self.settings.data is None else str(self.settings.data.resolve())
             again = (folder / "run").exists()
-            job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
+            if run.study.real:
+                job = Job(run.study.kind, {}, resume=again, real=self._real(run))
+            else:
+                job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
             self.launcher.start(job, folder)
             run.status = run.study.status = RUNNING
         except (CupolaError, OSError) as error:
             run.status = run.study.status = FAILED
-            run.reason, run.ended = str(error), time.time()
+            run.reason, run.ended = without_paths(str(error)), time.time()
+
+    def _real(self, run: Run) -> dict[str, str]:
+        federation = real.federation_of(self.settings)
+        if federation is None or run.study.roster is None:
+            raise Refused("this server has no federation: start it with --federation")
+        plan = real.plan_text(run.study, run.sites)
+        user = str(federation.lead.resolve())
+        return {"roster": run.study.roster, "plan": plan, "user": user}
 
     def settle(self, run: Run) -> None:
         """Take over what a run that is no longer alive has left."""
@@ -217,8 +271,16 @@ class Office:
             if not asked and (folder / "reason.txt").exists():
                 reason = (folder / "reason.txt").read_text("utf-8")
         run.status = run.study.status = status
-        run.reason, run.ended = reason, time.time()
+        run.reason, run.ended = None if reason is None else without_paths(reason), time.time()
         run.summary = _json(folder / "summary.json") if status == FINISHED else None
+
+
+_PATH = re.compile(r"(?<![\w.:/])(?:[A-Za-z]:)?(?:/[^\s:;,'\"()/]+)+/?")
+
+
+def without_paths(text: str) -> str:
+    """What went wrong, with files by their last names: where the server keeps them is its own."""
+    return _PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[-1], text)
 
 
 def latest(study: Study) -> Run | None:

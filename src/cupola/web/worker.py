@@ -14,6 +14,7 @@ from typing import Any
 from cupola.errors import CupolaError
 from cupola.plan.checkpoint import json_line, write_atomically
 from cupola.web.plans import ASSOCIATION
+from cupola.web.progress import AWAY
 
 LONGEST_CHECK = 600  # seconds
 
@@ -22,7 +23,7 @@ def main(folder: Path) -> int:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     try:
         if job["kind"] == "check":
-            _foresee(folder, job["plan"])
+            _foresee(folder, job)
             return 0
         with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
             return _carry_out(folder, job, _Events(file))
@@ -48,19 +49,11 @@ class _Events:
             self.last = now
 
 
-def _foresee(folder: Path, plan: dict[str, Any]) -> None:
+def _foresee(folder: Path, job: dict[str, Any]) -> None:
     """What `cupola check` says, or why it cannot say anything."""
-    from cupola.plan.facts import facts
-    from cupola.plan.load import load
-    from cupola.plan.privacy import course
-
     signal.alarm(LONGEST_CHECK)  # ends the process
     try:
-        whole = load(plan)
-        found = facts(whole)
-        if found["privacy"] and found["privacy"]["groups"]:
-            worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
-            found["course"] = course(whole.privacy, worst)
+        found = (_association if "cohorts" in job["plan"] else _training)(job)
     except CupolaError as error:
         found = {"error": str(error)}
     except Exception as error:
@@ -69,11 +62,38 @@ def _foresee(folder: Path, plan: dict[str, Any]) -> None:
     write_atomically(folder / "foreseen.json", json_line(found))
 
 
+def _training(job: dict[str, Any]) -> dict[str, Any]:
+    from cupola.plan.facts import facts
+    from cupola.plan.load import load
+    from cupola.plan.privacy import course
+
+    whole = load(job["plan"])
+    if whole.data.name == "elsewhere":
+        raise CupolaError("the sites' data are elsewhere: each site foresees for itself what the "
+                          "study costs, when it is asked to join")  # fmt: skip
+    found = facts(whole)
+    if found["privacy"] and found["privacy"]["groups"]:
+        worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
+        found["course"] = course(whole.privacy, worst)
+    return found
+
+
+def _association(job: dict[str, Any]) -> dict[str, Any]:
+    from cupola.plan.study import load_study
+    from cupola.web.forecast import forecast
+
+    whole = load_study(job["plan"], elsewhere=True)
+    there = [cohort for cohort in whole.cohorts if cohort.bfile is not None]
+    return forecast(whole, there, Path(job["data"]))
+
+
 def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
     events.say("begin")
     where = folder / "run"
     try:
-        if job["kind"] == ASSOCIATION:
+        if job["real"]:
+            _hand_in(folder, job, events)
+        elif job["kind"] == ASSOCIATION:
             _associate(where, job, events)
         else:
             _train(where, job["plan"], events)
@@ -113,6 +133,50 @@ def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
         events.say(phase, done, of, left)
 
     run_study(job["plan"], where, resume=job["resume"], leaving=job["leaving"], watch=watch)
+
+
+def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
+    """A study at real sites: the coordinator carries it out, and is followed from here."""
+    from cupola import report
+    from cupola.flare.coordinate import unpack
+    from cupola.flare.submit import stop, submit
+    from cupola.web.real import flare_job
+
+    where, user = folder / "run", Path(job["real"]["user"])
+    whole = flare_job(job["real"]["roster"], job["real"]["plan"])
+    where.mkdir(exist_ok=True)
+    rounds = [0]
+
+    def tell(told: dict[str, Any]) -> None:
+        write_atomically(folder / AWAY, json_line(told.get("away", [])))
+        if told.get("part"):
+            events.say(told["part"], told["done"], told["whole"])
+            return
+        if not told.get("round"):
+            events.say(str(told.get("state", "waiting")))
+            return
+        events.say("training", told["round"], told["rounds"], round(told["seconds_left"], 1))
+        if told["round"] > rounds[0] and told.get("record"):
+            rounds[0] = told["round"]
+            with (where / "history.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json_line(told["record"]) + "\n")  # until the whole comes at the end
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    (where / "history.jsonl").unlink(missing_ok=True)
+    try:
+        end, packed = submit(whole, user, tell)
+    except KeyboardInterrupt:
+        stop(whole, user)
+        raise
+    if packed:
+        unpack(packed, where)
+    if end["state"] != "finished" or not packed:
+        raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
+    report.write(where)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _present(folder: Path, kind: str) -> None:

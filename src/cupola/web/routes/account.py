@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -87,6 +87,23 @@ def change_password(request: Request, form: Posted, db: Db, config: Config, me: 
     db.commit()
     done = "The password was changed; other sessions have ended."
     return page(request, "account.html", problem="", done=done)
+
+
+@router.post("/accounts/{number}/delete")
+def delete_account(
+    request: Request, number: int, form: Posted, db: Db, me: Coordinator
+) -> Response:
+    """The first coordinator deletes others' accounts."""
+    del form
+    if not me.manager:
+        raise HTTPException(403, "only the first coordinator deletes accounts")
+    found = db.get(Account, number) if 0 < number < 2**31 else None
+    if found is None:
+        raise HTTPException(404, "there is no such account")
+    note(db, request, "account deleted", detail=found.name)
+    accounts.delete_account(db, found)
+    db.commit()
+    return RedirectResponse("/accounts", 303)
 
 
 @router.get("/accounts")

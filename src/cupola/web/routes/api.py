@@ -9,11 +9,24 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
-from cupola.web import accounts, invitations, reveal
+from cupola.secure.roster import Roster
+from cupola.web import accounts, invitations, real, reveal
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
+from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
-from cupola.web.models import FINISHED, JOINED, QUEUED, RUNNING, Invitation, Study
-from cupola.web.plans import ASSOCIATION
+from cupola.web.models import (
+    ASKED,
+    COMPENSATOR,
+    FINISHED,
+    JOINED,
+    QUEUED,
+    RUNNING,
+    SITE,
+    Invitation,
+    Study,
+)
+from cupola.web.plans import ASSOCIATION, check, parse
+from cupola.web.progress import last_event
 from cupola.web.routes.result import files_of, send
 from cupola.web.routes.study import Desk, _mine
 from cupola.web.studies import latest
@@ -44,11 +57,27 @@ class Question(BaseModel):
     protection: str
 
 
+class Terms(BaseModel):
+    """Of a study at real sites. The first four stand in FLARE's invitation of the party."""
+
+    federation: str
+    name: str
+    kind: str
+    coordinator: str = Field(description="host:port of the federation's coordinator.")
+    authority: str = Field(description="Fingerprint of its root certificate, to compare by voice.")
+    study: str = Field(description="What rosters and folders call the study.")
+    sites: int = Field(description="How many are invited.")
+    minimum: int = Field(description="Fewest sites in a total.")
+    compensator: str | None
+
+
 class Asked(BaseModel):
     """What a site is asked to take part in."""
 
     study: StudyFacts
     site: str
+    role: str
+    real: Terms | None = Field(description="None: the server simulates all sites.")
     answer: str
     plan: str = Field(description="TOML.")
     questions: list[Question]
@@ -66,13 +95,41 @@ class Joined(BaseModel):
 
 class Accepting(BaseModel):
     data: str | None = Field(default=None, max_length=300, description="One of data_sets.")
+    public: dict[str, str] | None = Field(
+        default=None, max_length=3, description="A real party's public keys: name, sign, seal."
+    )
+
+
+class Signing(BaseModel):
+    request: str = Field(max_length=100_000, description="A certificate request's zip, base64.")
+
+
+class Signed(BaseModel):
+    signed: str = Field(description="The certificate and what belongs to it: a zip, base64.")
+
+
+class Agreed(BaseModel):
+    study: str
+    plan: str = Field(description="TOML, as the sites of the roster carry it out.")
+    roster: str = Field(description="JSON: every party's public keys, to be pinned.")
+
+
+class Pinned(BaseModel):
+    roster: str = Field(max_length=64, description="The digest of the roster that was pinned.")
 
 
 class Progress(BaseModel):
+    """How far the study is."""
+
     status: str
     run: int | None
     reason: str | None
     files: list[str]
+    waiting: list[str] = Field(description="Parties that have not pinned the roster.")
+    phase: str
+    done: float
+    of: float
+    left: float | None = Field(description="Seconds, about.")
 
 
 _ERRORS: dict[int | str, dict[str, object]] = {
@@ -105,13 +162,40 @@ def _facts(study: Study) -> StudyFacts:
 
 def _asked(found: Invitation, config: Config) -> Asked:
     study = found.study
-    rows = reveal.revealed(study)
+    rows = reveal.revealed(study) if found.role == SITE else reveal.compensated()
     facts = _facts(study)
     facts.sites = {found.site: found.status}  # who else was asked is not a site's business
     return Asked(
-        study=facts, site=found.site, answer=found.status, plan=study.plan,
+        study=facts, site=found.site, role=found.role, answer=found.status,
+        real=_terms(found, config) if study.real else None, plan=_plan(study),
         questions=[Question(question=q, reveals=r, protection=p) for q, r, p in rows],
-        data_sets=sorted(data_sets(config.data)) if study.kind == ASSOCIATION else [],
+        data_sets=sorted(data_sets(config.data))
+        if study.kind == ASSOCIATION and not study.real else [],
+    )  # fmt: skip
+
+
+def _plan(study: Study) -> str:
+    """The plan with the sites that are invited, or those that the roster names."""
+    if not study.real:
+        return study.plan
+    sites = [i for i in study.invitations if i.role == SITE]
+    if study.roster is not None:
+        sites = [i for i in sites if i.status == JOINED]
+    return real.plan_text(study, [i.site for i in sites])
+
+
+def _terms(found: Invitation, config: Config) -> Terms:
+    study, federation = found.study, real.federation_of(config)
+    if federation is None:
+        raise Refused("the server was started without its federation")
+    invited = federation.invited(found.site)
+    third = [i.site for i in study.invitations if i.role == COMPENSATOR]
+    return Terms(
+        federation=invited.federation, name=invited.name, kind=invited.kind,
+        coordinator=invited.coordinator, authority=invited.authority,
+        study=real.name_of(study), sites=sum(i.role == SITE for i in study.invitations),
+        minimum=check(study.kind, parse(study.plan)).sum.minimum,
+        compensator=third[0] if third else None,
     )  # fmt: skip
 
 
@@ -153,12 +237,46 @@ def asked(found: Site, config: Config) -> Asked:
 @router.post("/site/accept", responses=_ERRORS)
 def accept(request: Request, given: Accepting, found: Site, desk: Desk) -> Progress:
     """Take part; the study starts when all have answered so."""
-    invitations.accept(desk.settings, found, given.data)
+    invitations.accept(desk.settings, found, given.data, given.public)
     desk.db.flush()
     desk.start_if_complete(found.study)
     note(desk.db, request, "site joined", found.study, found.site, who=f"site {found.site}")
     desk.db.commit()
     return _progress(found, desk)
+
+
+@router.post("/site/certificate", responses=_ERRORS)
+def certificate(request: Request, given: Signing, found: Site, db: Db, config: Config) -> Signed:
+    """Sign a real party's certificate request; its private key stays where it was made."""
+    federation = real.federation_of(config)
+    if federation is None or not found.study.real or found.status not in (ASKED, JOINED):
+        raise Refused("this study is simulated: its sites need no certificates")
+    signed = federation.sign(found.site, given.request)
+    note(db, request, "certificate signed", found.study, found.site, who=f"site {found.site}")
+    db.commit()
+    return Signed(signed=signed)
+
+
+@router.get("/site/roster", responses=_ERRORS)
+def roster(found: Site) -> Agreed:
+    """Who takes part with which keys; 404 until that is settled."""
+    study = found.study
+    if study.roster is None or found.status != JOINED:
+        raise HTTPException(404, "who takes part is not settled yet")
+    return Agreed(study=real.name_of(study), plan=_plan(study), roster=study.roster)
+
+
+@router.post("/site/ready", status_code=204, responses=_ERRORS)
+def ready(request: Request, given: Pinned, found: Site, db: Db) -> None:
+    """The party has pinned the roster; the study begins when all have."""
+    study = found.study
+    if study.roster is None or found.status != JOINED:
+        raise HTTPException(404, "who takes part is not settled yet")
+    if given.roster != Roster.from_json(study.roster).digest.hex():
+        raise Refused("another roster was pinned; do not go on, and tell the others")
+    found.ready = True
+    note(db, request, "roster pinned", study, found.site, who=f"site {found.site}")
+    db.commit()
 
 
 @router.post("/site/decline", status_code=204, responses=_ERRORS)
@@ -189,9 +307,13 @@ def _progress(found: Invitation, desk: Desk) -> Progress:
     files: list[str] = []
     if run is not None and run.status == FINISHED and found.status == JOINED:
         files = sorted(files_of(desk.folder(run), found.study.kind))
+    last = last_event(desk.folder(run)) if run else {}
+    queued = found.study.real and found.study.status == QUEUED
     return Progress(
         status=found.study.status, run=run.number if run else None,
         reason=run.reason if run else None, files=files,
+        waiting=real.unready(found.study) if queued else [], phase=str(last.get("phase", "")),
+        done=last.get("done") or 0, of=last.get("of") or 0, left=last.get("left"),
     )  # fmt: skip
 
 

@@ -32,10 +32,16 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
     cookie = None
     try:
         accounts.hold_back(db, config, "token", address_of(request))
-        if invitations.find(db, token) is None:
+        open_ = invitations.find(db, token)
+        if open_ is None:
             db.add(accounts.Attempt(name="token", address=address_of(request)))
             db.commit()
             raise Refused("this token is wrong, or was used already")
+        if open_.study.real:
+            raise Refused(
+                "this token is for a machine of its own: use it with `cupola site open` or `cupola "
+                f"{open_.role} join` there; it was not used up"
+            )
         who = found
         if who is None:
             password = str(form.get("password", ""))

@@ -9,7 +9,8 @@ from fastapi.responses import PlainTextResponse, RedirectResponse
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from cupola.web import demo, fields, invitations
+from cupola.secure.roster import Roster
+from cupola.web import demo, fields, invitations, real
 from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
@@ -134,21 +135,25 @@ def one(request: Request, study: Seen, desk: Desk, me: Me) -> Response:
 
 def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any) -> Response:
     owner = study.owner_id == me.id
-    foreseen = None
-    if study.kind != ASSOCIATION:
-        foreseen = desk.foresee(study)
+    foreseen = desk.foresee(study)
     run = latest(study)
     values = {"problem": "", "tokens": [], "status": 200, **more}
     config = desk.settings
     base = config.address or str(request.base_url).rstrip("/")
     there = invitations.joined(study)
+    federation = real.federation_of(config)
+    roster = Roster.from_json(study.roster) if study.roster else None
     return page(
-        request, "study.html", study=study, owner=owner, run=run, foreseen=foreseen, base=base,
+        request, "study.html", roster=roster, unready=real.unready(study) if roster else [],
+        federation=federation.settings if federation else None,
+        roles={i.site: i.role for i in study.invitations},
+        study=study, owner=owner, run=run, foreseen=foreseen, base=base,
         changeable=owner and study.status == DRAFT,
         invitable=owner and study.status in (DRAFT, INVITING)
         and asks_sites(study.kind, parse(study.plan)),
         startable=owner and study.status in (DRAFT, INVITING),
-        here=sorted(data_sets(config.data)) if owner and study.kind == ASSOCIATION else [],
+        here=sorted(data_sets(config.data))
+        if owner and study.kind == ASSOCIATION and not study.real else [],
         mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,
     )  # fmt: skip
 
@@ -156,7 +161,7 @@ def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any)
 @router.get("/studies/{study_id}/foreseen")
 def foreseen(study: Seen, desk: Desk) -> dict[str, bool]:
     """Whether what was to be foreseen is known; asked by the page's script."""
-    return {"known": study.kind == ASSOCIATION or desk.foresee(study) is not None}
+    return {"known": desk.foresee(study) is not None}
 
 
 @router.get("/studies/{study_id}/plan.toml")
@@ -189,7 +194,10 @@ def save(request: Request, form: Posted, study: Own, desk: Desk) -> Response:
 @router.post("/studies/{study_id}/invite")
 def invite(request: Request, form: Posted, study: Own, desk: Desk, me: Coordinator) -> Response:
     names = str(form.get("sites", "")).replace(",", "\n").splitlines()
-    tokens = invitations.invite(study, names)
+    federation = real.federation_of(desk.settings) if form.get("real") else None
+    if form.get("real") and federation is None:
+        raise Refused("this server has no federation: start it with --federation")
+    tokens = invitations.invite(study, names, federation)
     _set_minimum(study, str(form.get("minimum", "")))
     for site, _ in tokens:
         note(desk.db, request, "site invited", study, site)
@@ -250,6 +258,11 @@ def act(
     elif action == "repeat":
         study = desk.repeat(study, me)
         where = f"/studies/{study.id}"
+    elif action == "delete":
+        note(desk.db, request, "study: delete", study, study.name)
+        desk.delete(study)
+        desk.db.commit()
+        return RedirectResponse("/", 303)
     else:
         raise HTTPException(404, "there is no such page")
     note(desk.db, request, f"study: {action}", study)

@@ -31,6 +31,17 @@ for (const p of document.querySelectorAll('[data-foreseen]')) {
   setTimeout(look, 1500);
 }
 
+// A site's own page: follow what happens beside it, and load anew when something is to be done.
+for (const box of document.querySelectorAll('[data-state]')) {
+  const look = () => fetch(box.dataset.state).then(r => r.json()).then(now => {
+    if (now.stage !== box.dataset.stage) return location.reload();
+    document.getElementById('phase').textContent = now.text;
+    if (now.of) document.getElementById('bar').value = now.done / now.of;
+    setTimeout(look, 1000);
+  }, () => setTimeout(look, 3000));
+  setTimeout(look, 500);
+}
+
 // The live page.
 const live = document.getElementById('live');
 if (live) {
@@ -67,7 +78,7 @@ if (live) {
     const take = key => rounds.filter(r => r[key] !== null && r[key] !== undefined).map(r => [r.round, r[key]]);
     const last = rounds.length ? rounds[rounds.length - 1].round : 0;
     const spent = course.map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
-    const all = [['Accuracy', take('accuracy'), 0], ['Loss', take('loss'), 1], ['Bytes sent', take('bytes'), 2], ['Epsilon (simulated)', spent, 3]];
+    const all = [['Accuracy', take('accuracy'), 0], ['Loss', take('loss'), 1], ['Bytes sent', take('bytes'), 2], ['Epsilon (foreseen)', spent, 3]];
     at('curves').replaceChildren(...all.filter(c => c[1].length).map(c => draw(...c)));
   };
   const time = s => s < 90 ? Math.round(s) + ' s' : s < 5400 ? Math.round(s / 60) + ' min' : (s / 3600).toFixed(1) + ' h';

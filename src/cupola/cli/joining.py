@@ -1,0 +1,246 @@
+"""cupola site join, site open, compensator join: a party's way into a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cupola.cli.parties import compensator, site
+from cupola.cli.runs import AsJson
+from cupola.cli.shell import Shell, print_json
+from cupola.cli.sites import Folder, _show
+from cupola.errors import CupolaError, FederationError, PlanError
+
+if TYPE_CHECKING:
+    from cupola.joining import Joining
+
+What = Annotated[
+    str, typer.Argument(metavar="URL|PLAN", help="Of a web application; or a plan or study file.")
+]
+Token = Annotated[
+    str | None, typer.Argument(metavar="[TOKEN]", help="What its coordinator sent you, with a URL.")
+]
+RosterFile = Annotated[
+    Path | None, typer.Option("--roster", metavar="FILE", help="With a plan: the study's roster.")
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Accept without being asked: what is asked, and the roster.")
+]
+Decline = Annotated[bool, typer.Option("--decline", help="Read what is asked, and decline.")]
+
+
+@site.command()
+def join(
+    what: What,
+    token: Token = None,
+    roster: RosterFile = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="NAME[=...]",
+            help="A data set of the site's settings; or a new one: NAME=FILE (a table, or PLINK "
+            "files), NAME={loader = ...} as in settings.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --data NAME=TABLE: the column to predict.")
+    ] = None,
+    openly: Annotated[
+        list[str] | None,
+        typer.Option(help="A task whose answers may leave without masks, for a new site."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Budget of each data set, for a new site.")
+    ] = None,
+    cores: Annotated[int, typer.Option(min=1, help="To compute with.")] = 1,
+    yes: Yes = False,
+    decline: Decline = False,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Join a study: of a web application by its URL and your token, or by its plan and roster.
+
+    With a token it shows what is asked, takes part if you accept, and ends with the study; results
+    are in the folder's `results`. The same command goes on with what was broken off.
+    """
+    from cupola.joining import Choice
+    from cupola.joining.data import named_data
+
+    Shell.json = as_json
+    if not _is_url(what):
+        from cupola.sites.consent import join_site
+
+        _pinned(join_site(folder, Path(what), _needed(roster, token), data), as_json)
+        return
+    name, new = named_data(data, target) if data else (None, None)
+    choice = Choice(name, new, tuple(openly or ()), epsilon, cores)
+    _way(_began(folder, what, token, roster, "site"), choice, yes, decline, as_json)
+
+
+@compensator.command("join")
+def join_third(
+    what: What,
+    token: Token = None,
+    roster: RosterFile = None,
+    yes: Yes = False,
+    decline: Decline = False,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Be the compensator of a study: of a web application by URL and token, or by plan and roster.
+
+    It must not be run by whoever coordinates: together they can read every site's answers.
+    """
+    from cupola.joining import Choice
+
+    Shell.json = as_json
+    if not _is_url(what):
+        from cupola.sites.consent import join_compensator
+
+        _pinned(join_compensator(folder, Path(what), _needed(roster, token)), as_json)
+        return
+    _way(_began(folder, what, token, roster, "compensator"), Choice(), yes, decline, as_json)
+
+
+def _is_url(what: str) -> bool:
+    return what.lower().startswith(("http://", "https://"))
+
+
+def _needed(roster: Path | None, token: str | None) -> Path:
+    if roster is None or token is not None:
+        raise PlanError(
+            "a plan is joined with --roster FILE; a token goes with a URL (https://...)"
+        )
+    return roster
+
+
+def _began(folder: Path, url: str, token: str | None, roster: Path | None, role: str) -> Joining:
+    from cupola.joining import begin
+
+    if token is None or roster is not None:
+        raise PlanError("a URL goes with the token that the study's coordinator sent you")
+    return begin(folder, url, token, role)
+
+
+def _way(joining: Joining, choice: Any, yes: bool, decline: bool, as_json: bool) -> None:
+    """From what is asked to the end of the study."""
+    from cupola.plan.holding import signals
+
+    if not joining.answered:
+        _asked(joining, choice)
+        if decline or not (yes or typer.confirm("\nTake part?", err=True)):
+            joining.decline()
+            typer.echo("declined; the token is used up", err=True)
+            return
+        joining.accept(choice)
+        typer.echo("accepted; waiting for the others", err=True)
+    if joining.terms is not None and not _agree(joining, yes):
+        return
+    with signals(_interrupt):  # so that a party's FLARE process ends with this one
+        last = joining.take_part(_Line(), choice.cores)
+    facts = {"status": last["status"], "reason": last.get("reason")}
+    if last["status"] != "finished":
+        raise FederationError(
+            f"the study ended as '{last['status']}': {last.get('reason') or 'no reason given'}; "
+            "if it is resumed, give the same command again"
+        )
+    if joining.role == "site":
+        facts["results"] = str(joining.results)
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo("finished" + (f"; results: {facts['results']}" if "results" in facts else ""))
+
+
+def _asked(joining: Joining, choice: Any) -> None:
+    """What the study asks: in words worked out here, for real sites."""
+    from cupola.joining.server import plain
+
+    terms = joining.terms
+    if terms is None:
+        typer.echo(f"{joining.site}: simulated on the server; nothing leaves this machine")
+    else:
+        typer.echo(f"federation {terms.federation}, coordinator {terms.coordinator}")
+        typer.echo(f"authority  {terms.authority}\n           (compare it by telephone)")
+    if terms is not None and joining.role == "site":
+        found = joining.look(choice)
+        _show(found.as_dict())
+        if found.objections:
+            raise PlanError("this site cannot take part as it is set up; its token is kept for "
+                            "the same command with other options")  # fmt: skip
+        return
+    for row in joining.asked.get("questions") or []:
+        typer.secho(f"\n{plain(row['question'])}", bold=True)
+        typer.echo(f"  tells       {plain(row['reveals'])}")
+        typer.echo(f"  protection  {plain(row['protection'])}")
+
+
+def _agree(joining: Joining, yes: bool) -> bool:
+    """Wait for the roster, have it compared, pin it."""
+    import time
+
+    while (found := joining.agreed()) is None:
+        status = joining.progress()["status"]
+        if status in ("failed", "stopped", "finished"):
+            raise CupolaError(f"the study ended as '{status}' before it began")
+        time.sleep(1.0)
+    roster, plan = found
+    third = [] if roster.compensator is None else [roster.compensator]
+    typer.echo(f"\nwho takes part in {roster.study}:", err=True)
+    for party in (*roster.sites, *third):
+        mark = " (compensator)" if party in third else ""
+        typer.echo(f"  {party.name}{mark}: {party.fingerprint}", err=True)
+    typer.secho(f"roster     {roster.fingerprint}", bold=True, err=True)
+    typer.echo("Compare it with the others by telephone: who told you cannot be asked.", err=True)
+    if not yes and not typer.confirm("Do all have the same?", err=True):
+        joining.leave()
+        typer.echo("left the study; nothing was told", err=True)
+        return False
+    joining.pin(roster, plan)
+    return True
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt("stopped; the same command goes on")
+
+
+class _Line:
+    """Progress in a line for every change."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def __call__(self, now: dict[str, Any]) -> None:
+        text = str(now["status"])
+        if now.get("waiting"):
+            text += ": waiting for " + ", ".join(map(str, now["waiting"]))
+        elif now.get("of"):
+            text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
+        if text != self.said:
+            self.said = text
+            typer.echo(text, err=True)
+
+
+def _pinned(consent: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(consent.model_dump())
+        return
+    typer.echo(f"joined; plan {consent.plan[:16]}..., roster {consent.roster[:16]}...")
+    typer.echo("compare both with the other parties: `cupola site preview` shows them in full")
+
+
+@site.command("open")
+def open_page(
+    folder: Folder = Path(),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Serve a page, for this machine only, on which a study is joined without a terminal."""
+    try:
+        from cupola.web.local import serve
+    except ImportError as error:
+        raise CupolaError(f"the page needs {error.name}: pip install 'cupola[web]'") from None
+    serve(folder, port, browser)

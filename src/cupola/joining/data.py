@@ -1,0 +1,118 @@
+"""What a person says of a data set on the way into a study, as the site's settings hold it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cupola.errors import DataError, PlanError
+from cupola.federation.stored import write_durably
+from cupola.plan.study import StudyPlan
+from cupola.sites.proposal import Proposal
+from cupola.sites.settings import SITE, Budget, SiteSettings, read_settings
+
+_HEAD = """\
+# What this site allows. Made when it first joined a study; it is yours to change. Nothing runs
+# without an entry under [studies].
+"""
+
+
+def named_data(text: str, target: str | None = None) -> tuple[str, dict[str, Any] | None]:
+    """'NAME' of a data set in the settings; 'NAME=FILE', a table or the base name of PLINK files;
+    'NAME={...}', as TOML writes its settings. target: the column that a table's rows are judged
+    by."""
+    name, given, value = (part.strip() for part in text.partition("="))
+    if not name:
+        raise PlanError("--data is NAME, NAME=FILE or NAME={...}")
+    if not given:
+        return name, None
+    if value.startswith("{"):
+        try:
+            return name, tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError as error:
+            raise PlanError(f"--data {name}: {error}") from None
+    return name, described(Path(value), target)
+
+
+def described(path: Path, target: str | None = None) -> dict[str, Any]:
+    """The settings of a data set that is a file."""
+    path = path.expanduser().absolute()
+    base = path.with_suffix("") if path.suffix in (".bed", ".bim", ".fam") else path
+    if base.with_name(base.name + ".bed").is_file():
+        found: dict[str, Any] = {"bfile": str(base)}
+        for key in ("pheno", "cov"):
+            beside = base.with_name(f"{base.name}.{key}")
+            if beside.is_file():
+                found[key] = str(beside)
+        return found
+    if path.name.endswith(".keep"):  # some people of the files beside it: BASE.NAME.keep
+        whole = path.with_name(path.name.removesuffix(".keep").rpartition(".")[0] + ".bed")
+        if whole.is_file():
+            return {**described(whole), "keep": str(path)}
+    if not path.is_file():
+        raise DataError(f"{path} is no file, and there are no PLINK files of that name")
+    if path.suffix == ".npz":
+        return {"loader": "npz", "path": str(path), "test": 0.0}
+    if not target:
+        raise PlanError(f"{path}: say which column is to be predicted (--target)")
+    return {"loader": "csv", "path": str(path), "target": target, "test": 0.0}
+
+
+def files_here(folder: Path, most: int = 200) -> list[str]:
+    """Files below a folder that could be a data set."""
+    found: list[str] = []
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        own = inside.parts[0] in ("kit", "key", "studies", "results", "spent", "revoked", "page")
+        if not own and path.suffix in (".csv", ".npz", ".bed", ".keep") and path.is_file():
+            found.append(inside.as_posix())
+        if len(found) >= most:
+            break
+    return found
+
+
+def settings_for(
+    folder: Path,
+    name: str,
+    proposal: Proposal,
+    data: dict[str, dict[str, Any]],
+    openly: tuple[str, ...] = (),
+    epsilon: float | None = None,
+) -> SiteSettings:
+    """The site's settings, or, if it has none, some that allow what this study asks for and no
+    more. data: sets to add. Nothing is written."""
+    if not (folder / SITE).exists():
+        budget = None if epsilon is None else Budget(epsilon=epsilon)
+        found = SiteSettings(name=name, tasks=proposal.tasks, openly=openly, budget=budget)
+    else:
+        found = read_settings(folder, SiteSettings)
+        if found.name != name:
+            raise DataError(f"{folder} is the folder of '{found.name}', the token is for '{name}'")
+        if openly or epsilon is not None:
+            raise PlanError(f"what the site allows is said in {folder / SITE}; change it there")
+    for one, facts in data.items():
+        if one in found.data and found.data[one] != facts:
+            raise DataError(f"the settings have another data set '{one}'; choose another name")
+    return found.model_copy(update={"data": {**found.data, **data}})
+
+
+def write_settings(folder: Path, settings: SiteSettings) -> None:
+    """Keep settings that `settings_for` made: a new file, or new data sets at the end of it."""
+    path = folder / SITE
+    if not path.exists():
+        facts = settings.model_dump(mode="json", exclude_none=True, exclude={"studies"})
+        write_durably(path, [(_HEAD + tomli_w.dumps(facts)).encode()])
+        return
+    known = read_settings(folder, SiteSettings).data
+    new = {name: facts for name, facts in settings.data.items() if name not in known}
+    if new:
+        text = "\n" + tomli_w.dumps({"data": new})
+        write_durably(path, [path.read_bytes(), text.encode()])
+
+
+def needed_name(proposal: Proposal) -> str | None:
+    """What the plan calls its data; None where sites may call them as they like."""
+    return None if isinstance(proposal.plan, StudyPlan) else proposal.data

@@ -1,0 +1,37 @@
+"""What tokens were exchanged for and what was accepted, in the party's folder, so that a way that
+was broken off goes on. For the owner's eyes only: it holds keys to the server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cupola.errors import DataError
+
+KEPT = "joining.json"
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / KEPT).read_text("utf-8"))
+        return found if isinstance(found, dict) else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise DataError(f"{folder / KEPT} cannot be read") from None
+
+
+def keep(folder: Path, mark: str, facts: dict[str, Any] | None) -> None:
+    whole = kept(folder)
+    whole.pop(mark, None)
+    if facts is not None:
+        whole[mark] = facts
+    part = folder / f".{KEPT}.part"
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(json.dumps(whole).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / KEPT)

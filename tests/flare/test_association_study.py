@@ -1,0 +1,110 @@
+"""An association study of three real cohorts: the same study file, the same digits as in one
+process and as PLINK's, with one hospital killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+
+import hapmap
+import pytest
+from hospitals import LEAD, SITES
+from typer.testing import CliRunner
+
+from cupola.cli import app
+from cupola.errors import DataError
+from cupola.plan.study_run import read_result, run_study
+from cupola.sites import read_ledger
+from cupola.sites.preview import preview
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(not hapmap.THERE, reason="set CUPOLA_DATA to the folder with gwas"),
+]
+TABLES = ("study.assoc.logistic", "study.dropped.tsv")
+
+
+def asked(folder, study):
+    """Tasks that a hospital answered, with where the answers went."""
+    try:
+        lines = read_ledger(folder, study)
+    except DataError:
+        return []
+    return [(line["task"], line["to"]) for line in lines if "bytes" in line]
+
+
+class Killer(threading.Thread):
+    """Kills a hospital, and starts it again, as soon as it has answered so many of a task."""
+
+    def __init__(self, trial, site, study, task, times):
+        super().__init__(daemon=True)
+        self.trial, self.site, self.study, self.task, self.times = trial, site, study, task, times
+        self.done, self.over = False, False
+        self.start()
+
+    def run(self):
+        folder = self.trial.folders[self.site]
+        while not self.over:
+            if [task for task, _ in asked(folder, self.study)].count(self.task) >= self.times:
+                self.trial.kill(self.site)
+                self.trial.start(self.site)
+                self.done = True
+                return
+            time.sleep(0.1)
+
+
+def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
+    folders = {name: trial.folders[name] for name in SITES}
+    hapmap.cut(tmp_path, folders)
+    study = hapmap.write_study(tmp_path / "traits.toml", folders)
+    trial.study("hapmap", study)
+    written = trial.folder / "studies" / "hapmap"
+    shown = preview(folders["hospital-b"], written / "plan.toml", written / "roster.json")
+    assert not shown.objections
+    killer = Killer(trial, "hospital-b", "hapmap", "gwas newton", 6)
+    real, here = tmp_path / "real", tmp_path / "here"
+    line = ["submit", str(study), "--roster", str(written / "roster.json"), "--as",
+            str(trial.folders[LEAD]), "--out", str(real), "--json"]  # fmt: skip
+    ended = CliRunner().invoke(app, line)
+    killer.over = True
+    assert ended.exit_code == 0, ended.output
+    assert killer.done
+    found = json.loads(ended.stdout[ended.stdout.index("{") :])
+    whole = run_study(study, here, report=False)
+    # Equal to the last printed digit, for everybody.
+    copies = [real, trial.folders["localhost"] / "runs" / "hapmap"]
+    copies += [folder / "results" / "hapmap" for folder in folders.values()]
+    for folder in copies:
+        for name in TABLES:
+            assert (folder / name).read_bytes() == (here / name).read_bytes(), (folder, name)
+        assert read_result(folder)["tested"] == whole["tested"] > 100
+        assert "real cohorts" in (folder / "report.html").read_text()
+    assert found["simulated"] is False
+    same_as_plink(hapmap.table(real))
+    # Nothing but the first hospital's list of variants left openly, and nobody's files are known.
+    for name, folder in folders.items():
+        openly = {task for task, to in asked(folder, "hapmap") if "openly" in to}
+        assert openly == ({"gwas propose"} if name == "hospital-a" else set())
+    assert str(folders["hospital-a"]) not in (copies[1] / "study.toml").read_text()
+    told = {task for task, _ in asked(folders["hospital-b"], "hapmap")}
+    assert told <= {row["task"] for row in shown.answers}
+
+
+def same_as_plink(ours):
+    """Within 1 in the last of PLINK's four digits; statistics near zero show its single
+    precision (see tests/gwas/test_hm3.py)."""
+    printed = hapmap.printed()
+    for snp, row in ours.items():
+        for column in ("A1", "NMISS"):
+            if row["P"] != "NA":
+                assert row[column] == printed[snp][column], snp
+        for column in ("OR", "STAT", "P"):
+            mine, theirs = row[column], printed[snp][column]
+            if "NA" in (mine, theirs) or abs(float(row["STAT"])) < 0.01:
+                assert (mine == "NA") == (theirs == "NA"), (snp, column)
+                continue
+            digit = 10.0 ** (math.floor(math.log10(abs(float(theirs)))) - 3)
+            assert abs(float(mine) - float(theirs)) <= 1.001 * digit, (snp, column)

@@ -1,0 +1,406 @@
+"""A party's way into a study at real sites, and what is refused on it. No FLARE process runs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+from web_world import World
+
+from cupola.errors import DataError, FederationError, PlanError
+from cupola.flare import provision
+from cupola.flare.settings import FederationSettings
+from cupola.joining import Choice, begin
+from cupola.joining.data import described, named_data
+from cupola.joining.join import _but_for_sites
+from cupola.joining.server import NotYet, Server, Unknown, checked_url
+from cupola.secure.identity import Identity
+from cupola.secure.roster import Roster
+from cupola.sites import read_settings
+from cupola.sites.settings import SiteSettings
+from cupola.web.studies import without_paths
+
+SITES = ["north", "south", "west"]
+DATA = {"loader": "csv", "path": "table.csv", "target": "ill", "test": 0.0}
+PLAN = {
+    "name": "outcome",
+    "rounds": 2,
+    "sum": {"kind": "masked"},
+    "model": {"name": "linear"},
+    "data": {
+        "name": "elsewhere",
+        "called": "patients",
+        "kind": "classification",
+        "shape": [2],
+        "class_names": ["0", "1"],
+        "partition": {"kind": "iid", "sites": 3, "test": 0.2},
+    },
+    "evaluation": {"on": "sites"},
+    "recipe": "fedavg",
+    "local": {"lr": 0.1, "batch_size": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A server with a federation, reached by HTTP."""
+    folder = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))  # FLARE keeps notes there
+        settings = FederationSettings(
+            name="trial",
+            coordinator="localhost:1",
+            sites=SITES,
+            compensator="university",
+            users={"a@example.org": "lead"},
+        )
+        provision.init(settings, folder / "federation")
+        world = World(folder / "web", federation=folder / "federation")
+        config = uvicorn.Config(world.app, port=0, log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        beside = threading.Thread(target=server.run, daemon=True)
+        beside.start()
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        world.url = f"http://127.0.0.1:{port}"
+        yield world
+        server.should_exit = True
+        beside.join()
+
+
+@pytest.fixture
+def study(real):
+    ada, made = real.known("ada"), real.study("ada", **PLAN)
+    answer = real.post(ada, f"/studies/{made}/invite", sites="\n".join(SITES), real="yes")
+    assert answer.status_code == 200, answer.text
+    words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
+    tokens = dict(zip([*SITES, "university"], (w.split("<")[0] for w in words)))
+    return SimpleNamespace(id=made, tokens=tokens, text=answer.text)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,ill\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40)))
+    return path
+
+
+def choice(table, **more):
+    return Choice("patients", {**DATA, "path": str(table)}, **more)
+
+
+def no_kit(joining):
+    """Certificates are another test's."""
+    joining._enrol = lambda _: None
+    return joining
+
+
+def test_four_parties_agree_on_who_takes_part_and_the_study_begins(real, study, tmp_path, table):
+    assert "cupola site join https://cupola.example " in study.text
+    assert "cupola compensator join https://cupola.example " in study.text
+    parties = {}
+    for name, token in study.tokens.items():
+        role = "compensator" if name == "university" else "site"
+        made = parties[name] = no_kit(begin(tmp_path / name, real.url, token, role))
+        assert made.agreed() is None
+        if role == "site":
+            shown = made.look(choice(table))
+            assert [row["task"] for row in shown.answers][:1] == ["train"]
+            assert "at least 3 sites" in shown.answers[0]["to"]
+            assert not shown.objections
+        made.accept(choice(table) if role == "site" else Choice())
+    rosters = {name: made.agreed() for name, made in parties.items()}
+    assert len({roster.fingerprint for roster, _ in rosters.values()}) == 1
+    roster = rosters["north"][0]
+    assert [p.name for p in roster.sites] == SITES
+    assert roster.fingerprint in real.known("ada").get(f"/studies/{study.id}").text
+    with pytest.raises(FederationError, match="another roster was pinned"):
+        parties["north"].server.post("/api/site/ready", {"roster": "0" * 64})
+    for name, made in parties.items():
+        real.sweep()
+        assert made.progress()["status"] == "queued"
+        assert name in made.progress()["waiting"]
+        made.pin(*rosters[name])
+    real.sweep()
+    job, folder = real.launcher.jobs[-1]
+    assert job.real["roster"] == roster.to_json()
+    assert 'called = "patients"' in job.real["plan"]
+    assert read_settings(tmp_path / "north", SiteSettings).studies[roster.study].data == "patients"
+    again = begin(tmp_path / "north", real.url, study.tokens["north"], "site")  # broken off
+    assert again.answered
+    assert again.agreed()[0].digest == roster.digest
+    real.launcher.end(folder, "failed", "no such thing: /srv/secret place/x.csv")
+    real.sweep()
+    assert "/srv" not in again.progress()["reason"]
+    assert (tmp_path / "north" / "joining.json").stat().st_mode & 0o077 == 0
+
+
+def test_tokens_work_once_in_one_folder_for_one_role(real, study, tmp_path):
+    token = study.tokens["south"]
+    with pytest.raises(PlanError, match="cupola site join"):
+        begin(tmp_path / "a", real.url, token, "compensator")
+    assert begin(tmp_path / "a", real.url, token, "site").site == "south"
+    for wrong in (token, "foreign", "x" * 43):
+        with pytest.raises(Unknown, match="wrong, or was used"):
+            begin(tmp_path / "b", real.url, wrong, "site")
+    assert not (tmp_path / "b").exists()
+    page = real.post(real.known("cleo"), "/join", token=study.tokens["west"])
+    assert "was not used up" in page.text  # a browser cannot be a real site
+    begin(tmp_path / "c", real.url, study.tokens["west"], "site").decline()
+    with pytest.raises(Unknown):
+        begin(tmp_path / "c", real.url, study.tokens["west"], "site")
+    shown = real.known("ada").get(f"/studies/{study.id}").text
+    assert "declined" in shown
+    assert "certificate" not in real.known("ada").get("/audit").text
+
+
+def test_a_lost_key_is_replaced_by_a_new_token(real, study, tmp_path):
+    first = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
+    page = real.known("ada").get(f"/studies/{study.id}").text
+    number = page.split(f"/studies/{study.id}/renew/")[1].split('"')[0]
+    answer = real.post(real.known("ada"), f"/studies/{study.id}/renew/{number}").text
+    token = answer.split("<pre>")[1].split("<")[0]
+    with pytest.raises(Unknown):
+        first.progress()
+    assert begin(tmp_path / "b", real.url, token, "site").site == "north"
+
+
+def zipped(**files):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return made.getvalue()
+
+
+def members(path):
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_certificates_are_for_the_tokens_name_once_and_nothing_else(real, study, tmp_path):
+    """One test, since making keys takes its time."""
+    joining = begin(tmp_path / "north", real.url, study.tokens["north"], "site")
+    folder = real.settings.federation
+    invitations = folder / "invitations"
+    own = provision.request(invitations / "north.toml", tmp_path / "own")
+    other = provision.request(invitations / "south.toml", tmp_path / "other")
+    files = members(own)
+    csr = members(other)["south.csr"]
+    facts = json.loads(files["request.json"])
+    wrong = {
+        "another name": (other.read_bytes(), "must be the certificate"),
+        "another's key": (zipped(**{**files, "north.csr": csr}), "can be signed"),
+        "outside": (zipped(**files, **{"../../evil": b"x"}), "can be signed"),
+        "root": (zipped(**files, **{"/etc/evil": b"x"}), "can be signed"),
+        "name": (
+            zipped(**{**files, "request.json": json.dumps({**facts, "name": "../north"})}),
+            "must be the certificate",
+        ),
+        "kind": (
+            zipped(**{**files, "request.json": json.dumps({**facts, "cert_type": "lead"})}),
+            "can be signed",
+        ),
+        "no zip": (b"PK\x03\x04", "can be signed"),
+        "nothing": (b"", "at most"),
+        "large": (bytes(70_000), "at most"),
+    }
+
+    def ask(body):
+        return joining.server.post(
+            "/api/site/certificate", {"request": base64.b64encode(body).decode()}
+        )
+
+    for what, (body, said) in wrong.items():
+        with pytest.raises(FederationError, match=said) as refused:
+            ask(body)
+        assert str(tmp_path) not in str(refused.value), what
+        assert str(folder) not in str(refused.value), what
+    assert not list((folder / "signed").glob("*.zip"))
+    assert not list(folder.parent.rglob("evil"))
+    signed = base64.b64decode(ask(own.read_bytes())["signed"])
+    assert base64.b64decode(ask(own.read_bytes())["signed"]) == signed  # broken off, asked again
+    again = provision.request(invitations / "north.toml", tmp_path / "second")
+    with pytest.raises(FederationError, match="certificate for another key"):
+        ask(again.read_bytes())
+    # The other side: what a server sends is no way into the site's folder.
+    good = members(io.BytesIO(signed))
+    for evil in ("../../evil", "/tmp/evil", "a/../../evil"):
+        body = base64.b64encode(zipped(**good, **{evil: b"x"})).decode()
+        joining.folder = tmp_path / "own"
+        joining.server = SimpleNamespace(post=lambda *_, body=body: {"signed": body})
+        with pytest.raises(FederationError):
+            joining._enrol(joining.terms)
+        assert not (tmp_path / "own" / "kit").exists()
+    body = base64.b64encode(signed).decode()
+    joining.server = SimpleNamespace(post=lambda *_: {"signed": body})
+    joining._enrol(joining.terms)
+    assert (tmp_path / "own" / "kit" / "startup").is_dir()
+    for key in (tmp_path / "own").rglob("*.key"):
+        assert key.read_bytes() not in signed + own.read_bytes()
+        assert not [p for p in folder.parent.rglob("*.key") if p.read_bytes() == key.read_bytes()]
+    joining.asked["real"]["authority"] = "SHA256:" + ":".join(["00"] * 32)
+    del joining.terms
+    with pytest.raises(DataError, match="belongs to the federation 'trial'"):
+        joining._enrol(joining.terms)
+
+
+def test_terms_that_would_lead_elsewhere_are_refused(real, study, tmp_path):
+    joining = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
+    good = dict(joining.asked["real"])
+    for key, value in (
+        ("name", "../north"), ("study", "../../x"), ("study", "a/b"), ("coordinator", "x\n"),
+        ("authority", "none"), ("kind", "user"), ("sites", 0), ("more", "x"),
+    ):  # fmt: skip
+        joining.asked["real"] = {**good, key: value}
+        joining.__dict__.pop("terms", None)
+        with pytest.raises(FederationError, match="not well formed"):
+            _ = joining.terms
+
+
+def test_what_was_accepted_cannot_be_exchanged(real, study, tmp_path, table):
+    joining = no_kit(begin(tmp_path / "a", real.url, study.tokens["north"], "site"))
+    joining.accept(choice(table))
+    own = Identity.open(tmp_path / "a" / "identity.json").public
+    others = tuple(Identity.simulated(i, n).public for i, n in enumerate(SITES[1:]))
+    third = Identity.simulated(9, "university").public
+    plan, name = joining.accepted["plan"], joining.accepted["study"]
+    joining._compare(Roster(name, (own, *others), third), plan)
+    joining._compare(Roster(name, (own, *others), third), plan.replace("sites = 3", "sites = 4"))
+    stranger = Identity.simulated(8, "elsewhere").public
+    for roster, text, said in (
+        (Roster("another", (own, *others), third), plan, "another study"),
+        (Roster(name, (own, *others), third), plan.replace("rounds = 2", "rounds = 9"), "the plan"),
+        (Roster(name, (own, *others), stranger), plan, "another compensator"),
+        (Roster(name, (own, *others), None), plan, "another compensator"),
+        (Roster(name, (stranger, *others), third), plan, "own keys"),
+    ):
+        with pytest.raises(FederationError, match=said):
+            joining._compare(roster, text)
+    of_cohorts = 'test = "linear"\n[[cohorts]]\nname = "a"\n'
+    assert _but_for_sites(of_cohorts) == _but_for_sites(of_cohorts.replace('"a"', '"b"'))
+    leaving = of_cohorts + "may_leave = true\n"
+    assert _but_for_sites(of_cohorts) != _but_for_sites(leaving)
+    weaker = SimpleNamespace(study=name, minimum=2, compensator=third, sites=(own, *others))
+    with pytest.raises(FederationError, match="fewer sites"):
+        joining._compare(weaker, plan)
+
+
+def test_a_site_is_not_widened_by_what_a_study_asks(real, tmp_path, table):
+    """Answers without masks need a word of their own; settings that are there are the site's."""
+    plan = {**PLAN, "sum": {"kind": "plain"}}
+    made = real.study("ada", **plan)
+    answer = real.post(real.known("ada"), f"/studies/{made}/invite", sites="north", real="yes")
+    token = answer.text.split("<pre>")[1].split("<")[0]
+    joining = no_kit(begin(tmp_path / "a", real.url, token, "site"))
+    assert "without masks" in " ".join(joining.look(choice(table)).objections)
+    with pytest.raises(PlanError, match="without masks"):
+        joining.accept(choice(table))
+    assert not (tmp_path / "a" / "cupola-site.toml").exists()
+    shown = joining.look(choice(table, openly=("train", "evaluate")))
+    assert "own answer" in shown.answers[0]["to"]
+    (tmp_path / "a" / "cupola-site.toml").write_text('name = "north"\n')
+    with pytest.raises(PlanError, match="change it there"):
+        joining.look(choice(table, openly=("train",)))
+    (tmp_path / "a" / "cupola-site.toml").write_text('name = "south"\n')
+    with pytest.raises(DataError, match="folder of 'south'"):
+        joining.look(choice(table))
+
+
+def test_only_sites_of_the_federation_and_plans_for_them(real):
+    ada = real.known("ada")
+    for plan, sites, said in (
+        (PLAN, "east", "no site of the federation"),
+        ({**PLAN, "twin": True}, "north", "twin"),
+        ({**PLAN, "privacy": {"mechanism": "dp-sgd", "epsilon": 2.0}}, "north", "privacy.noise"),
+        ({**PLAN, "privacy": {"mechanism": "central", "noise": 2.0}}, "north", "everybody knows"),
+    ):
+        made = real.study("ada", **plan)
+        answer = real.post(ada, f"/studies/{made}/invite", sites=sites, real="yes")
+        assert answer.status_code == 409
+        assert said in answer.text
+
+
+def test_without_a_federation_nothing_is_real(world):
+    made = world.study("ada")
+    answer = world.post(world.known("ada"), f"/studies/{made}/invite", sites="a", real="yes")
+    assert answer.status_code == 409
+    token = world.invite(world.known("ada"), made, "a")["a"]
+    site = world.visitor()
+    key = site.post("/api/join", json={"token": token}).json()["key"]
+    bearer = {"Authorization": f"Bearer {key}"}
+    signed = site.post("/api/site/certificate", json={"request": "eA=="}, headers=bearer)
+    assert signed.status_code == 409
+    assert site.get("/api/site/roster", headers=bearer).status_code == 404
+    assert site.post("/api/site/ready", json={"roster": ""}, headers=bearer).status_code == 404
+
+
+def test_a_simulated_site_joins_with_the_same_command(real, tmp_path):
+    made = real.study("ada")
+    token = real.invite(real.known("ada"), made, "a")["a"]
+    joining = begin(tmp_path / "a", real.url, token, "site")
+    assert joining.terms is None
+    joining.accept(Choice())
+    folder = real.finish(made)
+    (folder / "run" / "plan.toml").write_text("x = 1\n")
+    seen = []
+    assert joining.take_part(seen.append, every=0.01)["status"] == "finished"
+    assert (joining.results / "plan.toml").read_text() == "x = 1\n"
+    joining.server.url += "/nowhere"
+    with pytest.raises(NotYet):
+        joining.progress()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.org", "ftp://x", "example.org", "https://", "https://a:b@c", "http://[::2",
+     "https://x/?q=1", "http://localhost.evil.org"],
+)  # fmt: skip
+def test_tokens_go_over_https_only(url):
+    with pytest.raises(PlanError):
+        checked_url(url)
+
+
+def test_a_redirect_is_not_followed(world):
+    server = uvicorn.Server(uvicorn.Config(world.app, port=0, log_level="error", lifespan="off"))
+    beside = threading.Thread(target=server.run, daemon=True)
+    beside.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        with pytest.raises(FederationError, match="303"):
+            Server(f"http://127.0.0.1:{port}", "secret").get("/audit")
+    finally:
+        server.should_exit = True
+        beside.join()
+
+
+def test_data_sets_as_people_write_them(tmp_path, table):
+    assert named_data("patients") == ("patients", None)
+    assert named_data("p={part = 2}") == ("p", {"part": 2})
+    assert named_data(f"p={table}", "ill")[1] == {**DATA, "path": str(table)}
+    for wrong in ("=x", "p={", f"p={table}", f"p={tmp_path}/nothing"):
+        with pytest.raises((PlanError, DataError)):
+            named_data(wrong)
+    for end in ("bed", "bim", "fam", "cov", "a.keep"):
+        (tmp_path / f"chip.{end}").write_text("")
+    base = str(tmp_path / "chip")
+    whole = {"bfile": base, "cov": f"{base}.cov"}
+    assert described(tmp_path / "chip") == described(tmp_path / "chip.bed") == whole
+    assert described(tmp_path / "chip.a.keep") == {**whole, "keep": f"{base}.a.keep"}
+
+
+def test_reasons_name_no_places():
+    said = "cannot read '/srv/cupola/data/x.bed': see https://example.org/a and 3/4 of /etc/y.toml"
+    assert without_paths(said) == (
+        "cannot read 'x.bed': see https://example.org/a and 3/4 of y.toml"
+    )

@@ -22,7 +22,7 @@ STUDY = {
     "trait": {"column": "CC"},
     "covariates": ["AGE", "SEX", "BMI", "SMOKE"],
     "sum": "masked",
-    "chunk": 16,
+    "chunk": 32,
     "checkpoint_seconds": 0.5,
     "timeout": 8.0,
 }

@@ -64,7 +64,7 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
     written = trial.folder / "studies" / "hapmap"
     shown = preview(folders["hospital-b"], written / "plan.toml", written / "roster.json")
     assert not shown.objections
-    killer = Killer(trial, "hospital-b", "hapmap", "gwas newton", 6)
+    killer = Killer(trial, "hospital-b", "hapmap", "gwas newton", 2)
     real, here = tmp_path / "real", tmp_path / "here"
     line = ["submit", str(study), "--roster", str(written / "roster.json"), "--as",
             str(trial.folders[LEAD]), "--out", str(real), "--json"]  # fmt: skip

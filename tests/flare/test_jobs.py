@@ -188,6 +188,32 @@ def test_plans_that_real_sites_cannot_run_are_refused(line, said):
         checked(Job("study", f"{line}\n{PLAN}", JOB.sites))
 
 
+def test_a_study_and_its_roster_must_agree():
+    from cupola.plan.study import for_real_cohorts, load_study
+    from cupola.secure.roster import simulated_roster
+
+    cohorts = [{"name": f"site {i}", "bfile": f"secret/{i}"} for i in range(3)]
+    given = {"test": "chi-square", "sum": "masked", "fingerprints": True, "salt": "hidden"}
+    whole = load_study({**given, "cohorts": cohorts})
+    text = for_real_cohorts(whole).to_toml()
+    assert "secret" not in text
+    assert "hidden" not in text
+    roster = simulated_roster(1, "study", 3, compensator=True, minimum=3)[0]
+    named = [{"name": party.name} for party in roster.sites]
+    study = for_real_cohorts(load_study({**given, "cohorts": named}, elsewhere=True)).to_toml()
+    names = [party.name for party in roster.sites]
+    job = Job("study", study, names, "third", roster.to_json())
+    assert checked(job).fingerprints
+    others = study.replace(names[0], "another")
+    with pytest.raises(PlanError, match="the same names"):
+        checked(Job("study", others, names, "third", roster.to_json()))
+    fewer = simulated_roster(1, "study", 3, compensator=True, minimum=2)[0]
+    with pytest.raises(PlanError, match="--minimum 3"):
+        checked(Job("study", study, names, "third", fewer.to_json()))
+    with pytest.raises(PlanError, match="roster"):
+        checked(Job("study", study, names))
+
+
 def _zip(names):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:

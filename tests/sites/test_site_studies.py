@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from cupola.errors import FederationError
 from cupola.federation import InProcess, drive
 from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
@@ -18,6 +19,7 @@ from cupola.plan.study import load_study
 from cupola.secure import Masked, Roster
 from cupola.sites import join_compensator, join_site, make_keys, read_ledger
 from cupola.sites.preview import preview
+from cupola.sites.proposal import read_proposal
 
 COHORTS = Path(__file__).parents[1] / "gwas" / "cohorts.py"
 
@@ -91,6 +93,7 @@ def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
     opened.append(trial)
     shown = preview(trial.site(1), trial.base / "study.toml", trial.base / "roster.json")
     assert {row["task"] for row in shown.answers} >= {"gwas people", "gwas counts", "gwas propose"}
+    assert all(row["bytes"] > 0 and row["reveals"] for row in shown.answers)
     sites, third = trial.open()
     program, expected = in_process(plan, trial.base)
     states = []
@@ -113,9 +116,35 @@ def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
     assert all(line["again"] for line in last)
     told = {line["task"] for line in read_ledger(trial.site(0), trial.study) if "bytes" in line}
     assert "gwas propose" in told
+    assert told <= {row["task"] for row in shown.answers}
     openly = [line for line in read_ledger(trial.site(1), trial.study)
               if line["to"] == "coordinator, openly" and "bytes" in line]  # fmt: skip
     assert not openly  # only the first cohort proposes
+
+
+def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, cohorts, opened):
+    trial, plan = association(tmp_path / "all", cohorts, "linear")
+    opened.append(trial)
+    path = trial.site(1) / "c.cov"
+    path.write_text(path.read_text().replace("p60 ", "p60 secret ", 1))
+    reach = Masked(*trial.open(), trial.roster)
+    reach.quorum = 1.0
+    with pytest.raises(FederationError, match="site 1: cov-columns") as error:
+        drive(Association(plan.study(), 3), reach)
+    assert "c.cov" not in str(error.value)
+    log = next((trial.site(1) / "studies").iterdir()) / "log.txt"
+    assert "c.cov" in log.read_text()
+
+
+def test_a_study_asks_what_its_test_needs_and_nothing_else():
+    names = [{"name": name} for name in "abc"]
+    facts = {"test": "chi-square", "cohorts": names, "variants": "public.bim"}
+    proposal = read_proposal(tomli_w.dumps(facts))
+    assert proposal.asks("gwas counts")
+    for task in ("gwas newton", "gwas propose", "gwas fingerprints", "train"):
+        assert not proposal.asks(task)
+    assert read_proposal(tomli_w.dumps({**facts, "test": "logistic"})).asks("gwas newton")
+    assert proposal.openly == ("gwas *",)  # its sums are plain
 
 
 def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path, cohorts):

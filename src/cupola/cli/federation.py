@@ -228,9 +228,10 @@ def _follow(watch: Any, folder: Path) -> Any:
     said: set[str] = set()
 
     def tell(told: dict[str, Any]) -> None:
+        then = "waiting for it" if told.get("part") else "going on without it"
         for name in told.get("away", []):
             if name not in said:
-                typer.echo(f"no answer from {name}: going on without it", err=True)
+                typer.echo(f"no answer from {name}: {then}", err=True)
         said.clear()
         said.update(told.get("away", []))
         if watch is not None and told.get("part"):

@@ -41,6 +41,11 @@ minimum = 3                    # sites in a total, at least
 # path = "patients.csv"
 # target = "outcome"
 # test = 0.0                   # all rows are this site's; none are public
+
+# [data.cohort]                # PLINK's files, for association studies
+# bfile = "chip"               # chip.bed, chip.bim, chip.fam
+# pheno = "traits.pheno"
+# cov = "people.cov"
 """
 
 
@@ -118,7 +123,8 @@ def _show(found: dict[str, Any]) -> None:
     for name, fingerprint in found["members"]:
         typer.echo(f"  {name}: {fingerprint}")
     for row in found["answers"]:
-        times = "as often as needed" if row["times"] is None else f"{row['times']} times"
+        known = {None: "as often as needed", 1: "once"}
+        times = known.get(row["times"], f"{row['times']} times")
         size = "" if row["bytes"] is None else f", {words.size(row['bytes'])} each"
         typer.secho(f"\n{row['task']}: {times}{size}", bold=True)
         typer.echo(f"  tells       {row['reveals']}")

@@ -42,7 +42,8 @@ def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], 
     if result.get("status") != "finished":
         raise DataError(f"{folder} holds no finished study")
     run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
-    table = table or read_results(folder / result["files"][0])
+    # Of a study at real sites the result is the coordinator's word: it names a file in here.
+    table = table or read_results(folder / Path(str(result["files"][0])).name)
     body = [
         _warnings(run),
         _headline(run),

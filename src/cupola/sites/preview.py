@@ -22,6 +22,7 @@ from cupola.federation.program import Program
 from cupola.gwas import Association, Files, read_variants
 from cupola.gwas.files import read_people
 from cupola.gwas.outline import outline
+from cupola.gwas.tasks import OPENLY, PROPOSE
 from cupola.learn import Training, TrainingHost
 from cupola.plan import compose
 from cupola.plan.parties import learned, learned_of_study
@@ -201,12 +202,14 @@ def _row(kind: str, question: Question, proposal: Proposal, roster: Roster) -> d
         who = f"coordinator: the total of at least {roster.minimum} sites"
         how = protection(question.protection, roster.minimum)
     else:
-        types = {"float": np.float32, "int": np.int64, "bool": np.bool_}
+        whole = np.uint8 if question.task in OPENLY else np.int64  # lists and hashes are bytes
+        types = {"float": np.float32, "int": whole, "bool": np.bool_}
         arrays: dict[str, np.ndarray] = {
             n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
             for n, s in question.expects.items()
         }
-        size, who = contribution_size(arrays), "coordinator: this site's own answer"
+        whose = "the first site's" if question.task == PROPOSE else "this site's"
+        size, who = contribution_size(arrays), f"coordinator: {whose} own answer"
         how = question.protection
     numbers = sum(math.prod(spec.shape) for spec in question.expects.values())
     return {

@@ -105,6 +105,13 @@ def test_another_standardisation_and_other_variants(standing):
     moments = asker.moments("distance", True, [40.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     with pytest.raises(Declined, match="asked-otherwise-before"):
         _ask(engine, moments)
+    everybody = asker.people_question()
+    otherwise = {**everybody.options, "regression": False}
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        _ask(engine, replace(everybody, options=otherwise))
+    cases = asker.counts(program.chunks(state)[0], True, [0], True)
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        _ask(engine, replace(cases, step=state.step))
     with pytest.raises(Declined, match="variants-not-agreed"):
         _ask(engine, replace(question, options={**question.options, "stop": 10**6}))
     with pytest.raises(Declined, match="variants-not-agreed"):

@@ -50,6 +50,7 @@ def people(own: Site, site: SiteContext, question: Question) -> Contribution:  #
     """Counts of people: by group, of males among them, and of those tested, for either reading of
     the trait; and whether the trait can be read as binary."""
     cohort = own.cohort
+    own.pin("people", [question.options[n] for n in ("binary", "regression", "one_sided")])
     stated, regression = question.options["binary"], bool(question.options["regression"])
     binary = cohort.looks_binary if stated is None else bool(stated)
     found = groups(cohort, binary)
@@ -170,6 +171,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     those with two copies, in cases and controls (or all)."""
     (local, swapped), cohort, options = _rows(own, site, question), own.cohort, question.options
     kind, binary = int(options["kind"]), bool(options["binary"])
+    own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary)[list(options["groups"])] & present(cohort, kind)
     single = haploid(cohort, kind)
     people = np.concatenate([asked & ~single, asked & single])

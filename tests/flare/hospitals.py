@@ -26,7 +26,7 @@ PLANS = {
         "model": {"name": "linear"},
         "privacy": {"mechanism": "dp-sgd", "noise": 1000.0, "clip": 0.001, "delta": 1e-5},
     },
-    "killed": {"rounds": 24, "sum": {"kind": "masked"}, "engine": {"timeout": 8}},
+    "killed": {"rounds": 14, "sum": {"kind": "masked"}, "engine": {"timeout": 8}},
     "faulty": {
         "rounds": 5000,
         "model": {"name": "linear"},

@@ -270,13 +270,13 @@ def test_kill_nine(tmp_path: Path) -> None:
     ],
 )
 def test_kill_nine_again_and_again(tmp_path: Path, start: Any, settings: list[str]) -> None:
-    kill_often(tmp_path, start, settings, 4, len(settings))
+    kill_often(tmp_path, start, settings, 4 if start is forked else 2, len(settings))
 
 
 @pytest.mark.slow
 def test_kill_nine_with_separate_sites(tmp_path: Path) -> None:
     settings = ["rounds=60", "recipe=fedcmb", "engine.kind=separate", "data.partition.sites=2"]
-    kill_often(tmp_path, spawned, settings, 2, 0)
+    kill_often(tmp_path, spawned, settings, 1, 0)
 
 
 @pytest.mark.slow

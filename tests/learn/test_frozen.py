@@ -439,9 +439,9 @@ def frozen_host(sizes, level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [[], [{"freeze": ["3.weight"], "sites": [2]}]])
-def test_separate_processes_regenerate_the_same(level):
+def test_separate_processes_regenerate_the_same():
     data = small.digits(SIZES)
+    level = [{"freeze": ["3.weight"], "sites": [2]}]
     choice = Trainable(freeze=("1",), level=tuple(Level.model_validate(v) for v in level))
     program = training(data, choice, rounds=2, local=SGD)
     ledgers = Ledger(), Ledger()

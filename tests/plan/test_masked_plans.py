@@ -95,7 +95,7 @@ def test_kill_nine_with_masked_sums(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
-    settings = ["sum=masked", "rounds=15", "engine.kind=separate", "data.partition.sites=3"]
+    settings = ["sum=masked", "rounds=8", "engine.kind=separate", "data.partition.sites=3"]
     kill_often(tmp_path, spawned, settings, 1, 2)
 
 

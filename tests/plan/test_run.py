@@ -262,7 +262,7 @@ def test_kill_nine(tmp_path: Path) -> None:
     ("start", "settings"),
     [
         (forked, ["rounds=800", "participation.kind=poisson", "participation.fraction=.4"]),
-        (spawned, ["rounds=500", "recipe=scaffold"]),
+        (spawned, ["rounds=250", "recipe=scaffold"]),
         (
             forked,
             ["rounds=800", "recipe=fedcmb+wga", "data.partition.test=.2", "evaluation.on=both"],

@@ -107,7 +107,9 @@ class Federation:
             path.write_bytes(body)
             try:
                 asked = provision.requested_name(path)
-                if asked == name:
+                if asked == name:  # whose key it is stands first: a crash leaves nobody locked out
+                    mark.parent.mkdir(exist_ok=True)
+                    mark.write_text(hashed)
                     made = provision.approve(path, self.folder)
             except CupolaError as error:
                 _LOG.warning("a request of '%s' was not signed: %s", name, error)
@@ -116,7 +118,6 @@ class Federation:
                 ) from None
             if asked != name:
                 raise Refused(f"the token is for '{name}', and so must be the certificate")
-            mark.write_text(hashed)
             return base64.b64encode(made.read_bytes()).decode()
 
 

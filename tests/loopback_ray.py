@@ -59,6 +59,9 @@ class Loopback:
     def kill(self, actor: Any) -> None:
         actor.dead = True
 
+    def method(self, **where: Any) -> Any:  # noqa: ARG002
+        return lambda function: function
+
     def remote(self, **needs: Any) -> Any:  # noqa: ARG002
         def wrap(kind: type) -> Any:
             return SimpleNamespace(remote=lambda: self._started(kind))

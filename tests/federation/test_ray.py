@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 from types import SimpleNamespace
 
 import hosts
@@ -13,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_ray import Loopback
+from safetensors.numpy import load_file
 from test_federation import BROKEN, X
 
 from cupola.errors import FederationError
@@ -161,3 +167,47 @@ def test_dead_and_frozen_workers(cluster):  # noqa: ARG001
 
 
 PID = Question("test process", expects=N)
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """A cluster that somebody else started, with tokens; the address for its clients."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # else Ray's own server fails at times
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets need short paths
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0)), two.bind(("127.0.0.1", 0))
+        port, clients = one.getsockname()[1], two.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1"),
+        *(f"--port={port}", f"--ray-client-server-port={clients}", f"--temp-dir={place}"),
+    ]
+    with (tmp_path / "head.txt").open("wb") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=log)
+    yield f"ray://127.0.0.1:{clients}"
+    running.terminate()
+    running.wait(60)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_plan_over_a_cluster_that_was_there(head, tmp_path):
+    """As docs/engine.md says: by a `ray://` address, from a process that only talks to the head."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'name = "over"\nrounds = 3\nmodel = "mlp"\n'
+        'data = { name = "digits", partition = { kind = "iid", sites = 20 } }\n'
+    )
+    runs = []
+    for kind, more in (("in-process", []), ("ray", [f"--set=engine.address={head}"])):
+        call = [sys.executable, "-m", "cupola", "run", str(plan), f"--set=engine.kind={kind}"]
+        runs.append(tmp_path / kind)
+        done = subprocess.run(
+            [*call, *more, "--out", str(runs[-1])], capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stderr + (tmp_path / "head.txt").read_text()
+    here, there = (load_file(run / "model.safetensors") for run in runs)
+    for name, tensor in here.items():
+        np.testing.assert_allclose(tensor, there[name], atol=1e-6)

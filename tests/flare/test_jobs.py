@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -261,3 +263,24 @@ def test_too_few_answers_are_waited_for_and_others_are_left_out():
     assert found[2].code == "answer is too large"
     never = FlareSites(lambda *_: {"a": "late"}, ["a"], patience=0.01)
     assert dict(never._ask(Question("t"), [0]))[0].code == "late"
+
+
+def test_refused_certificates_are_audited_and_nothing_said_is_lost(tmp_path):
+    program = """
+import os, sys, time
+from nvflare.fuel.sec.audit import AuditService
+from cupola.flare.refusals import audit_refused_certificates
+AuditService.initialize(sys.argv[1])
+audit_refused_certificates()
+os.write(2, b"I1 ssl.cc:25] Handshake failed: CERTIFICATE_VE")
+time.sleep(0.1)
+os.write(2, b"RIFY_FAILED: unknown issuer\\nI2 all well\\n" + b"." * 200_000)
+sys.stderr.write("the last word")
+"""
+    log = tmp_path / "audit.log"
+    call = [sys.executable, "-c", program, str(log)]
+    said = subprocess.run(call, capture_output=True, text=True, check=True).stderr
+    assert said.startswith("I1 ssl.cc:25]")
+    assert said.endswith("...the last word")
+    (event,) = log.read_text().splitlines()
+    assert event.endswith("[A:cupola.certificate_refused]CERTIFICATE_VERIFY_FAILED: unknown issuer")

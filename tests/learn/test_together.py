@@ -13,6 +13,8 @@ from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import InProcess, drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
+from cupola.learn.samples import samples_of
+from cupola.learn.workspace import Workspace
 from cupola.nn import find_loss
 
 
@@ -244,3 +246,21 @@ def test_samples_kept_between_rounds_are_the_right_ones(monkeypatch, kept):
         for mode in ("one-by-one", "explicit")
     )
     agree(one, many, 1e-12)
+
+
+def test_samples_are_kept_as_long_as_their_sites_data_and_no_longer():
+    data = sites([5, 9, 3])
+    problem = Problem(network(), find_loss("cross_entropy"), "classification", 3, (12,), "cpu")
+    space, held = Workspace(problem), [data.site(i).train for i in range(3)]
+    kept = samples_of(space, held).x
+    assert samples_of(space, held[1:]).x is kept  # not prepared again
+    for seed in range(1, 4):  # made when asked, and gone after it
+        made = [Dataset(*each) for each in _arrays(sites([4, 6], seed=seed))]
+        found = samples_of(space, made)
+        assert torch.equal(found.x[found.first[1] :][:6], made[1].x)
+        del made
+    assert len(samples_of(space, held).x) == 17
+
+
+def _arrays(data):
+    return [(data.site(i).train.x, data.site(i).train.y) for i in range(len(data))]

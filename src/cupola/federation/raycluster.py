@@ -108,6 +108,9 @@ class RayCluster(InProcess):
             )
         share = min(1.0, present.get("GPU", 0) / count) if gpus else 0.0
         needs = {"num_cpus": 1, "num_gpus": share, "max_restarts": 0}
+        # In a group of its own a worker tells its progress while it computes. (Named here and not
+        # with every call: clients of a `ray://` address cannot.)
+        self._ray.method(concurrency_group="watch")(Worker.progress)
         return self._ray.remote(**needs, concurrency_groups={"watch": 1})(Worker), count
 
     def _begin(self, slots: Sequence[_Slot]) -> None:
@@ -258,7 +261,7 @@ class RayCluster(InProcess):
         """How far a worker is; None if it does not say, since it is frozen or dead."""
         if slot.actor is None:  # another job of its has found that out
             return None
-        asked = slot.actor.progress.options(concurrency_group="watch").remote()
+        asked = slot.actor.progress.remote()
         ready, _ = self._ray.wait([asked], timeout=min(PULSE, self.timeout))
         with suppress(self._ray.exceptions.RayError):
             return self._ray.get(asked) if ready else None

@@ -23,6 +23,13 @@ def library() -> Any:
         ) from error
 
 
+#: What a `ray://` address asks of both ends; Ray's own errors do not say it.
+CLIENT_NEEDS = (
+    "; a cluster with tokens (Ray's default) wants RAY_AUTH_MODE=token and the head's "
+    "~/.ray/auth_token here, and its head wants pip install 'ray[default]'"
+)
+
+
 def connect(ray: Any, address: str | None, workers: int) -> Callable[[], None]:
     """Connect to a cluster, or start one; how to undo that."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -35,8 +42,10 @@ def connect(ray: Any, address: str | None, workers: int) -> Callable[[], None]:
             ) from error
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             why = str(error).strip().split("\n")[0]
+            client = address.startswith("ray://")
             raise FederationError(
                 f"engine.address = '{address}': no Ray cluster can be reached there ({why})"
+                + (CLIENT_NEEDS if client else "")
             ) from error
         return ray.shutdown
     # Sockets are in this folder, and their paths must be short.

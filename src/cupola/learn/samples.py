@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class Samples(NamedTuple):
 
 def samples_of(space: Workspace, data: Sequence[Dataset]) -> Samples:
     """Samples of these sites and of others: those that come again are not prepared again."""
-    if "samples" not in space.cache:
+    if "samples" not in space.cache or space.cache["samples"].stale:
         space.cache["samples"] = Pool()
     pool: Pool = space.cache["samples"]
     if not all(id(d) in pool.first for d in data):
@@ -40,12 +41,21 @@ def samples_of(space: Workspace, data: Sequence[Dataset]) -> Samples:
 
 
 class Pool:
-    """Samples of many sites one after the other. data keeps them alive, so that ids stay theirs."""
+    """Samples of many sites one after the other, as long as others hold the sites' data, too.
+
+    Sites whose data are made when they are asked do not come again with the same data: once any
+    are gone, the pool is stale (and their ids may be given to others).
+    """
 
     def __init__(self) -> None:
         self.x, self.y = torch.empty(0), torch.empty(0)
-        self.data: list[Dataset] = []
+        self.alive: list[weakref.ref[Dataset]] = []
         self.first: dict[int, int] = {}
+        self._gone: list[weakref.ref[Dataset]] = []
+
+    @property
+    def stale(self) -> bool:
+        return bool(self._gone)
 
     @property
     def bytes(self) -> int:
@@ -58,9 +68,9 @@ class Pool:
         if self.bytes + more > limit:
             return False
         places = np.cumsum([len(self.x), *(len(x) for x, _ in pairs)])
-        kept = [(self.x, self.y)] if self.data else []
+        kept = [(self.x, self.y)] if self.alive else []
         self.x = torch.cat([x for x, _ in (*kept, *pairs)])
         self.y = torch.cat([y for _, y in (*kept, *pairs)])
-        self.data += data
+        self.alive += [weakref.ref(d, self._gone.append) for d in data]
         self.first |= {id(d): int(place) for d, place in zip(data, places)}
         return True

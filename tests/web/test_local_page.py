@@ -155,6 +155,15 @@ def test_a_person_reads_chooses_compares_and_takes_part(site, tmp_path):
     until(site, "over")
     page = site.get(here).text
     assert "has finished" in page
+    results = site.app_.state.visit.joining.results
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "report.html").write_text("<script>alert(1)</script>")
+    assert f'href="{here}results/report.html"' in site.get(here).text
+    got = site.get(f"{here}results/report.html")
+    assert got.headers["content-disposition"].startswith("attachment")
+    assert got.headers["content-type"] == "application/octet-stream"
+    for outside in ("identity.json", "..%2Fidentity.json", "%2E%2E/identity.json", "nothing"):
+        assert site.get(f"{here}results/{outside}").status_code == 404, outside
     assert ("/api/site/ready", {"roster": site.server.roster.digest.hex()}) in site.server.posted
 
 

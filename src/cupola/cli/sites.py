@@ -123,8 +123,7 @@ def _show(found: dict[str, Any]) -> None:
     for name, fingerprint in found["members"]:
         typer.echo(f"  {name}: {fingerprint}")
     for row in found["answers"]:
-        known = {None: "as often as needed", 1: "once"}
-        times = known.get(row["times"], f"{row['times']} times")
+        times = "as often as needed" if row["times"] is None else words.times(row["times"])
         size = "" if row["bytes"] is None else f", {words.size(row['bytes'])} each"
         typer.secho(f"\n{row['task']}: {times}{size}", bold=True)
         typer.echo(f"  tells       {row['reveals']}")

@@ -31,6 +31,11 @@ def finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def times(often: int) -> str:
+    """How often something is done."""
+    return "once" if often == 1 else f"{often:,} times"
+
+
 def number(value: Any, digits: int = 4) -> str:
     """Thousands with commas, small ones with the given significant digits."""
     if not finite(value):

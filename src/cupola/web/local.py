@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException as Refusal
 from starlette.responses import PlainTextResponse
@@ -64,6 +64,13 @@ class Visit:
         """The site's settings, if it has some."""
         made = (self.folder / SITE).exists()
         return read_settings(self.folder, SiteSettings) if made else None
+
+    @property
+    def results(self) -> list[str]:
+        """Files of a finished study, in the site's own folder."""
+        if self.joining is None or (self.stage, self.progress.get("status")) != (OVER, "finished"):
+            return []
+        return sorted(path.name for path in self.joining.results.glob("*") if path.is_file())
 
     def enter(self, url: str, token: str) -> None:
         self.joining = begin(self.folder, url, token, "site")
@@ -202,6 +209,15 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     def state() -> dict[str, Any]:
         return visit.state()
 
+    @app.get("/{given}/results/{name}", dependencies=guard)
+    def result(name: str) -> Response:
+        """To be saved, never shown here: a coordinator's file must not run beside the secret."""
+        if name not in visit.results or visit.joining is None:
+            raise HTTPException(404, "there is no such file")
+        return FileResponse(
+            visit.joining.results / name, filename=name, media_type="application/octet-stream"
+        )
+
     @app.post("/{given}/{step}", dependencies=guard)
     def act(request: Request, step: str, form: Posted) -> Response:
         text = {key: str(value).strip() for key, value in form.items()}
@@ -278,13 +294,10 @@ def _show(request: Request, visit: Visit, here: str, status: int = 200) -> Respo
             sets = list(known.data) if known else []
             files = files_here(visit.folder)
             openly = joining.proposal.openly
-    results: list[str] = []
-    if visit.stage == OVER and joining is not None and visit.progress.get("status") == "finished":
-        results = sorted(path.name for path in joining.results.glob("*"))
     return page(
         request, "local.html", status=status, home=here, here=here, visit=visit, joining=joining,
         terms=joining.terms if joining else None, sets=sets, files=files, openly=openly,
-        known=known, results=results, cores=os.cpu_count() or 1, state=visit.state(),
+        known=known, results=visit.results, cores=os.cpu_count() or 1, state=visit.state(),
         folder=str(visit.folder.resolve()),
     )  # fmt: skip
 

@@ -26,7 +26,8 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "size": words.size, "number": words.number, "duration": words.duration, "moment": moment,
+        "size": words.size, "number": words.number, "times": words.times,
+        "duration": words.duration, "moment": moment,
         "markdown": as_html, "metric": lambda v, name: words.metric(name, v),
         "tone": lambda status: _WORDS.get(status, ""), "count": words.count,
     }  # fmt: skip

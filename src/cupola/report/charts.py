@@ -202,7 +202,7 @@ def heat(
     n, m = table.shape
     if not n or not m:
         return nothing("nothing to show")
-    left = min(110, 22 + 7 * max(len(_clip(r, 13)) for r in rows))
+    left = min(110, 28 + 7 * max(len(_clip(r, 13)) for r in rows))
     width = max(WIDTH - left - RIGHT, 3.0 * m)
     step = width / m
     tall = step if square else max(7.0, min(24.0, 230 / n))
@@ -261,6 +261,7 @@ def nothing(why: str) -> str:
 
 def _svg(body: str, height: int, what: str, extra: str = "", width: float = WIDTH) -> str:
     label = f'role="img" aria-label="{text(what)}"'
+    extra += f' style="max-width:{1.4 * width:.0f}px"'  # alone on a page, letters stay letters
     return f'<svg viewBox="0 0 {width:.0f} {height}" {label}{extra}>{body}</svg>'
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ RESULTS = (
 CONTENTS = tuple(dict.fromkeys((*OF_RUNS, *OF_STUDIES)))
 Tell = Callable[[dict[str, Any]], None]  # how far a run is
 _LARGEST = 1 << 32
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError)  # or under a password
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 
 
@@ -151,6 +153,18 @@ def run_folder(own: Path, job: Job) -> Path:
     return own / "runs" / job.study
 
 
+def own_run(own: Path, job: Job) -> Path | None:
+    """The run folder of a job if it holds the run of this job's plan: who hands in something else
+    under a study's name, or under a name that leads elsewhere, gets nothing of it."""
+    try:
+        plan, folder = checked(job), run_folder(own, job)
+        held = load_any(folder / (FILE if isinstance(plan, StudyPlan) else "plan.toml"))
+    except (CupolaError, OSError):
+        return None
+    same = type(held) is type(plan) and Proposal(held, "").digest == Proposal(plan, "").digest
+    return folder if same else None
+
+
 def checked(job: Job) -> Plan | StudyPlan:
     """A job's plan or study, if real sites can run it."""
     plan = load_any(job.plan + "\n")
@@ -223,5 +237,5 @@ def unpack(data: bytes, folder: Path, allowed: tuple[str, ...] = CONTENTS) -> No
             folder.mkdir(parents=True, exist_ok=True)
             for entry in entries:
                 write_atomically(folder / entry.filename, archive.read(entry))
-    except zipfile.BadZipFile:
+    except _UNREADABLE:
         raise CupolaError("the results are not readable") from None

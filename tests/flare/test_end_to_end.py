@@ -64,6 +64,9 @@ def test_masked_sums_and_personalisation_give_what_a_simulation_gives(trial, tmp
     trained = [e for e in ledger if e["task"] == "train"]
     assert trained
     assert all("masked" in e["protection"] for e in trained)
+    for key in ("bytes_down", "bytes_up"):  # of all sites and the compensator, in all rounds
+        ends = [json.loads((f / "result.json").read_text())[key] for f in (real, simulated)]
+        assert abs(ends[0] - ends[1]) <= 200 * len(SITES)
     for party in ("hospital-a", *CLOCKS):  # all this with clocks that are hours apart
         told = read_ledger(trial.folders[party], "hidden")[-1]["time"]
         written = datetime.strptime(told, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()

@@ -14,7 +14,16 @@ import pytest
 
 from cupola.errors import CupolaError, PlanError
 from cupola.flare import policy
-from cupola.flare.coordinate import RESULTS, checked, own_run, packed, unpack
+from cupola.flare.coordinate import (
+    RESULTS,
+    allowed_modules,
+    carry_out,
+    checked,
+    own_run,
+    packed,
+    unpack,
+    with_public_data,
+)
 from cupola.flare.engine import FlareSites
 from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
 from cupola.flare.settings import FederationSettings
@@ -287,6 +296,37 @@ def test_plans_that_real_sites_cannot_run_are_refused(line, said):
     checked(JOB)
     with pytest.raises(PlanError, match=said):
         checked(Job("study", f"{line}\n{PLAN}", JOB.sites))
+
+
+def test_a_plan_runs_no_code_at_the_coordinator(tmp_path):
+    """Whoever hands a plan in has no say in what runs there, or is read."""
+    made = tmp_path / "made"
+    code = f'model = {{name = "os:mkdir", path = "{made}"}}'
+    job = replace(JOB, plan=PLAN.replace('model = {name = "linear"}', code))
+    told = []
+    with pytest.raises(PlanError, match="names code, 'os:mkdir'"):
+        carry_out(job, None, tmp_path, told.append)
+    assert not made.exists()
+    assert not told
+    (tmp_path / "cupola-coordinator.toml").write_text('modules = ["another"]')
+    with pytest.raises(PlanError, match="names code"):
+        carry_out(job, None, tmp_path, told.append)
+    (tmp_path / "cupola-coordinator.toml").write_text("modules = 1")
+    with pytest.raises(PlanError, match="list of names"):
+        allowed_modules(tmp_path)
+    (tmp_path / "cupola-coordinator.toml").write_text('modules = ["os"]')
+    assert allowed_modules(tmp_path) == ["os"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("csv", "path"), ("npz", "path"), ("image_folder", "folder")]
+)
+def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key):
+    given = {"name": name, key: "/etc/passwd", "partition": {"kind": "iid", "sites": 3}}
+    if name == "csv":
+        given["target"] = "x"
+    plan = load({"name": "t", "rounds": 1, "data": given, "model": {"name": "linear"}})
+    assert with_public_data(plan, tmp_path).data.options[key] == str(tmp_path / "public/passwd")
 
 
 def test_a_study_and_its_roster_must_agree():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shutil
 import signal
@@ -152,17 +153,38 @@ class Faults:
         if "this site does not run this task" in record["failed"]:
             self.seen.append("declined")
             write_durably(self.settings, [self.text.encode()])
-            self.next = self.fill
+            self.next = self.crash
 
-    def fill(self, _, record):
-        """No file of two sites can grow any more."""
+    def crash(self, _, record):
+        """What computes a site's answers dies, as by a lack of memory."""
         if record["sites"] == 3:
             self.seen.append("allowed")
-            for site in ("hospital-b", "hospital-c"):
-                for process in self.trial.started_by(site):
-                    if any("separate.main" in part for part in process.cmdline()):
-                        process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            self.next = lambda *_: None
+            self.crashed = self.computing("hospital-b")
+            for process in self.crashed:
+                process.kill()
+            self.next = self.recover
+
+    def recover(self, _, record):
+        now = self.computing("hospital-b")
+        if record["sites"] == 3 and now and not set(now) & set(self.crashed):
+            self.seen.append("crashed")
+            self.next = self.fill
+
+    def fill(self, *_):
+        """No file of two sites can grow any more."""
+        for site in ("hospital-b", "hospital-c"):
+            for process in self.computing(site):
+                process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        self.next = lambda *_: None
+
+    def computing(self, site):
+        """The processes that compute a site's answers."""
+        found = []
+        for process in self.trial.started_by(site):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any("separate.main" in part for part in process.cmdline()):
+                    found.append(process)
+        return found
 
 
 def test_a_frozen_site_a_task_not_allowed_and_full_disks(trial):
@@ -172,7 +194,7 @@ def test_a_frozen_site_a_task_not_allowed_and_full_disks(trial):
     finally:
         trial.kill("hospital-c", number=signal.SIGCONT)
         faults.settings.write_text(faults.text)
-    assert faults.seen == ["frozen", "back", "declined", "allowed"]
+    assert faults.seen == ["frozen", "back", "declined", "allowed", "crashed"]
     assert end["state"] == "failed"
     assert "its disk is full" in end["reason"]
     assert packed

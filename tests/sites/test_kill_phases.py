@@ -9,10 +9,12 @@ import contextlib
 import os
 import pickle
 import signal
+import warnings
 from itertools import count
 
 import consortium as made
 import pytest
+import torch
 from test_kills import Beside, same, study, undisturbed  # noqa: F401
 
 from cupola.federation import Failure, Federation, drive, read_answer
@@ -43,10 +45,13 @@ def die(phase, at):
 def forked(work):
     """Run `work(inbox, outbox)` in a process of its own; its number, and pipes to and from it."""
     (reading, out), (inbox, writing) = os.pipe(), os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         code = 1
         try:
+            torch.set_num_threads(1)
             os.close(reading), os.close(writing)
             work(os.fdopen(inbox, "rb"), os.fdopen(out, "wb"))
             code = 0

@@ -2,8 +2,8 @@
 reason and goes on later; nothing is lost and nothing is told twice in two ways.
 
 A kill is played by an exception that nothing catches, at every point where something is made
-durable; the party is then opened anew from its folder. Real processes are killed in `test_kills`
-and, at every phase of a round, in `test_kill_phases`.
+durable; the party is then opened anew from its folder. Real processes are
+killed at every phase of a round in `test_kill_phases`.
 """
 
 import os

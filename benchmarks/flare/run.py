@@ -66,16 +66,22 @@ class Wire:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.known: dict[str, int] = {}  # by connection, also of those that are closed by now
         self.seen: list[tuple[int, int]] = []
 
     def __call__(self, told: dict[str, Any]) -> None:
         if told.get("round", 0) > WARM_UP and shutil.which("ss"):
-            self.seen.append((told["round"], self.count()))
+            self.look()
+            self.seen.append((told["round"], sum(self.known.values())))
 
-    def count(self) -> int:
-        call = ["ss", "-tinH", "state", "established", f"( sport = :{self.port} )"]
-        said = subprocess.run(call, capture_output=True, text=True, check=True).stdout
-        return sum(map(int, re.findall(r"bytes_(?:sent|received):(\d+)", said)))
+    def look(self) -> None:
+        call = ["ss", "-tinHO", "state", "established", f"( sport = :{self.port} )"]
+        for line in subprocess.run(call, capture_output=True, text=True, check=True).stdout.split(
+            "\n"
+        ):
+            counts = re.findall(r"bytes_(?:sent|received):(\d+)", line)
+            if counts:
+                self.known[line.split()[3]] = sum(map(int, counts))
 
     @property
     def a_round(self) -> float | None:

@@ -5,7 +5,8 @@
 Trains a linear model on digits for so many rounds, plain and masked, at real site processes and in
 this process, and prints JSON: seconds a round at the sites, in-process, and the difference
 (`overhead`, to stay at or below 0.5), with the traffic of both. The first rounds, in which
-sites load their data, do not count.
+sites load their data, do not count. `wire`: bytes a round through the coordinator's port, where
+`ss` can tell: with TLS, gRPC, FLARE's own messages, and whoever follows the run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import argparse
 import itertools
 import json
 import os
+import re
+import shutil
 import socket
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +61,36 @@ def traffic(folder: Path) -> dict[str, int]:
     return {"down": found["bytes_down"], "up": found["bytes_up"]}
 
 
+class Wire:
+    """Counts, as a run goes on, what passes through a port."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.known: dict[str, int] = {}  # by connection, also of those that are closed by now
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self, told: dict[str, Any]) -> None:
+        if told.get("round", 0) > WARM_UP and shutil.which("ss"):
+            self.look()
+            self.seen.append((told["round"], sum(self.known.values())))
+
+    def look(self) -> None:
+        call = ["ss", "-tinHO", "state", "established", f"( sport = :{self.port} )"]
+        for line in subprocess.run(call, capture_output=True, text=True, check=True).stdout.split(
+            "\n"
+        ):
+            counts = re.findall(r"bytes_(?:sent|received):(\d+)", line)
+            if counts:
+                self.known[line.split()[3]] = sum(map(int, counts))
+
+    @property
+    def a_round(self) -> float | None:
+        if len(self.seen) < 2 or self.seen[0][0] == self.seen[-1][0]:
+            return None
+        (first, before), (last, after) = self.seen[0], self.seen[-1]
+        return round((after - before) / (last - first))
+
+
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -75,7 +109,8 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
         trial.start()
         trial.wait_until_connected(timeout=300)
         for name, job in jobs.items():
-            end, packed = submit(job, trial.folders[LEAD])
+            wire = Wire(port)
+            end, packed = submit(job, trial.folders[LEAD], wire)
             if end["state"] != "finished":
                 raise SystemExit(f"{name}: {end}")
             real, here = folder / f"{name}-real", folder / f"{name}-here"
@@ -88,6 +123,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
                 "overhead": there - alone,
                 "bytes": traffic(real),
                 "bytes_in_process": traffic(here),
+                "wire": wire.a_round,
             }
     return found
 

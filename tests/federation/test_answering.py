@@ -64,6 +64,15 @@ def values(answer):
     return answer.arrays["x"].tolist()
 
 
+def test_what_another_process_answered_meanwhile_counts(tmp_path):
+    one, two = site(tmp_path), site(tmp_path)  # both are there, and nobody was asked
+    told = values(ask(one, step=3))
+    one.close()
+    assert ask(two, step=3, round=7) == Failure("another question was answered under this step")
+    assert ask(two, step=2) == Failure("a later step was answered: this one is over")
+    assert values(ask(two, step=3)) == told
+
+
 def test_a_question_asked_again_gets_the_stored_bytes_uncharged(tmp_path):
     accounts = Charges()
     first = values(ask(site(tmp_path, accounts), step=3))

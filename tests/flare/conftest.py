@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from hapmap import COHORT
-from hospitals import LEAD, MEMBER, PLANS, SITES, plan
+from hospitals import CLOCKS, LEAD, MEMBER, PLANS, SITES, plan
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +29,11 @@ def trial(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flare")
     home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)  # FLARE keeps notes there
     data = {name: {"digits": {"part": i}, "cohort": COHORT} for i, name in enumerate(SITES)}
+    here = [str(Path(__file__).parent / "clocks"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, here))
+    clocks = {n: {"PYTHONPATH": path, "CUPOLA_TEST_CLOCK": str(s)} for n, s in CLOCKS.items()}
     try:
-        with Trial(folder / "trial", settings, data) as made:
+        with Trial(folder / "trial", settings, data, clocks) as made:
             made.jobs = {name: made.study(name, plan(name)) for name in PLANS}
             made.start()
             made.wait_until_connected(timeout=200)

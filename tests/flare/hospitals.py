@@ -5,6 +5,8 @@ from __future__ import annotations
 from cupola.plan.load import load
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
+#: By how many seconds a party's clock is wrong, in all tests.
+CLOCKS = {"hospital-b": 5 * 3600, "hospital-c": -7 * 3600, "university": 86400}
 LEAD, MEMBER = "alice@hospital-a.org", "bob@hospital-b.org"
 
 BASE = {

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from hospitals import LEAD, SITES, plan
+from hospitals import CLOCKS, LEAD, SITES, plan
 from safetensors.numpy import load_file
 
 import cupola
 from cupola.flare.coordinate import unpack
 from cupola.flare.submit import submit
+from cupola.sites import read_ledger
 from cupola.sites.hosts import spent_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -61,6 +64,13 @@ def test_masked_sums_and_personalisation_give_what_a_simulation_gives(trial, tmp
     trained = [e for e in ledger if e["task"] == "train"]
     assert trained
     assert all("masked" in e["protection"] for e in trained)
+    for key in ("bytes_down", "bytes_up"):  # of all sites and the compensator, in all rounds
+        ends = [json.loads((f / "result.json").read_text())[key] for f in (real, simulated)]
+        assert abs(ends[0] - ends[1]) <= 200 * len(SITES)
+    for party in ("hospital-a", *CLOCKS):  # all this with clocks that are hours apart
+        told = read_ledger(trial.folders[party], "hidden")[-1]["time"]
+        written = datetime.strptime(told, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+        assert abs(written - time.time() - CLOCKS.get(party, 0)) < 1800
 
 
 def test_a_private_run_has_the_noise_it_states_and_nobody_can_repeat_it(trial, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shutil
 import signal
@@ -33,7 +34,23 @@ def audit(trial, party):
 def test_a_user_without_the_right_hands_nothing_in(trial):
     with pytest.raises(FederationError, match=f"{MEMBER} may not do this"):
         submit(trial.jobs["code"], trial.folders[MEMBER], patience=30)
-    assert MEMBER in audit(trial, "localhost")
+    found = [line for line in audit(trial, "localhost").splitlines() if refusals.COMMAND in line]
+    assert any(f"[U:{MEMBER}]" in line and "submit_job" in line for line in found)
+
+
+@pytest.mark.parametrize("name", [LEAD, "mallory@hospital-z.org"])
+def test_who_is_not_whom_they_say_is_refused_and_audited(trial, tmp_path, name):
+    """With a certificate of the federation, but of somebody else: a hospital's."""
+    own = tmp_path / "own"
+    shutil.copytree(trial.folders[LEAD], own)
+    for file in ("client.crt", "client.key"):
+        shutil.copy(trial.folders["hospital-a"] / "kit/startup" / file, own / "kit/startup" / file)
+    for path in (own / "invitation.toml", own / "kit/startup/fed_admin.json"):
+        path.write_text(path.read_text().replace(LEAD, name))
+    with pytest.raises(FederationError, match=rf"{name} may not do this|cannot be reached"):
+        submit(trial.jobs["code"], own, patience=5)
+    found = [line for line in audit(trial, "localhost").splitlines() if refusals.USER in line]
+    assert any(f"[U:{name}]" in line for line in found)
 
 
 def knock(trial, kit):
@@ -64,7 +81,7 @@ def test_a_certificate_of_another_authority_is_refused(trial, tmp_path):
     assert knock(trial, trial.folders[LEAD] / "kit" / "startup") != b""
     assert knock(trial, own / "kit" / "startup") == b""
     for _ in range(100):
-        if refusals.ACTION in audit(trial, "localhost"):
+        if refusals.CERTIFICATE in audit(trial, "localhost"):
             break
         time.sleep(0.1)
     else:
@@ -77,6 +94,8 @@ def test_a_certificate_of_another_authority_is_refused(trial, tmp_path):
     asked = provision.request(stranger, tmp_path / "stranger")
     with pytest.raises(FederationError, match="is not in this federation"):
         provision.approve(asked, trial.folder / "organiser")
+    assert "refused: " in (log := (trial.folder / "organiser" / "audit.log").read_text())
+    assert "'stranger@hospital-z.org' is not in this federation" in log
     # Nor more rights than were promised.
     more = tmp_path / "more.toml"
     more.write_text(
@@ -98,7 +117,7 @@ def test_a_job_that_carries_code_is_refused_and_audited(trial, tmp_path):
     finally:
         lead.close()
     shutil.rmtree(written)
-    assert any("cupola.job_refused" in audit(trial, party) for party in ("localhost", *SITES))
+    assert all("cupola.job_refused" in audit(trial, party) for party in SITES)
 
 
 class Faults:
@@ -134,17 +153,38 @@ class Faults:
         if "this site does not run this task" in record["failed"]:
             self.seen.append("declined")
             write_durably(self.settings, [self.text.encode()])
-            self.next = self.fill
+            self.next = self.crash
 
-    def fill(self, _, record):
-        """No file of two sites can grow any more."""
+    def crash(self, _, record):
+        """What computes a site's answers dies, as by a lack of memory."""
         if record["sites"] == 3:
             self.seen.append("allowed")
-            for site in ("hospital-b", "hospital-c"):
-                for process in self.trial.started_by(site):
-                    if any("separate.main" in part for part in process.cmdline()):
-                        process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            self.next = lambda *_: None
+            self.crashed = self.computing("hospital-b")
+            for process in self.crashed:
+                process.kill()
+            self.next = self.recover
+
+    def recover(self, _, record):
+        now = self.computing("hospital-b")
+        if record["sites"] == 3 and now and not set(now) & set(self.crashed):
+            self.seen.append("crashed")
+            self.next = self.fill
+
+    def fill(self, *_):
+        """No file of two sites can grow any more."""
+        for site in ("hospital-b", "hospital-c"):
+            for process in self.computing(site):
+                process.rlimit(psutil.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        self.next = lambda *_: None
+
+    def computing(self, site):
+        """The processes that compute a site's answers."""
+        found = []
+        for process in self.trial.started_by(site):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any("separate.main" in part for part in process.cmdline()):
+                    found.append(process)
+        return found
 
 
 def test_a_frozen_site_a_task_not_allowed_and_full_disks(trial):
@@ -154,7 +194,7 @@ def test_a_frozen_site_a_task_not_allowed_and_full_disks(trial):
     finally:
         trial.kill("hospital-c", number=signal.SIGCONT)
         faults.settings.write_text(faults.text)
-    assert faults.seen == ["frozen", "back", "declined", "allowed"]
+    assert faults.seen == ["frozen", "back", "declined", "allowed", "crashed"]
     assert end["state"] == "failed"
     assert "its disk is full" in end["reason"]
     assert packed

@@ -7,16 +7,27 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cupola.errors import CupolaError, PlanError
 from cupola.flare import policy
-from cupola.flare.coordinate import RESULTS, checked, packed, unpack
+from cupola.flare.coordinate import (
+    RESULTS,
+    allowed_modules,
+    carry_out,
+    checked,
+    own_run,
+    packed,
+    unpack,
+    with_public_data,
+)
 from cupola.flare.engine import FlareSites
 from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
 from cupola.flare.settings import FederationSettings
+from cupola.plan.load import load
 
 LEAD = "alice@hospital-a.org"
 PLAN = """
@@ -112,10 +123,15 @@ def test_every_other_job_is_refused_and_audited(validator, what):
     assert [event["action"] for event in events] == ["cupola.job_refused"]
 
 
-def test_a_coordinators_job_has_known_arguments_only(validator):
+@pytest.mark.parametrize(
+    "given",
+    [{"evil": 1}, {"study": 1}, {"plan": None}, {"sites": "a"}, {"sites": [1]}, {"minimum": "1"},
+     {"roster": ["x"]}, {"compensator": {}}],
+)  # fmt: skip
+def test_a_coordinators_job_has_known_arguments_only(validator, given):
     judge, job, _ = validator
     _change(
-        job / "coordinator" / COORDINATOR_FILE, lambda f: f["workflows"][0]["args"].update(evil=1)
+        job / "coordinator" / COORDINATOR_FILE, lambda f: f["workflows"][0]["args"].update(given)
     )
     assert judge.validate(str(job / "coordinator"))[0]
 
@@ -167,11 +183,103 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     asked["message"] = {"not": "bytes"}
     assert site.execute("cupola", asked, None, Signal()).get_return_code() != "OK"
     assert len(events) == 1
-    # A log configuration can name any callable; none is taken in a job's process.
+    # A log configuration can name any callable; none is taken in a job's process. (FLARE itself
+    # takes none either: the next test.)
     called = {"version": 1, "handlers": {"x": {"()": "os.getcwd"}}}
     for config in (called, json.dumps(called)):
         with pytest.raises(ValueError, match="own affair"):
             log_utils.dynamic_log_config(config, ".", ".")
+
+
+def test_flare_takes_no_log_configuration_that_names_code(tmp_path):
+    """From a job's first moment on: its commands are there before Cupola's class is."""
+    pytest.importorskip("nvflare")
+    from types import SimpleNamespace
+
+    from nvflare.private.fed.client.admin_commands import ConfigureJobLogCommand as AtSite
+    from nvflare.private.fed.server.server_commands import ConfigureJobLogCommand as AtCoordinator
+
+    made = tmp_path / "made"
+    config = {"version": 1, "handlers": {"x": {"()": "os.mkdir", "path": str(made)}}}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    own = SimpleNamespace(get_run_dir=lambda _: "", get_log_config_file_path=lambda: "")
+    engine = SimpleNamespace(get_workspace=lambda: own)
+    context = SimpleNamespace(get_engine=lambda: engine, get_job_id=lambda: "x")
+    for command in (AtSite, AtCoordinator):
+        for given in (config, json.dumps(config), str(file)):
+            assert "only supports log levels" in command().process(given, context)
+    assert not made.exists()
+
+
+@pytest.fixture
+def admin(monkeypatch):
+    """FLARE's register of commands, with the users whom it knows, and the audit log."""
+    pytest.importorskip("nvflare")
+    from nvflare.fuel.hci.conn import Connection
+    from nvflare.fuel.hci.proto import MetaStatusValue, make_meta
+    from nvflare.fuel.hci.reg import CommandModule, CommandModuleSpec, CommandSpec
+    from nvflare.fuel.hci.server.constants import ConnProps
+    from nvflare.fuel.hci.server.reg import CommandFilter, ServerCommandRegister
+    from nvflare.fuel.sec.audit import AuditService
+
+    from cupola.flare import refusals
+
+    class Module(CommandModule):
+        def get_spec(self):
+            login = CommandSpec("_cert_login", "", "", self.login)
+            return CommandModuleSpec("m", [login, CommandSpec("submit_job", "", "", self.done)])
+
+        def login(self, conn, args):
+            conn.append_token("x") if args[1] == LEAD else conn.append_string("REJECT")
+
+        def done(self, conn, args):
+            del args
+            conn.append_success("")
+
+    class Rights(CommandFilter):
+        def pre_command(self, conn, args):
+            user = conn.get_prop(ConnProps.USER_NAME)
+            if args[0] == "_cert_login" or user == LEAD:
+                return True
+            said = make_meta(MetaStatusValue.NOT_AUTHORIZED, "no") if user else None
+            conn.append_error("no", meta=said)
+            return False
+
+    events = []
+    monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
+    monkeypatch.setattr(
+        ServerCommandRegister, "process_command", ServerCommandRegister.process_command
+    )
+    refusals.audit_refused_commands()
+    refusals.audit_refused_commands()  # each is written down once
+    register = ServerCommandRegister(None)
+    register.add_filter(Rights())
+    register.register_module(Module())
+    register.finalize()
+
+    def ask(command, user=None):
+        conn = Connection(props={ConnProps.USER_NAME: user} if user else {})
+        register.process_command(conn, command)
+        found = [(e["user"], e["action"], e["msg"]) for e in events]
+        events.clear()
+        return found
+
+    return ask
+
+
+def test_refused_users_and_commands_are_audited(admin):
+    assert admin(f"_cert_login {LEAD}") == []
+    assert admin("submit_job x", LEAD) == []
+    refused = "mallory@hospital-z.org"
+    assert admin(f"_cert_login {refused}") == [(refused, "cupola.user_refused", "")]
+    assert admin("_cert_login") == [("", "cupola.user_refused", "")]
+    bob = "bob@hospital-b.org"
+    assert admin("submit_job x", bob) == [(bob, "cupola.command_refused", "submit_job x")]
+    assert admin("submit_job x") == [("", "cupola.user_refused", "submit_job x")]
+    ((_, _, text),) = admin("submit_job x\n[E:1][U:alice]" + "y" * 1000, bob)
+    assert "\n" not in text
+    assert len(text) <= 200
 
 
 @pytest.mark.parametrize(
@@ -188,6 +296,37 @@ def test_plans_that_real_sites_cannot_run_are_refused(line, said):
     checked(JOB)
     with pytest.raises(PlanError, match=said):
         checked(Job("study", f"{line}\n{PLAN}", JOB.sites))
+
+
+def test_a_plan_runs_no_code_at_the_coordinator(tmp_path):
+    """Whoever hands a plan in has no say in what runs there, or is read."""
+    made = tmp_path / "made"
+    code = f'model = {{name = "os:mkdir", path = "{made}"}}'
+    job = replace(JOB, plan=PLAN.replace('model = {name = "linear"}', code))
+    told = []
+    with pytest.raises(PlanError, match="names code, 'os:mkdir'"):
+        carry_out(job, None, tmp_path, told.append)
+    assert not made.exists()
+    assert not told
+    (tmp_path / "cupola-coordinator.toml").write_text('modules = ["another"]')
+    with pytest.raises(PlanError, match="names code"):
+        carry_out(job, None, tmp_path, told.append)
+    (tmp_path / "cupola-coordinator.toml").write_text("modules = 1")
+    with pytest.raises(PlanError, match="list of names"):
+        allowed_modules(tmp_path)
+    (tmp_path / "cupola-coordinator.toml").write_text('modules = ["os"]')
+    assert allowed_modules(tmp_path) == ["os"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("csv", "path"), ("npz", "path"), ("image_folder", "folder")]
+)
+def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key):
+    given = {"name": name, key: "/etc/passwd", "partition": {"kind": "iid", "sites": 3}}
+    if name == "csv":
+        given["target"] = "x"
+    plan = load({"name": "t", "rounds": 1, "data": given, "model": {"name": "linear"}})
+    assert with_public_data(plan, tmp_path).data.options[key] == str(tmp_path / "public/passwd")
 
 
 def test_a_study_and_its_roster_must_agree():
@@ -233,6 +372,50 @@ def test_results_hold_known_files_only(tmp_path, name):
     assert not (tmp_path / "own").exists()
     with pytest.raises(CupolaError, match="not readable"):
         unpack(b"garbage", tmp_path / "own", RESULTS)
+
+
+def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
+    whole = bytearray(_zip(["plan.toml"]))
+    for place, value in ((6, 1), (8, 99)):  # under a password; compressed in an unknown way
+        changed = bytearray(whole)
+        central = whole.index(b"PK\x01\x02")
+        changed[place], changed[central + place + 2] = value, value
+        with pytest.raises(CupolaError, match="not readable"):
+            unpack(bytes(changed), tmp_path / "own", RESULTS)
+
+
+def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
+    from cupola.flare.parties import open_party
+    from cupola.sites import make_keys
+
+    make_keys(tmp_path, "clinic")
+    settings = tmp_path / "cupola-site.toml"
+    settings.write_text('name = "clinic"\n')
+    for _ in range(2):  # the first time there is no folder of the study yet
+        party = open_party(str(tmp_path), "site", "study")
+        assert party.answer(b"Z" + _zip(["plan.toml"])) == b"Fthis study was not joined here"
+        assert party.answer(b"?") == b"Bmessage is not well formed"
+        party._answering.close()
+        if party._lock is not None:
+            party._lock.close()
+    assert not (tmp_path / "results").exists()
+    hashes = f'plan = "{"0" * 64}"\nroster = "{"0" * 64}"\n'
+    settings.write_text(f'name = "clinic"\n[studies.study]\n{hashes}')
+    assert party.answer(b"Z" + _zip(["plan.toml"])) == b"A"
+    assert (tmp_path / "results" / "study" / "plan.toml").read_text() == "x"
+
+
+def test_a_run_is_handed_out_to_who_hands_in_its_plan(tmp_path):
+    held = tmp_path / "runs" / "study"
+    held.mkdir(parents=True)
+    assert own_run(tmp_path, JOB) is None
+    (held / "plan.toml").write_text(load(PLAN).to_toml())
+    assert own_run(tmp_path, JOB) == held
+    assert own_run(tmp_path, replace(JOB, plan=PLAN.replace("rounds = 1", "rounds = 2"))) is None
+    assert own_run(tmp_path, replace(JOB, plan="no plan")) is None
+    (tmp_path / "plan.toml").write_text(load(PLAN).to_toml())
+    for elsewhere in ("..", "../..", str(tmp_path), "../runs/study", ""):
+        assert own_run(tmp_path, replace(JOB, study=elsewhere)) is None
 
 
 def test_results_travel_as_they_are(tmp_path):

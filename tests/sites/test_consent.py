@@ -1,5 +1,6 @@
 """Nothing runs without a site's consent, and consent is to one plan, one roster, one data set."""
 
+import stat
 from pathlib import Path
 
 import consortium as made
@@ -20,7 +21,7 @@ from cupola.sites import (
     read_settings,
     withdraw,
 )
-from cupola.sites.consent import look
+from cupola.sites.consent import look, study_folder
 from cupola.sites.hosts import own_data
 from cupola.sites.settings import SiteSettings
 
@@ -49,6 +50,23 @@ def test_without_consent_nothing_runs(tmp_path):
     for party in (*sites.parties, *third.parties):
         assert read_answer(party.answer(question)) == Failure("this study was not joined here")
     trial.close()
+
+
+def test_answers_are_nobody_elses_even_if_a_study_was_asked_for_before_it_was_joined(tmp_path):
+    trial = made.consortium(tmp_path / "all", made.PLAN, join=False)
+    plan, roster = trial.base / "plan.toml", trial.base / "roster.json"
+    (trial.site(1) / "studies").mkdir()
+    place = study_folder(trial.site(1), trial.study)
+    place.mkdir(mode=0o755)
+    question = encode_question(Question("evaluate"))
+    for i, open_party in enumerate((open_site, open_site, open_site)):
+        party = open_party(trial.site(i), trial.study)
+        party.answer(question)
+        party.close()
+        join_site(trial.site(i), plan, roster)
+    for i in range(3):
+        place = study_folder(trial.site(i), trial.study)
+        assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
 def test_a_joined_study_is_answered_and_no_other(trial):

@@ -1,4 +1,4 @@
-"""Real processes, killed with signal 9 or frozen: the study goes on where it was.
+"""A real process that is frozen: the study goes on where it was. (Kills: `test_kill_phases`.)
 
 One party has a process of its own; the others are in this one.
 """
@@ -6,7 +6,6 @@ One party has a process of its own; the others are in this one.
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -30,21 +29,12 @@ class Beside(Federation):
 
 
 @pytest.fixture
-def process(trial, monkeypatch):
-    """Starts a party; at: the durable write at which its process dies, once."""
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
-    made = []
-
-    def start(kind, folder, at=None):
-        facts = {"folder": str(folder), "study": trial.study, "at": at}
-        made.append(Processes([(f"killers:{kind}", facts)], timeout=PATIENT))
-        return made[-1]
-
-    yield start
-    for engine in made:
-        engine.close()
+def process(trial):
+    """Site 0 in a process of its own, with a fresh interpreter."""
+    facts = {"folder": str(trial.site(0)), "study": trial.study}
+    engine = Processes([("cupola.sites:open_site", facts)], timeout=PATIENT)
+    yield engine
+    engine.close()
 
 
 def study(trial, reach):
@@ -76,25 +66,9 @@ def same(one, two):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["site", "compensator"])
-def test_a_party_killed_with_signal_nine(trial, process, undisturbed, kind):
-    sites, third = trial.open()
-    if kind == "site":  # while it stores its answer
-        folder = trial.site(0)
-        sites = Beside(process("site", folder, at=5), sites)
-    else:  # when it has decided, and told nothing
-        folder = trial.compensator
-        third = process("compensator", folder, at=3)
-    state, reasons = study(trial, Masked(sites, third, trial.roster))
-    assert same(state, undisturbed)
-    assert any("dead" in reason for reason in reasons)
-    assert (folder / "died").exists()
-
-
-@pytest.mark.slow
 def test_a_frozen_site_is_late_and_comes_back(trial, process, undisturbed):
     others, third = trial.open()
-    own = process("site", trial.site(0))
+    own = process
     program = trial.training()
     reach = Masked(Beside(own, others), third, trial.roster)
     first = program.ask(program.start())

@@ -2,7 +2,8 @@
 reason and goes on later; nothing is lost and nothing is told twice in two ways.
 
 A kill is played by an exception that nothing catches, at every point where something is made
-durable; the party is then opened anew from its folder. Real processes are killed in `test_kills`.
+durable; the party is then opened anew from its folder. Real processes are
+killed at every phase of a round in `test_kill_phases`.
 """
 
 import os
@@ -102,18 +103,6 @@ def test_a_party_killed_at_any_moment_comes_back(trial, expected, monkeypatch, s
     state, points = expected
     found = killed_at(trial, monkeypatch, [max(1, int(share * points))], Killed())
     assert same(found, state)
-
-
-@pytest.mark.slow
-def test_a_party_killed_at_every_moment_comes_back(trial, expected, monkeypatch, tmp_path):
-    import consortium as made
-
-    state, points = expected
-    assert points > 30
-    for point in range(1, points + 1):
-        copy = made.copied(trial, tmp_path / f"killed-{point}")
-        assert same(killed_at(copy, monkeypatch, [point], Killed()), state), point
-        copy.close()
 
 
 def test_a_site_killed_again_and_again_is_charged_once(private, monkeypatch):

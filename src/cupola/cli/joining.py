@@ -228,8 +228,8 @@ def _pinned(consent: Any, as_json: bool) -> None:
     if as_json:
         print_json(consent.model_dump())
         return
-    typer.echo(f"joined; plan {consent.plan[:16]}..., roster {consent.roster[:16]}...")
-    typer.echo("compare both with the other parties: `cupola site preview` shows them in full")
+    typer.echo("joined; compare with the other parties:")
+    typer.echo(f"plan       {consent.plan}\nroster     {consent.roster}")
 
 
 @site.command("open")

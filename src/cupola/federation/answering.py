@@ -122,7 +122,9 @@ class Answering:
         if self._gate is not None and self._gate(question):
             self._close()
         if self._opened is None:
-            self._opened = self._make()  # which imports the site's tasks
+            self._opened = self._make()  # which imports the site's tasks, and locks others out
+            if self._answers is not None:
+                self._answers.look_again()
         task = find_task(question.task)
         site, accounts = self._opened.context, self._opened.accounts
         task.refuse_openly(site)

@@ -37,7 +37,11 @@ class StoredAnswers:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._steps = {int(path.stem) for path in folder.glob("*.answer")}
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Read which steps were answered: another process may have answered for this site since."""
+        self._steps = {int(path.stem) for path in self._folder.glob("*.answer")}
 
     def find(self, question: Question, form: str = "") -> bytes | None:
         """The answer that was given to this question; None if it is new, Declined if neither.

@@ -1,9 +1,10 @@
-"""Doors of FLARE 2.9 that a party's policy cannot shut by itself.
+"""Doors of FLARE that a party's policy cannot shut by itself.
 
-`configure_job_log` hands a dictionary to Python's logging.config in the processes of a running job
-at every site, without asking the site; such a dictionary can name any callable. Rights keep users
-from sending it (see `policy`). So that a coordinator cannot either, a job's process stops
-taking any as soon as Cupola's class is made in it.
+A dictionary for Python's logging.config can name any callable. FLARE 2.9's `configure_job_log`
+takes levels and modes only, at sites and at the coordinator, from a job's first moment on (which
+tests/flare/test_jobs.py holds it to). Rights keep users from sending even these (see `policy`).
+This is one more lock, against a coordinator and later changes of FLARE: a job's process takes no
+log configuration at all as soon as Cupola's class is made in it.
 """
 
 from __future__ import annotations

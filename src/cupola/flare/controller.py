@@ -48,17 +48,17 @@ class CupolaController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from cupola.errors import CupolaError
         from cupola.flare.coordinate import RESULTS as FILES
-        from cupola.flare.coordinate import carry_out, packed, run_folder
+        from cupola.flare.coordinate import carry_out, own_run, packed, run_folder
 
         carrier = self._carrier = Carrier(self, fl_ctx, abort_signal)
         own = Path(os.environ[FOLDER])
-        folder = run_folder(own, self.job)
         kept = _run_folder(fl_ctx) / RUN
         try:
             third = [self.job.compensator] if self.job.compensator else []
             carrier.ask(b"", [*self.job.sites, *third], START, HELLO)
             status = carry_out(self.job, partial(_ask, carrier), own, self._watch)
-            carrier.ask(packed(folder, FILES), self.job.sites, 60.0, RESULTS)
+            results = packed(run_folder(own, self.job), FILES)
+            carrier.ask(results, self.job.sites, 60.0, RESULTS)
             self._told |= {"state": status}
         except CupolaError as error:
             self._told |= {"state": "failed", "reason": str(error)}
@@ -66,7 +66,8 @@ class CupolaController(Controller):
             self._told |= {"state": "stopped"}
         finally:
             kept.mkdir(parents=True, exist_ok=True)
-            if folder.is_dir():
+            folder = own_run(own, self.job)
+            if folder is not None:
                 (kept / "run.zip").write_bytes(packed(folder))
             (kept / "end.json").write_text(json.dumps(self._told))
 

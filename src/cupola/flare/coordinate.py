@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import io
 import re
+import tomllib
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from cupola.plan.study_run import CONTENTS as OF_STUDIES
 from cupola.plan.study_run import FILE, run_study
 from cupola.secure.choices import Sum
 from cupola.secure.roster import Roster
-from cupola.sites.proposal import Proposal, load_any
+from cupola.sites.proposal import Proposal, load_any, read_proposal
 
 #: What sites get at the end, in this order.
 RESULTS = (
@@ -39,7 +41,10 @@ RESULTS = (
 )  # fmt: skip
 CONTENTS = tuple(dict.fromkeys((*OF_RUNS, *OF_STUDIES)))
 Tell = Callable[[dict[str, Any]], None]  # how far a run is
+SETTINGS = "cupola-coordinator.toml"  # of a coordinator that runs its users' own code
+_FILES = ("public", "path", "folder")  # options of data sets that name files
 _LARGEST = 1 << 32
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError)  # or under a password
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 
 
@@ -128,7 +133,7 @@ def _reach(
 def carry_out(job: Job, carry: Carry, own: Path, tell: Tell) -> str:
     """Run a job's plan or study in the coordinator's folder, or go on with it there; how it
     ended."""
-    plan, folder = checked(job), run_folder(own, job)
+    plan, folder = checked(job, allowed_modules(own)), run_folder(own, job)
     if isinstance(plan, StudyPlan):
 
         def watch(part: str, done: int, whole: int) -> None:
@@ -151,9 +156,22 @@ def run_folder(own: Path, job: Job) -> Path:
     return own / "runs" / job.study
 
 
-def checked(job: Job) -> Plan | StudyPlan:
-    """A job's plan or study, if real sites can run it."""
-    plan = load_any(job.plan + "\n")
+def own_run(own: Path, job: Job) -> Path | None:
+    """The run folder of a job if it holds the run of this job's plan: who hands in something else
+    under a study's name, or under a name that leads elsewhere, gets nothing of it."""
+    try:
+        plan, folder = checked(job, allowed_modules(own)), run_folder(own, job)
+        held = load_any(folder / (FILE if isinstance(plan, StudyPlan) else "plan.toml"))
+    except (CupolaError, OSError):
+        return None
+    same = type(held) is type(plan) and Proposal(held, "").digest == Proposal(plan, "").digest
+    return folder if same else None
+
+
+def checked(job: Job, modules: Iterable[str] | None = None) -> Plan | StudyPlan:
+    """A job's plan or study, if real sites can run it. modules: those that it may name code of, at
+    a coordinator, who has not written it; None: any."""
+    plan = load_any(job.plan + "\n") if modules is None else read_proposal(job.plan, modules).plan
     if not _STUDY.fullmatch(job.study):
         raise PlanError(f"a study's name has letters, digits, '.', '-' and '_': '{job.study}'")
     if isinstance(plan, Plan):
@@ -165,6 +183,20 @@ def checked(job: Job) -> Plan | StudyPlan:
         if problems:
             raise PlanError("\n".join(problems))
     return plan
+
+
+def allowed_modules(own: Path) -> list[str]:
+    """Installed modules whose code plans may name here: none, unless the coordinator says so."""
+    path = own / SETTINGS
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8")).get("modules", [])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{SETTINGS}: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise PlanError(f"{SETTINGS}: modules is a list of names")
+    return found
 
 
 def _check_training(plan: Plan) -> None:
@@ -188,11 +220,11 @@ def _check_training(plan: Plan) -> None:
 def with_public_data(plan: Plan, own: Path) -> Plan:
     """A plan whose public data are a file in the folder 'public' of the coordinator: whoever hands
     a plan in has no say in what else is read there."""
-    given = plan.data.options.get("public")
-    if plan.data.name != "elsewhere" or given is None:
+    given = {key: plan.data.options[key] for key in _FILES if plan.data.options.get(key)}
+    if not given:
         return plan
     facts = plan.to_dict()
-    facts["data"]["public"] = str(public(own, given))
+    facts["data"] |= {key: str(public(own, value)) for key, value in given.items()}
     return load(facts)
 
 
@@ -223,5 +255,5 @@ def unpack(data: bytes, folder: Path, allowed: tuple[str, ...] = CONTENTS) -> No
             folder.mkdir(parents=True, exist_ok=True)
             for entry in entries:
                 write_atomically(folder / entry.filename, archive.read(entry))
-    except zipfile.BadZipFile:
+    except _UNREADABLE:
         raise CupolaError("the results are not readable") from None

@@ -60,8 +60,15 @@ def expected_for(file: str, found: Mapping[str, Any]) -> dict[str, Any]:
     if file == SITE_FILE:
         study = found["executors"][0]["executor"]["args"]["study"]
         return _site(study) if isinstance(study, str) else {}
-    arguments = found["workflows"][0]["args"]
-    return _coordinator(asdict(Job(**arguments)))
+    job = Job(**found["workflows"][0]["args"])
+    return _coordinator(asdict(job)) if _is_well_typed(job) else {}
+
+
+def _is_well_typed(job: Job) -> bool:
+    if not isinstance(job.sites, list) or type(job.minimum) is not int:
+        return False
+    given = [text for text in (job.compensator, job.roster) if text is not None]
+    return all(isinstance(text, str) for text in (job.study, job.plan, *job.sites, *given))
 
 
 def _site(study: str) -> dict[str, Any]:

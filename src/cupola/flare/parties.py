@@ -6,11 +6,12 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from cupola.errors import CupolaError
-from cupola.federation.answering import ANSWER, BROKEN, Answering
+from cupola.federation.answering import ANSWER, BROKEN, DECLINED, Answering
 from cupola.flare.coordinate import RESULTS, unpack
 from cupola.flare.jobs import ASK, HELLO, MARKS
 from cupola.flare.jobs import RESULTS as HAND_OUT
@@ -21,8 +22,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class PartyAnswering:
     """Questions go to the study's own `Answering`; results into the party's folder."""
 
-    def __init__(self, answering: Answering, folder: Path, lock: IO[bytes] | None = None) -> None:
-        self._answering, self._folder, self._lock = answering, folder, lock
+    def __init__(
+        self,
+        answering: Answering,
+        folder: Path,
+        joined: Callable[[], bool],
+        lock: IO[bytes] | None = None,
+    ) -> None:
+        self._answering, self._folder, self._joined, self._lock = answering, folder, joined, lock
 
     def answer(self, message: bytes) -> bytes:
         mark, body = message[:1], message[1:]
@@ -30,8 +37,10 @@ class PartyAnswering:
             return ANSWER  # all is loaded: from here on, time is computing time
         if mark == MARKS[ASK]:
             return self._answering.answer(body)
-        if mark != MARKS[HAND_OUT] or self._lock is None:  # of a study that was not joined here
+        if mark != MARKS[HAND_OUT]:
             return BROKEN + b"message is not well formed"
+        if not self._joined():
+            return DECLINED + b"this study was not joined here"
         try:
             unpack(body, self._folder, allowed=RESULTS)
         except (CupolaError, OSError, ValueError) as error:
@@ -59,7 +68,18 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     place = study_folder(own, study)
     lock = _wait_for(place / "job.lock") if place.is_dir() else None
     opened = open_compensator(own, study) if kind == "compensator" else open_site(own, study)
-    return PartyAnswering(opened, results_folder(own, study), lock)
+    return PartyAnswering(opened, results_folder(own, study), lambda: is_joined(own, study), lock)
+
+
+def is_joined(own: Path, study: str) -> bool:
+    """Whether a site has consented to a study."""
+    from cupola.sites.consent import look
+    from cupola.sites.settings import SiteSettings
+
+    try:
+        return study in look(own, study, SiteSettings).settings.studies
+    except CupolaError:
+        return False
 
 
 def results_folder(own: Path, study: str) -> Path:

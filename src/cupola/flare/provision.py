@@ -13,8 +13,10 @@ import contextlib
 import io
 import shutil
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,11 @@ def approve(signing_request: Path, folder: Path) -> Path:
     from nvflare.tool.cert.cert_commands import handle_cert_approve
 
     settings = load_federation(folder / "federation.toml")
-    _check_invited(signing_request, settings)
+    try:
+        _check_invited(signing_request, settings)
+    except FederationError as error:
+        _audit(folder, f"refused: {error}")
+        raise
     name = signing_request.name.removesuffix(".request.zip")
     signed = folder / "signed" / f"{name}.signed.zip"
     signed.parent.mkdir(exist_ok=True)
@@ -120,7 +126,16 @@ def approve(signing_request: Path, folder: Path) -> Path:
         valid_days=1095,
         force=True,
     )
+    _audit(folder, f"signed: {name}, request {sha256(signing_request.read_bytes()).hexdigest()}")
     return signed
+
+
+def _audit(folder: Path, text: str) -> None:
+    """The organiser's own log of what was asked of the authority."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    with (folder / "audit.log").open("a", encoding="utf-8") as log:
+        log.write(f"{now} {shown}\n")
 
 
 def install(signed: Path, folder: Path) -> Path:

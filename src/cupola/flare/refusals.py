@@ -1,4 +1,5 @@
-"""Refused certificates in the audit log: gRPC tells of them on the error stream alone."""
+"""What a coordinator refuses, in its audit log. FLARE writes down the commands that it carries out;
+of certificates gRPC tells on the error stream alone, and of commands and users nobody."""
 
 from __future__ import annotations
 
@@ -6,12 +7,83 @@ import atexit
 import contextlib
 import os
 from threading import Thread
+from typing import Any
 
+from nvflare.fuel.hci.proto import InternalCommands, MetaKey, MetaStatusValue, ProtoKey
+from nvflare.fuel.hci.server.constants import ConnProps
+from nvflare.fuel.hci.server.reg import ServerCommandRegister
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.fed.server.client_manager import ClientManager
 
-ACTION = "cupola.certificate_refused"
+CERTIFICATE = "cupola.certificate_refused"
+USER = "cupola.user_refused"  # a user or site that is not whom it says, or unknown
+COMMAND = "cupola.command_refused"  # for want of the right
 _SIGN = b"CERTIFICATE_VERIFY_FAILED"
 _LONGEST = 4096  # bytes of a line that are looked at
+_SHOWN = 200  # letters of what came from outside
+
+
+def audit_refusals() -> None:
+    """Write down, from now on, what this process refuses."""
+    audit_refused_parties()
+    audit_refused_commands()
+    audit_refused_certificates()
+
+
+def audit_refused_parties() -> None:
+    """Look at how each ends that asks to be let in, with a certificate of the federation."""
+    let_in = ClientManager.authenticate
+    if getattr(let_in, "audits", False):
+        return
+
+    def authenticate(self: ClientManager, request: Any, fl_ctx: Any) -> Any:
+        client = None
+        try:
+            client = let_in(self, request, fl_ctx)
+        finally:
+            if client is None:
+                _event(str(request.get_header(CellMessageHeaderKeys.CLIENT_NAME)), USER, "")
+        return client
+
+    authenticate.audits = True  # type: ignore[attr-defined]
+    ClientManager.authenticate = authenticate
+
+
+def audit_refused_commands() -> None:
+    """Look at the answer to every command, once."""
+    carry_out = ServerCommandRegister.process_command
+    if getattr(carry_out, "audits", False):
+        return
+
+    def process_command(self: ServerCommandRegister, conn: Any, command: str) -> None:
+        carry_out(self, conn, command)
+        _write_down(conn, command)
+
+    process_command.audits = True  # type: ignore[attr-defined]
+    ServerCommandRegister.process_command = process_command
+
+
+def _write_down(conn: Any, command: str) -> None:
+    kinds = {item.get(ProtoKey.TYPE) for item in conn.buffer.data}
+    status = conn.buffer.meta.get(MetaKey.STATUS)
+    user = str(conn.get_prop(ConnProps.USER_NAME, "") or "")
+    if command.split(" ")[0] == InternalCommands.CERT_LOGIN:
+        if ProtoKey.TOKEN not in kinds:
+            _event(command.partition(" ")[2], USER, "")
+    elif status == MetaStatusValue.NOT_AUTHORIZED:
+        _event(user, COMMAND, command)
+    elif not user and ProtoKey.ERROR in kinds:  # no session, or one that is over
+        _event("", USER, command)
+
+
+def _event(user: str, action: str, text: str) -> None:
+    AuditService.add_event(user=_plain(user), action=action, msg=_plain(text))
+
+
+def _plain(text: str) -> str:
+    """Text from outside as a part of one line."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:_SHOWN].strip()
 
 
 def audit_refused_certificates() -> None:
@@ -33,14 +105,11 @@ def audit_refused_certificates() -> None:
 def _read_along(reading: int, stream: int) -> None:
     line = b""
     while said := os.read(reading, 1 << 16):
-        with contextlib.suppress(OSError):  # nobody listens, or the disk is full: go on reading
-            os.write(stream, said)
+        with contextlib.suppress(OSError):  # nobody listens, or the disk is full: go on reading,
+            os.write(stream, said)  # or whoever writes here would wait for ever
         *lines, line = (line + said).split(b"\n")
         for one in lines:
             if _SIGN in one:
-                AuditService.add_event(user="", action=ACTION, msg=_reason(one))
+                with contextlib.suppress(OSError):
+                    _event("", CERTIFICATE, one[one.find(_SIGN) :].decode(errors="replace"))
         line = line[:_LONGEST]
-
-
-def _reason(line: bytes) -> str:
-    return line[line.find(_SIGN) :][:200].decode(errors="replace").strip()

@@ -191,6 +191,7 @@ class _Following:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """A call to the coordinator, which may be away for a while."""
+        from nvflare.apis.fl_exception import FLCommunicationError
         from nvflare.fuel.flare_api import api_spec as says
 
         deadline = time.monotonic() + self.patience
@@ -208,12 +209,14 @@ class _Following:
                 says.SessionExpired,
                 says.NoReply,
                 says.InternalError,
+                FLCommunicationError,  # it lets nobody of this name in with this certificate
                 ConnectionError,
                 RuntimeError,
             ) as error:
                 self.close()
                 if time.monotonic() > deadline:
-                    raise FederationError(f"the coordinator cannot be reached: {error}") from None
+                    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    raise FederationError(f"the coordinator cannot be reached: {text}") from None
                 time.sleep(2.0)
 
     def _connect(self) -> Any:

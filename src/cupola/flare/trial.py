@@ -4,6 +4,7 @@ things out, for tests and for measuring. Real parties are set up one by one (doc
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -30,16 +31,19 @@ _TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *"]
 
 
 class Trial:
-    """data: settings of the sites' data sets, by site, as in cupola-site.toml."""
+    """data: settings of the sites' data sets, by site, as in cupola-site.toml. environments:
+    variables that a party's processes have beside those of this one, by party."""
 
     def __init__(
         self,
         folder: Path,
         settings: FederationSettings,
         data: Mapping[str, Mapping[str, Any]],
+        environments: Mapping[str, Mapping[str, str]] | None = None,
         **site_settings: Any,
     ) -> None:
         self.folder, self.settings = folder, settings
+        self.environments = environments or {}
         self.folders = provision.trial(settings, folder)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = {}
@@ -90,6 +94,7 @@ class Trial:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    env={**os.environ, **self.environments.get(name, {})},
                 )
 
     def kill(self, *names: str, number: signal.Signals = signal.SIGKILL) -> None:

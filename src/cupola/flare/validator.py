@@ -11,7 +11,7 @@ from nvflare.fuel.sec.audit import AuditService
 
 from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, expected_for
 from cupola.flare.launch import KIND
-from cupola.flare.refusals import audit_refused_certificates
+from cupola.flare.refusals import audit_refusals
 
 _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # the submitter's, which FLARE checks
 
@@ -20,12 +20,12 @@ class JobValidator(AppValidator):
     """Refuses, and writes to the audit log, whatever is not a job of Cupola's: code, further
     files, other classes, filters, components. FLARE asks before it deploys.
 
-    FLARE makes one when a party starts: a coordinator's notes refused certificates from then on."""
+    FLARE makes one when a party starts: from then on a coordinator's audit log has refusals."""
 
     def __init__(self) -> None:
         super().__init__()
         if os.environ.get(KIND) == "coordinator":
-            audit_refused_certificates()
+            audit_refusals()
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
         code = _refusal(Path(app_folder))

@@ -23,10 +23,12 @@ from typing import Generic
 from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
+from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
+from cupola.sites.follows import strays
 from cupola.sites.proposal import PROTOCOLS, Proposal, matches, read_proposal
 from cupola.sites.settings import (
     COMPENSATOR,
@@ -139,8 +141,8 @@ class SiteGate:
     def _allow(self, question: Question, settings: SiteSettings, proposal: Proposal) -> None:
         if not matches(question.task, settings.tasks) or not proposal.asks(question.task):
             raise Declined("this site does not run this task")
-        if question.task == proposal.tasks[0] and proposal.data is not None:
-            reason = proposal.check_training(question.options)
+        if isinstance(proposal.plan, Plan):  # cohorts of a study check for themselves
+            reason = strays(proposal.plan, question)
             if reason is not None:
                 raise Declined(reason)
 
@@ -150,6 +152,12 @@ def study_folder(folder: Path, study: str) -> Path:
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip(".-")[:60]
     # The hash always: no study can be named so that it gets another one's folder.
     return folder / "studies" / f"{plain}-{sha256(study.encode()).hexdigest()[:16]}"
+
+
+def own_folder(place: Path) -> None:
+    """Make a study's folder, for its owner alone: it holds answers as they are before masking."""
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.chmod(0o700)  # also if something else made it
 
 
 def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -> Consent:
@@ -266,7 +274,7 @@ def _pin(
         )
     if (place / WITHDRAWN).exists():
         raise PlanError(f"this party has withdrawn from '{study}'; a new study needs a new name")
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)  # stored answers are nobody else's
+    own_folder(place)
     write_durably(place / "roster.json", [roster.to_json().encode()])
     write_durably(place / "plan.toml", [plan.encode()])
     if before is None:

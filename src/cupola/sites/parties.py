@@ -14,7 +14,15 @@ from cupola.secure.compensator import Compensator
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
 from cupola.secure.memory import Memory
-from cupola.sites.consent import SETTLING, Joined, SiteGate, look, own_place, study_folder
+from cupola.sites.consent import (
+    SETTLING,
+    Joined,
+    SiteGate,
+    look,
+    own_folder,
+    own_place,
+    study_folder,
+)
 from cupola.sites.hosts import own_host
 from cupola.sites.ledger import OwnLedger
 from cupola.sites.log import own_log
@@ -31,6 +39,7 @@ def open_site(folder: str | Path, study: str) -> Answering:
     base = Path(folder)
     gate = SiteGate(base, study)
     place = study_folder(base, study)
+    own_folder(place)
     log = own_log(place)
 
     def make() -> Opened:
@@ -92,6 +101,7 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
     """The third party of a study that it has joined. What it told is on disk before it is told."""
     base = Path(folder)
     place = study_folder(base, study)
+    own_folder(place)
 
     def gate(question: Question) -> bool:
         joined = look(base, study, CompensatorSettings)

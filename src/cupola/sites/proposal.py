@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 from cupola.errors import PlanError
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.tasks import OPENLY
-from cupola.learn.choices import Local
 from cupola.plan import registries
 from cupola.plan.compose import _openly
 from cupola.plan.load import load, read_toml
@@ -151,31 +149,6 @@ class Proposal:
                     f"--minimum {len(names)}"
                 )
         return found
-
-    def check_training(self, options: Any) -> str | None:
-        """Why a question to train does not follow from the plan; None if it does."""
-        plan = self.plan
-        assert isinstance(plan, Plan)
-        plans = [plan, *([] if plan.personalise is None else [plan.adaptation()])]
-        if all(Local.model_validate(options.get("local", {})) != one.local for one in plans):
-            return "local training is not the plan's"
-        return _privacy_differs(plan, options.get("privacy") or {})
-
-
-def _privacy_differs(plan: Plan, asked: Any) -> str | None:
-    promised = plan.privacy
-    if asked.get("mechanism", "none") != promised.mechanism:
-        return "the privacy mechanism is not the plan's"
-    if not promised.on:
-        return None
-    if promised.noise is not None and not asked.get("noise", 0.0) >= promised.noise:
-        return "there is less noise than in the plan"
-    most = promised.answer_epsilon
-    if most is not None and not asked.get("answer_epsilon", math.inf) <= most:
-        return "an answer costs more than in the plan"
-    if asked.get("neighbours", "add-remove") != promised.neighbours:
-        return "privacy.neighbours is not the plan's"
-    return None
 
 
 def matches(task: str, allowed: Iterable[str]) -> bool:

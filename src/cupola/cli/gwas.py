@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Carry out a study whose cohorts are all in one place."""
+    # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.cli.display import showing
     from cupola.plan.study import load_study
     from cupola.plan.study_run import run_study

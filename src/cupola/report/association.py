@@ -23,10 +23,10 @@ _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA
           "STAT", "CHISQ", "P")  # fmt: skip
 
 
-def write_study(folder: Path | str) -> Path:
-    """Make report.html in the folder of a finished study."""
+def write_study(folder: Path | str, table: Table | None = None) -> Path:
+    """Make report.html in the folder of a finished study. table: its results, if at hand."""
     folder = Path(folder)
-    result, body = sections(folder)
+    result, body = sections(folder, table)
     where = ("simulated", "warn") if result.get("simulated", True) else ("real cohorts", "")
     chips = [("finished", "good"), where, (result["test"], "")]
     html = page.page(result["name"], "association study", page.chips(chips), body)

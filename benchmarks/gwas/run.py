@@ -8,8 +8,8 @@ Every side is a process of its own: `cpu` is its processor time with everything:
 computing, writing, and of ours all parties and the report. 'start' is ours on 300 people and 500
 variants, so that the rest, `beyond_start`, is what the size costs: without the interpreter, imports
 and loading of compiled code. PLINK gets one thread and the pooled file. --curves: also cost and
-bytes against variants, people and cohorts, at a tenth of the size. Prints one JSON document on
-stdout, progress on stderr. A PLINK that is not installed is left out.
+bytes against variants (to 200,000), people (to 8,000) and cohorts (to 12). Prints one JSON document
+on stdout, progress on stderr. A PLINK that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -169,10 +169,11 @@ def _holds(test: str, ours: dict[str, Any], facts: dict[str, Any]) -> dict[str, 
 
 def curves(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Cost and bytes against variants, people and cohorts, one at a time."""
-    people, variants = max(300, options.people // 10), max(500, options.variants // 10)
-    points = [(people, variants // 4, 3), (people, variants // 2, 3), (people, variants, 3),
-              (2 * people, variants // 4, 3), (4 * people, variants // 4, 3),
-              (people, variants // 4, 6), (people, variants // 4, 12)]  # fmt: skip
+    people = [max(300, n * options.people // PAPER[0]) for n in (2000, 4000, 8000)]
+    variants = [max(500, m * options.variants // PAPER[1]) for m in (50_000, 100_000, 200_000)]
+    points = [(people[0], m, 3) for m in variants]
+    points += [(n, variants[0], 3) for n in people[1:]]
+    points += [(people[0], variants[0], cohorts) for cohorts in (6, 12)]
     rows = []
     for n, m, cohorts in points:
         folder = options.data / f"{n}-{m}-{cohorts}"

@@ -18,10 +18,12 @@ COLOURS = {"chi-square": "#2a6f97", "linear": "#bc6c25", "logistic": "#6a4c93"}
 
 
 def series(rows: list[dict[str, Any]], axis: str, test: str) -> list[dict[str, Any]]:
-    """The points of a test along one axis, at the least of the others."""
-    least = {name: min(row[name] for row in rows) for name in AXES if name != axis}
-    chosen = [r for r in rows if r["test"] == test and all(r[n] == v for n, v in least.items())]
-    return sorted(chosen, key=lambda r: r[axis])
+    """The most points of a test along one axis that have all else in common."""
+    lines: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["test"] == test:
+            lines.setdefault(tuple(row[n] for n in AXES if n != axis), []).append(row)
+    return sorted(max(lines.values(), key=len), key=lambda r: r[axis])
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:

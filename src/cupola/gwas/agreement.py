@@ -120,7 +120,8 @@ def alike(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of numpy strings are equal; quick where they are equally wide."""
     if a.dtype != b.dtype:
         return bool((a == b).all())
-    return np.array_equal(*(np.ascontiguousarray(x).view(np.uint32) for x in (a, b)))
+    codes = [np.ascontiguousarray(texts).view(np.uint32) for texts in (a, b)]
+    return np.array_equal(codes[0], codes[1])
 
 
 def _places(variants: Variants) -> np.ndarray:

@@ -87,7 +87,7 @@ def _clean_variants(path: Path) -> Variants | None:
         return None
     if found is None:
         return None
-    runs, *columns = found
+    runs, columns = found
     codes = {name: chromosome(name) for name in {name for name, _ in runs}}
     numbers = np.array([codes[name] for name, _ in runs], np.uint8)
     return Variants(np.repeat(numbers, [count for _, count in runs]), *columns)

@@ -58,7 +58,7 @@ def scan(text: bytes) -> Fields | None:
     return None if lines < 0 else Fields(data, starts[:lines], ends[:lines])
 
 
-def variant_columns(text: bytes) -> tuple[list[tuple[str, int]], *tuple[np.ndarray, ...]] | None:
+def variant_columns(text: bytes) -> tuple[list[tuple[str, int]], list[np.ndarray]] | None:
     """A .bim file in one pass: chromosomes as runs of equal ones (text, lines), then columns:
     positions, names, alleles in capitals. None if it is for the slow reader."""
     columns = len(text[: text.find(b"\n") if b"\n" in text else None].split())
@@ -82,7 +82,7 @@ def variant_columns(text: bytes) -> tuple[list[tuple[str, int]], *tuple[np.ndarr
     ends = np.append(begins[1:runs, 0], lines)
     names = [text[a:b].decode() for _, a, b in begins[:runs].tolist()]
     strings = [t[:lines].view(f"<U{t.shape[1]}")[:, 0] for t in texts]
-    return list(zip(names, (ends - begins[:runs, 0]).tolist())), position[:lines], *strings
+    return list(zip(names, (ends - begins[:runs, 0]).tolist())), [position[:lines], *strings]
 
 
 def _room(text: bytes, columns: int) -> list[int]:

@@ -11,6 +11,7 @@ from cupola.federation.inprocess import InProcess
 from cupola.federation.site import find_task
 from cupola.gwas import Association, StudyHost, listing
 from cupola.gwas.questions import Asker
+from cupola.gwas.site import most_iterations
 
 
 @pytest.fixture
@@ -78,8 +79,8 @@ def test_other_coefficients_under_the_same_step_count_too(standing):
         _ask(engine, points[3])
 
 
-def test_the_model_without_a_genotype_is_one_and_bounded(standing):
-    engine, question, cohorts, *_ = standing
+def test_the_model_without_a_genotype_is_one_and_bounded(standing, monkeypatch):
+    engine, question, *_ = standing
     columns = question.arrays["beta"].shape[1] - 1
     for name in ("gwas first", "gwas shared"):
         steep = replace(question, task=name)
@@ -91,7 +92,7 @@ def test_the_model_without_a_genotype_is_one_and_bounded(standing):
     other.arrays["beta"] = np.full(columns, 0.5)
     with pytest.raises(Declined, match="asked-otherwise-before"):
         _ask(engine, other)
-    cohorts[0].iterations = 1
+    monkeypatch.setattr("cupola.gwas.tasks.NULL_ITERATIONS", 1)
     with pytest.raises(Declined, match="asked-too-often"):
         _ask(engine, replace(other, task="gwas shared"))
 
@@ -140,3 +141,60 @@ def test_another_list_or_more_of_it_once_it_is_in_use(standing):
     cohorts[0].listed = False
     with pytest.raises(Declined, match="variants-not-agreed"):
         _ask(engine, replace(asker.agree(5, listing.pack(listed[1:2]), 1), step=state.step))
+
+
+def test_limits_that_would_tell_a_single_cohorts_largest_value_or_size(standing):
+    """A refusal is seen at the cohort that refuses: a limit that could be moved would be found out
+    by trying, without any total."""
+    engine, _, _, program, state = standing
+    asker = program.asker(state)
+    values = state.values
+    asked = asker.moments("mean", True, [0.0] * len(values["shift"]), [1.0] * len(values["shift"]))
+    assert _ask(engine, asked).arrays
+    for largest in (50.0, 60.0):
+        with pytest.raises(Declined, match="asked-otherwise-before"):
+            _ask(engine, replace(asked, options={**asked.options, "largest": largest}))
+    assert _ask(engine, replace(asker, people=90).fingerprints()).arrays
+    for most in (10, 29, 30, 31):
+        with pytest.raises(Declined, match="asked-otherwise-before"):
+            _ask(engine, replace(asker, people=most).fingerprints())
+
+
+def test_fingerprints_asked_for_twice_do_not_tell_who_is_real(standing):
+    engine, _, _, program, state = standing
+    asked = replace(program.asker(state).fingerprints(), step=state.step)
+    for real in (False, True):
+        context = replace(engine.context(0), real=real)
+        answers = [
+            find_task(asked.task)(context, replace(asked, step=state.step + i)).arrays["hashes"]
+            for i in range(2)
+        ]
+        assert (answers[0] == answers[1]).all()
+        first = answers[0].view(">u8")[:, 0]
+        assert (np.diff(first.astype(np.uint64)) > 0).all()
+
+
+def test_a_cohort_counts_people_itself(standing):
+    engine, question, cohorts, *_ = standing
+    cohorts[0].people_per_column = 10  # 5 columns, sex on X included: 50 of 90 people are told
+    assert _ask(engine, question).arrays
+    cohorts[0].people_per_column = 20
+    with pytest.raises(Declined, match="too-few-people"):
+        _ask(engine, question)
+    with pytest.raises(Declined, match="asked-otherwise-before"):  # told so once, told so for ever
+        _ask(engine, replace(question, options={**question.options, "tested": 10**6}))
+
+
+def test_fewer_than_its_own_people_cannot_be_the_total(standing):
+    engine, question, cohorts, *_ = standing
+    fresh = cohorts[1]
+    fresh.memory._held.clear()
+    fresh.people_per_column = 1
+    told = replace(question, options={**question.options, "tested": 12})
+    with pytest.raises(Declined, match="too-few-people"):
+        find_task(told.task)(engine.context(1), told)
+
+
+def test_likelihoods_no_more_often_than_the_study_needs():
+    assert most_iterations(study("logistic")) == 20
+    assert most_iterations(study("logistic", newton={"firth": True, "iterations": 25})) == 75

@@ -62,3 +62,21 @@ def test_calls_missing_by_person(tmp_path):
     write_bed(tmp_path / "a.bed", calls)
     found = kernels.missing_by_person(Bed(tmp_path / "a.bed", 13, 40))
     assert (found == (calls == 1).sum(axis=0)).all()
+
+
+@examples(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), variants=st.integers(1, 99), people=st.integers(1, 77))
+def test_alleles_are_counted_in_the_file(tmp_path_factory, seed, variants, people):
+    calls, rows, rng = _rows(seed, variants, people)
+    path = tmp_path_factory.mktemp("bed") / "a.bed"
+    write_bed(path, calls)
+    with path.open("r+b") as file:  # what is beyond the last person does not count
+        file.seek(-1, 2)
+        last = file.read(1)[0] | (0xFF << 2 * (people % 4 or 4)) & 0xFF
+        file.seek(-1, 2)
+        file.write(bytes([last]))
+    index = np.flatnonzero(rng.random(variants) < 0.7)[: variants - 1]
+    index = np.append(index, variants - 1)
+    chosen = rng.random((2, people)) < 0.6
+    found = kernels.allele_counts(Bed(path, people, variants), index, chosen)
+    assert (found == reference.allele_counts(rows[index], chosen)).all()

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,7 +108,7 @@ BAD = {
     ),
     "huge": (
         lambda f: _edit(f / "c1.cov", 5, _last("1e9")),
-        "exceeds largest = 1e+06",
+        "c1.cov, line 5: DOSE = 1e+09 exceeds largest = 1e+06",
         "value-too-large",
     ),
     "gzip": (
@@ -173,6 +175,68 @@ def test_gzip_and_missing_codes(tmp_path):
     path.write_bytes(gzip.compress(path.read_bytes()))
     ours = run_study(_study(tmp_path), tmp_path / "zip", report=False)
     assert ours["people"]["tested"] == expected["people"]["tested"] - 2
+
+
+def test_every_text_file_may_be_compressed(tmp_path):
+    expected = run_study(_study(tmp_path), tmp_path / "plain", report=False)
+    for ending in ("bim", "fam", "pheno", "cov"):
+        path = tmp_path / f"c1.{ending}"
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    ours = run_study(_study(tmp_path), tmp_path / "zip", report=False)
+    assert ours["people"] == expected["people"]
+    tables = [(tmp_path / f / "study.assoc.linear").read_bytes() for f in ("plain", "zip")]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("test", ["chi-square", "linear", "logistic"])
+def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    options = {"parquet": True, "ssf": True, "covariate_rows": test != "chi-square"}
+    done = run_study(_study(tmp_path, test, **options), tmp_path / "out")
+    assert done["files"][-2:] == ["study.ssf.tsv", "study.parquet"]
+    printed = read_results(tmp_path / "out" / done["files"][0])
+    columns = parquet.read_table(tmp_path / "out/study.parquet").to_pydict()
+    assert columns["SNP"] == printed.name.tolist()
+    for name in set(printed.head) & set(columns):
+        texts = [fields[printed.head.index(name)] for fields in printed.fields]
+        if name not in ("SNP", "A1", "A2"):  # the table is rounded, Parquet is not
+            texts = [float(text) for text in texts]
+            assert columns[name] == pytest.approx(texts, rel=6e-4, nan_ok=True), name
+        else:
+            assert columns[name] == texts
+    assert any(f"{p:.4g}" != f"{p:.15g}" for p in columns["P"])
+    assert columns["NOTE"] == [""] * 10
+    assert ("BETA_AGE" in columns) == (test != "chi-square")
+    rows = (tmp_path / "out/study.ssf.tsv").read_text().splitlines()
+    head = rows[0].split("\t")
+    first = dict(zip(head, rows[1].split("\t")))
+    assert head[:4] == [
+        "chromosome", "base_pair_location", "effect_allele", "other_allele",
+    ]  # fmt: skip
+    assert head[4] == ("odds_ratio" if test == "chi-square" else "beta")
+    assert float(first["neg_log_10_p_value"]) == pytest.approx(-columns["LOG10P"][0], rel=1e-7)
+    assert first["variant_id"] == columns["SNP"][0]
+
+
+def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
+    from cupola.report.association import sections, write_study
+
+    run_study(_study(tmp_path, "logistic"), tmp_path / "out")
+    page = (tmp_path / "out/report.html").read_text()
+    write_study(tmp_path / "out")
+    again = (tmp_path / "out/report.html").read_text()
+    assert page.partition("Top hits")[2] == again.partition("Top hits")[2]
+    assert sections(tmp_path / "out")[0]["status"] == "finished"
+
+
+def test_a_study_starts_without_torch():
+    """Its processor time is seconds: loading what it does not need would be most of it."""
+    program = (
+        "import sys, cupola.cli.gwas, cupola.plan.study_run, cupola.report.association\n"
+        "heavy = {'torch', 'matplotlib', 'plotly', 'sklearn', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_dropped_cohort_is_waited_for_or_left_out_if_it_agreed(tmp_path):

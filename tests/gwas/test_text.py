@@ -46,6 +46,27 @@ def test_numbers_of_the_kinds_that_tables_hold():
         assert texts == [b"%.4g" % v for v in values.tolist()]
 
 
+def test_halves_are_rounded_to_even_as_c_rounds_them():
+    """Exact halves, and their neighbours, at every size that a table holds."""
+    whole = np.arange(1000, 1100) + 0.5
+    powers = 10.0 ** np.arange(-21, 24)
+    ties = np.concatenate(
+        [whole * p for p in powers] + [np.arange(1, 4096) / 2.0**k for k in (4, 13)]
+    )
+    values = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf), -ties])
+    texts = _printed([[Column("X", 0, values)]])[1].split(b"\n")[:-1]
+    assert texts == [b"%.4g" % v for v in values.tolist()]
+
+
+def test_a_file_with_longer_names_at_its_beginning(tmp_path):
+    path = tmp_path / "a.bim"
+    long = "".join(f"1\trs{'9' * (i % 40)}\t0\t{i}\t{'ACGT' * (i % 3)}A\tC\n" for i in range(99))
+    path.write_text(long + "".join(f"{i // 300}\tr{i}\t0\t5\tA\tC\n" for i in range(900)))
+    fast, slow = _clean_variants(path), slow_variants(path)
+    for name in ("chromosome", "position", "name", "a1", "a2"):
+        assert getattr(fast, name).tolist() == getattr(slow, name).tolist(), name
+
+
 def test_tables_with_all_kinds_of_columns():
     n = 50
     rng = np.random.default_rng(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,14 +36,15 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Carry out a study whose cohorts are all in one place."""
-    from cupola.cli.display import showing
+    # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.plan.study import load_study
     from cupola.plan.study_run import run_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
     folder = out or Path("runs") / plan.name
-    with showing(quiet or as_json) as watch:
+    with _showing(quiet or as_json) as watch:
         found = run_study(plan, folder, leaving=without or (), overwrite=overwrite, watch=watch)
     show_study(found, folder, as_json)
 
@@ -49,11 +52,10 @@ def run(
 @gwas.command()
 def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a study that was stopped, killed, or waits for a cohort."""
-    from cupola.cli.display import showing
     from cupola.plan.study_run import resume_study
 
     Shell.json = as_json
-    with showing(quiet or as_json) as watch:
+    with _showing(quiet or as_json) as watch:
         found = resume_study(folder, watch=watch)
     show_study(found, folder, as_json)
 
@@ -144,6 +146,15 @@ def compare(
             f"hits at {name}: {hits['both']} in both, {len(hits['gained'])} gained, "
             f"{len(hits['lost'])} lost"
         )
+
+
+def _showing(silent: bool) -> Any:
+    """Progress, if it is wanted; what shows it is slow to load."""
+    if silent:
+        return nullcontext()
+    from cupola.cli.display import showing
+
+    return showing(silent)
 
 
 def _share(value: float | None) -> str:

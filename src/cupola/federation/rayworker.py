@@ -15,16 +15,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from cupola.federation.federation import Failure, Total, check, is_broken
 from cupola.federation.inprocess import TOGETHER, InProcess, Mode
 from cupola.federation.message import Arrays, Contribution, Question
 from cupola.federation.separate import named
 from cupola.federation.site import Host, Partial, StateStore, is_known, register
+
+if TYPE_CHECKING:
+    import torch  # imported where it is used: a federation that trains nothing starts without it
 
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]
 States = dict[int, Arrays]  # by site
@@ -87,6 +89,8 @@ class Worker:
 
     def prepare(self, start: Start, host: Parcel) -> str:
         """Take the data; the version of Cupola here."""
+        import torch
+
         from cupola import __version__
 
         if __version__ != start.version:
@@ -241,6 +245,7 @@ def own(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 def parcel(value: Any) -> Parcel:
     """A host as bytes beside its large arrays, which workers of one machine then share."""
+    import torch
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -267,6 +272,8 @@ def unpacked(parcel: Parcel) -> Any:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether numpy has this kind of tensor."""
+    import torch
+
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -280,6 +287,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
+    import torch
+
     with warnings.catch_warnings():  # data are not written to, and cannot be
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

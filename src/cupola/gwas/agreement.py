@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from cupola.gwas.bed import stretch
 from cupola.gwas.files import Variants
 
 # What a cohort finds of a proposed variant; those from ABSENT on leave it out.
@@ -45,8 +46,12 @@ def compare(proposed: Variants, own: Variants, index: Index) -> tuple[np.ndarray
         elsewhere = [name in index.names for name in proposed.name[absent].tolist()]
         status[absent[elsewhere]] = MOVED
     found = row >= 0
-    mine = own[row[found]]
-    status[found] = _alleles(proposed.a1[found], proposed.a2[found], mine.a1, mine.a2)
+    if found.all():
+        mine = own[stretch(row)]
+        status = _alleles(proposed.a1, proposed.a2, mine.a1, mine.a2)
+    else:
+        mine = own[row[found]]
+        status[found] = _alleles(proposed.a1[found], proposed.a2[found], mine.a1, mine.a2)
     return np.where(status < ABSENT, row, -1), status
 
 
@@ -80,6 +85,9 @@ class Index:
     def find(self, proposed: Variants) -> np.ndarray:
         """Rows of proposed variants; -1 for none, REPEATED for more than one."""
         places = _places(proposed)
+        rows = self._in_line(places, proposed)
+        if rows is not None:
+            return rows
         at = np.searchsorted(self.places, places)
         at[at == len(self.places)] = 0
         rows = at if self.order is None else self.order[at]
@@ -92,6 +100,28 @@ class Index:
             for i, key in zip(np.flatnonzero(shared).tolist(), _keys(proposed[shared])):
                 rows[i] = self.crowded.get(key, -1)
         return rows
+
+    def _in_line(self, places: np.ndarray, proposed: Variants) -> np.ndarray | None:
+        """Rows of variants that stand here as they are proposed, one after another, alone at their
+        places; None if they do not."""
+        if self.order is not None or len(places) == 0:
+            return None
+        first = int(np.searchsorted(self.places, places[0]))
+        part = slice(first, first + len(places))
+        same = np.array_equal(self.places[part], places) and alike(
+            self.own.name[part], proposed.name
+        )
+        if not same or (self.own.chromosome[part] != proposed.chromosome).any():
+            return None
+        return np.arange(part.start, part.stop)
+
+
+def alike(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of numpy strings are equal; quick where they are equally wide."""
+    if a.dtype != b.dtype:
+        return bool((a == b).all())
+    codes = [np.ascontiguousarray(texts).view(np.uint32) for texts in (a, b)]
+    return np.array_equal(codes[0], codes[1])
 
 
 def _places(variants: Variants) -> np.ndarray:
@@ -111,6 +141,8 @@ def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
 def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
     """How a cohort's alleles (b1, b2) relate to the proposed ones (a1, a2)."""
     status = np.full(len(a1), SAME, np.uint8)
+    if alike(a1, b1) and alike(a2, b2):
+        return status
     other = np.flatnonzero((a1 != b1) | (a2 != b2))  # mostly none
     if len(other):
         status[other] = _other_alleles(a1[other], a2[other], b1[other], b2[other])
@@ -164,7 +196,11 @@ def most_of_digits(sites: int) -> int:
 def told(total: np.ndarray, sites: int) -> dict[str, np.ndarray]:
     """The counts behind summed digits."""
     whole = np.rint(total).astype(np.int64)
-    return {name: whole // int(power) % (sites + 1) for name, power in zip(TOLD, _powers(sites))}
+    some = np.flatnonzero(whole)  # mostly few
+    counts = {name: np.zeros(len(whole), np.int64) for name in TOLD}
+    for name, power in zip(TOLD, _powers(sites)):
+        counts[name][some] = whole[some] // int(power) % (sites + 1)
+    return counts
 
 
 def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:

@@ -18,13 +18,13 @@ from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, 
 from cupola.gwas import agreement, listing, quality
 from cupola.gwas.agreement import KEPT, R_REPEATED, R_STRAND
 from cupola.gwas.choices import Study
-from cupola.gwas.design import SEX_X, kinds
+from cupola.gwas.design import SEX_X, fewest_people, kinds
 from cupola.gwas.files import Variants
 from cupola.gwas.questions import Asker, Chunk
 from cupola.gwas.regression import Regression
 
 CASES, CONTROLS, OTHERS = range(3)
-STRETCH = 16  # chunks in a question about the list or about counts
+STRETCH = 64  # chunks in a question about the list or about counts
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 
 
@@ -84,7 +84,9 @@ class Association:
     def asker(self, state: State) -> Asker:
         values = state.values
         facts = {name: values.get(name) for name in ("binary", "shift", "width")}
-        return Asker(self.study, self.sites, values.get("people", {}).get("loaded", 0), facts)
+        people = values.get("people", {})
+        facts["tested"] = people.get("tested", 0)
+        return Asker(self.study, self.sites, people.get("loaded", 0), facts)
 
     # People
 
@@ -130,7 +132,7 @@ class Association:
         if not study.regression:
             return
         columns = len(study.columns) + 2 + study.sex_on_x
-        least = max(columns + 2, study.people_per_column * columns)
+        least = fewest_people(columns, study.people_per_column)
         if tested < least:
             raise DataError(
                 f"{tested:,} people have trait and covariates, but a regression with {columns} "

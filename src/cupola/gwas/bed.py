@@ -49,9 +49,15 @@ class Bed:
             )
         self._rows = np.memmap(path, np.uint8, "r", offset=3, shape=(variants, self.width))
 
+    @property
+    def flat(self) -> np.ndarray:
+        """All calls, `width` bytes a variant, as they are in the file: what is beyond the last
+        person of a variant may be anything."""
+        return np.asarray(self._rows).reshape(-1)
+
     def rows(self, index: np.ndarray | slice) -> np.ndarray:
         """Packed calls (k, words * 8), uint8; bits beyond the last person are 0."""
-        rows = self._rows[_stretch(index)]
+        rows = self._rows[stretch(index)]
         result = np.empty((len(rows), -(-self.width // WORD) * WORD), np.uint8)
         result[:, : self.width] = rows
         result[:, self.width :] = 0
@@ -60,7 +66,7 @@ class Bed:
         return result
 
 
-def _stretch(index: np.ndarray | slice) -> np.ndarray | slice:
+def stretch(index: np.ndarray | slice) -> np.ndarray | slice:
     """Rows that follow one another as a slice, which copies nothing."""
     if isinstance(index, slice) or len(index) == 0 or (np.diff(index) != 1).any():
         return index

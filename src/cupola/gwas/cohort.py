@@ -16,6 +16,7 @@ import numpy as np
 from cupola.gwas.bed import Bed
 from cupola.gwas.files import (
     CohortError,
+    People,
     Table,
     Variants,
     fam_trait,
@@ -65,6 +66,7 @@ class Cohort:
     """
 
     files: Files
+    wanted: Wanted
     variants: Variants
     bed: Bed
     person: list[str]
@@ -73,6 +75,23 @@ class Cohort:
     female: np.ndarray
     trait: np.ndarray
     covariates: np.ndarray
+
+    @property
+    def trait_file(self) -> Path:
+        return _source(self.files, self.wanted)
+
+    def source(self, person: int, column: int) -> tuple[str, str]:
+        """File and line of a person's covariate, or of the trait, which comes after them; and its
+        name. For messages: the file is read again."""
+        names = [*self.wanted.covariates, *(["sex"] if self.wanted.sex else [])]
+        name = (names[column : column + 1] or [self.wanted.trait or "trait"])[0]
+        path = self.files.cov if column < len(self.wanted.covariates) else self.trait_file
+        if path in (None, self.files.fam) or name == "sex":
+            lines = {p: i + 1 for i, p in enumerate(self.person)}
+            return f"{self.files.fam}, line {lines[self.person[person]]}", name
+        assert path is not None
+        table = read_table(path, "cov" if path == self.files.cov else "pheno")
+        return f"{path}, line {table.lines[self.person[person]]}", name
 
     @cached_property
     def looks_binary(self) -> bool:
@@ -86,12 +105,12 @@ class Cohort:
             return np.where(self.loaded, self.trait, np.nan)
         wrong = self.loaded & ~np.isnan(self.trait) & ~np.isin(self.trait, (0.0, 1.0, 2.0))
         if wrong.any():
-            person = self.person[int(np.flatnonzero(wrong)[0])]
-            value = self.trait[wrong][0]
+            first = int(np.flatnonzero(wrong)[0])
+            where, name = self.source(first, self.covariates.shape[1])
             raise CohortError(
                 "trait-not-binary",
-                f"cohort '{self.files.name}'",
-                f"trait of '{person}' is {value:g}: cases are 2, controls 1, missing 0 or -9",
+                where,
+                f"{name} = {self.trait[first]:g}: cases are 2, controls 1, missing 0 or -9",
             )
         told = self.loaded & np.isin(self.trait, (1.0, 2.0))
         return np.where(told, self.trait - 1, np.nan)
@@ -123,17 +142,18 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         loaded &= share <= wanted.mind
         if not loaded.any():
             raise CohortError("mind-nobody", str(files.bed), "nobody has enough calls")
-    trait = _trait(files, wanted, people.person, fam_trait(people, files.fam))
+    trait = _trait(files, wanted, people)
     if not wanted.ambiguous_sex:
         trait = np.where(people.sex == 0, np.nan, trait)
     if not (loaded & ~np.isnan(trait)).any():
-        raise CohortError("trait-nobody", _source(files, wanted), "nobody has a trait")
+        raise CohortError("trait-nobody", str(_source(files, wanted)), "nobody has a trait")
     columns = _covariates(files, wanted, people.person)
     if wanted.sex:
         columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
     covariates = np.stack(columns, axis=1) if columns else np.zeros((len(people), 0))
     return Cohort(
         files,
+        wanted,
         variants,
         bed,
         people.person,
@@ -154,13 +174,13 @@ def _refuse_dosages(files: Files) -> None:
         )
 
 
-def _source(files: Files, wanted: Wanted) -> str:
-    return str(files.fam if wanted.trait is None or files.pheno is None else files.pheno)
+def _source(files: Files, wanted: Wanted) -> Path:
+    return files.fam if wanted.trait is None or files.pheno is None else files.pheno
 
 
-def _trait(files: Files, wanted: Wanted, people: list[str], from_fam: np.ndarray) -> np.ndarray:
+def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
     if wanted.trait is None:
-        return from_fam
+        return fam_trait(people, files.fam)
     if files.pheno is None:
         raise CohortError(
             "pheno-absent",
@@ -168,8 +188,8 @@ def _trait(files: Files, wanted: Wanted, people: list[str], from_fam: np.ndarray
             f"the study asks for trait '{wanted.trait}', but the cohort names no pheno file",
         )
     table = read_table(files.pheno, "pheno")
-    _require_match(table, people, files.fam, "pheno")
-    return numbers(table, wanted.trait, "pheno", people)
+    _require_match(table, people.person, files.fam, "pheno")
+    return numbers(table, wanted.trait, "pheno", people.person)
 
 
 def _covariates(files: Files, wanted: Wanted, people: list[str]) -> list[np.ndarray]:

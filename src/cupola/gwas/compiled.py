@@ -54,6 +54,56 @@ def genotype_counts(words, masks, found):
             found[s, group, 2] = np.int64(both)
 
 
+@intrinsic
+def _word(typingctx, data, at):  # noqa: ARG001
+    """Eight bytes of a flat uint8 array, wherever they begin, as a little-endian uint64."""
+
+    def build(context, builder, signature, args):
+        flat = context.make_array(signature.args[0])(context, builder, args[0])
+        place = builder.gep(flat.data, [args[1]])
+        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(data, types.int64), build
+
+
+@njit(cache=True, nogil=True)
+def allele_counts(data, width, rows, masks, found):
+    """data: the calls of a whole file, `width` bytes a variant, not copied. rows: (k,) variants.
+    masks: (groups, words). found: (k, groups, 2) int32, to be filled: copies of a1 and of both."""
+    groups = masks.shape[0]
+    whole = width // 8
+    rest = width - 8 * whole
+    people = np.zeros(groups, np.uint64)
+    for group in range(groups):
+        for i in range(masks.shape[1]):
+            people[group] += _ones(masks[group, i])
+    for s in range(rows.shape[0]):
+        at = rows[s] * width
+        last = np.uint64(0)
+        for j in range(rest):
+            last |= np.uint64(data[at + 8 * whole + j]) << np.uint64(8 * j)
+        for group in range(groups):  # a row stays in the cache
+            mask = masks[group]
+            low = np.uint64(0)
+            half = np.uint64(0)
+            none = np.uint64(0)
+            for i in range(whole):
+                word = _word(data, at + 8 * i)
+                lower = word & mask[i]
+                upper = (word >> _ONE) & mask[i]
+                low += _ones(lower)
+                half += _ones(upper & ~lower)
+                none += _ones(lower & upper)
+            if rest:
+                lower = last & mask[whole]
+                upper = (last >> _ONE) & mask[whole]
+                low += _ones(lower)
+                half += _ones(upper & ~lower)
+                none += _ones(lower & upper)
+            found[s, group, 0] = np.int32(2 * (people[group] - low) - half)
+            found[s, group, 1] = np.int32(2 * (people[group] - low + none))
+
+
 @njit(cache=True, nogil=True)
 def call_sums(columns, two, one):
     """columns: (bytes, variants), a byte of four people a row. two, one: (4 * bytes, a)."""

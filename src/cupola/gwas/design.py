@@ -52,6 +52,12 @@ def calls(cohort: Cohort, local: np.ndarray, swapped: np.ndarray, kind: int) -> 
     return without_half_calls(rows, single) if single.any() else rows
 
 
+def fewest_people(columns: int, per_column: int) -> int:
+    """People that a regression with so many columns needs, the intercept and the genotype among
+    them: with fewer, the totals could tell single genotypes."""
+    return max(columns + 2, per_column * columns)
+
+
 @dataclass(frozen=True)
 class Design:
     """Tested people of one kind of chromosome.

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from cupola.errors import DataError
-from cupola.gwas.scan import scan
+from cupola.gwas.scan import variant_columns
 
 MISSING = {"-9", "na", "nan"}  # in lower case
 X, Y, XY, MT = 23, 24, 25, 26
@@ -82,21 +82,15 @@ def _clean_variants(path: Path) -> Variants | None:
     """Read fast; None if there is anything to be said about the file."""
     try:
         text = path.read_bytes()
-        found = scan(gzip.decompress(text) if text[:2] == _GZIP else text)
+        found = variant_columns(gzip.decompress(text) if text[:2] == _GZIP else text)
     except (OSError, EOFError, zlib.error):
         return None
-    if found is None or found.columns not in (5, 6):
+    if found is None:
         return None
-    position = found.integers(found.columns - 3)
-    if position is None:
-        return None
-    return Variants(
-        chromosomes(found.letters(0)),
-        position,
-        found.letters(1),
-        found.letters(found.columns - 2, capitals=True),
-        found.letters(found.columns - 1, capitals=True),
-    )
+    runs, columns = found
+    codes = {name: chromosome(name) for name in {name for name, _ in runs}}
+    numbers = np.array([codes[name] for name, _ in runs], np.uint8)
+    return Variants(np.repeat(numbers, [count for _, count in runs]), *columns)
 
 
 def slow_variants(path: Path) -> Variants:

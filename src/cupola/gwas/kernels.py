@@ -5,6 +5,7 @@ Install numba with `pip install 'cupola[gwas]'`; without it everything works, sl
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 
 import numpy as np
@@ -28,6 +29,19 @@ def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         some = found if busy.all() else np.empty((len(rows), len(masks), 3), np.int64)
         compiled.genotype_counts(_words(rows), masks, some)
         found[:, busy] = some
+    return found
+
+
+def allele_counts(bed: Bed, local: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """`reference.allele_counts` of rows of a file, without a copy of its calls; int32."""
+    if not has_numba() or sys.byteorder != "little":
+        parts = (local[i : i + _CHUNK] for i in range(0, len(local), _CHUNK))
+        return np.concatenate([reference.allele_counts(bed.rows(p), chosen) for p in parts])
+    from cupola.gwas import compiled
+
+    found = np.empty((len(local), len(chosen), 2), np.int32)
+    masks = np.stack([mask_of(group) for group in chosen])
+    compiled.allele_counts(bed.flat, bed.width, local.astype(np.int64), masks, found)
     return found
 
 

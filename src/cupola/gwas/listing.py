@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 
 from cupola.errors import FederationError
+from cupola.gwas.available import has_numba
 from cupola.gwas.files import Variants
 
 MOST = 1 << 26  # variants in a list
@@ -59,6 +60,8 @@ def unpack(packed: np.ndarray) -> Variants:
         raise FederationError("the list of variants is not well formed") from error
     if not parts:
         return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[np.zeros(0, "U1")] * 3)
+    if len(parts) == 1:
+        return Variants(*parts[0])
     return Variants(*(np.concatenate(column) for column in zip(*parts)))
 
 
@@ -88,6 +91,11 @@ def joined(texts: np.ndarray) -> bytes:
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
     if codes.max(initial=0) > 127:
         return "\n".join(texts.tolist()).encode()
+    if has_numba():
+        from cupola.gwas import compiled_text
+
+        out = np.empty(codes.size + len(codes), np.uint8)
+        return out[: compiled_text.joined(codes, out)].tobytes()
     wide = np.zeros((len(codes), codes.shape[1] + 1), np.uint8)
     wide[:, :-1] = codes
     wide[np.arange(len(wide)), np.count_nonzero(codes, axis=1)] = ord("\n")
@@ -96,11 +104,13 @@ def joined(texts: np.ndarray) -> bytes:
 
 def separated(text: bytes) -> np.ndarray:
     """The inverse of `joined`: numpy strings."""
-    data = np.frombuffer(text, np.uint8)
-    if data.max(initial=0) > 127 or data.min(initial=1) == 0:
-        return np.array(text.decode().split("\n"), str)
-    ends = np.append(np.flatnonzero(data == ord("\n")), len(data))
-    length = np.diff(ends, prepend=-1) - 1
-    wide = np.zeros((len(ends), max(1, int(length.max()))), np.uint32)
-    wide[np.arange(wide.shape[1]) < length[:, None]] = data[data != ord("\n")]
-    return wide.view(f"<U{wide.shape[1]}")[:, 0]
+    if has_numba():
+        from cupola.gwas import compiled_text
+
+        data = np.frombuffer(text, np.uint8)
+        letters = compiled_text.longest(data)
+        if letters >= 0:
+            found = np.empty((text.count(b"\n") + 1, max(1, letters)), np.uint32)
+            compiled_text.separated(data, found)
+            return found.view(f"<U{found.shape[1]}")[:, 0]
+    return np.array(text.decode().split("\n"), str)

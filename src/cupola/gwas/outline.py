@@ -25,7 +25,8 @@ def outline(
     listed: whether the list is public.
     """
     wanted, sites = study.study, study.sites
-    asker = Asker(wanted, sites, people, {"binary": True, "shift": [], "width": []})
+    facts = {"binary": True, "shift": [], "width": [], "tested": people}
+    asker = Asker(wanted, sites, people, facts)
     yield "sum", asker.people_question(), 1
     if wanted.regression:
         nothing = [0.0] * (len(wanted.columns) + 1)

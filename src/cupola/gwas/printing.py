@@ -10,9 +10,8 @@ import numpy as np
 
 from cupola.gwas.available import has_numba
 
-_BLOCK = 1 << 15  # rows formatted at a time
-_ROOM = 24  # bytes of a number: more than any with 8 digits takes
-_TINY = 1e-290  # below it a p-value is printed from its logarithm or by the slow form
+_BLOCK = 1 << 13  # rows formatted at a time: they stay in the cache
+_MOST_DIGITS = 8  # that the fast form prints
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,10 @@ def write_lines(
     for start in range(0, rows, _BLOCK):
         part = slice(start, min(start + _BLOCK, rows))
         where = [where[part] for where in shown]
-        text = _fast(lines, part, where, separator) if has_numba() else None
-        file.write(slow_lines(lines, part, where, separator) if text is None else text)
+        if has_numba() and all(c.digits <= _MOST_DIGITS for line in lines for c in line):
+            _write_fast(file, lines, part, where, separator)
+        else:
+            file.write(slow_lines(lines, part, where, separator))
 
 
 def slow_lines(
@@ -86,63 +87,71 @@ def _slow_row(line: Sequence[Column], texts: Sequence[str], separator: str) -> s
     return separator.join(f"{text:>{c.width}}" for c, text in zip(line, texts)) + "\n"
 
 
-def _fast(
-    lines: Sequence[Sequence[Column]], part: slice, shown: Sequence[np.ndarray], separator: str
-) -> bytes | None:
-    """The same bytes, compiled; None if a text is not plain ASCII."""
-    from cupola.gwas import compiled_text
+def _write_fast(
+    file: IO[bytes],
+    lines: Sequence[Sequence[Column]],
+    part: slice,
+    shown: Sequence[np.ndarray],
+    separator: str,
+) -> None:
+    """The same bytes, compiled, but for rows with something odd in them."""
+    from cupola.gwas import compiled_lines
 
     rows, step = part.stop - part.start, len(lines)
-    room = [max(_room(line[j]) for line in lines) for j in range(len(lines[0]))]
-    places = np.cumsum([0, *room])
-    cells = np.empty((rows * step, int(places[-1])), np.uint8)
-    lengths = np.zeros((rows * step, len(room)), np.int32)
+    columns, texts, numbers = _layout(lines)
+    cells = np.zeros((rows * step, texts), np.uint8)
+    values = np.empty((rows * step, numbers))
     for first, line in enumerate(lines):
-        for j, column in enumerate(line):
-            place = (cells, lengths, int(places[j]), j, first, step)
-            if not _fill(column, part, place):
-                return None
+        for (_, place, _, room, _), column in zip(columns.tolist(), line):
+            if column.is_text:
+                _fill(cells[first::step, place : place + room], column, part)
+            else:
+                values[first::step, place] = column.values[part]
     skipped = np.zeros((rows, step), bool)
     for i, where in enumerate(shown):
         skipped[:, i + 1] = ~where
-    widths = np.array([c.width for c in lines[0]], np.int64)
-    longest = int((np.maximum(widths, room) + 1).sum())
-    out = np.empty(rows * step * longest, np.uint8)
     flat = skipped.reshape(-1)
-    size = compiled_text.joined(cells, lengths, places, widths, ord(separator), flat, out)
-    return out[:size].tobytes()
+    room = np.where(columns[:, 0] == compiled_lines.TEXT, columns[:, 3], compiled_lines.ROOM)
+    out = np.empty(rows * step * int((np.maximum(columns[:, 2], room) + 1).sum()), np.uint8)
+    row = 0
+    while row < rows * step:
+        out.fill(ord(" "))
+        row, size = compiled_lines.lines(columns, values, cells, flat, ord(separator), row, out)
+        file.write(out[:size].data)
+        if row < rows * step:
+            at, line = part.start + row // step, lines[row % step]
+            odd = [column.texts(slice(at, at + 1))[0] for column in line]
+            file.write(_slow_row(line, odd, separator).encode())
+            row += 1
 
 
-def _room(column: Column) -> int:
+def _layout(lines: Sequence[Sequence[Column]]) -> tuple[np.ndarray, int, int]:
+    """What the compiled form must know of columns, and the room for texts and for numbers."""
+    from cupola.gwas.compiled_lines import NUMBER, TEXT, WHOLE
+
+    found, texts, numbers = [], 0, 0
+    for column, *others in zip(*lines):
+        if column.is_text:
+            room = max(_letters(c) for c in (column, *others))
+            found.append((TEXT, texts, column.width, room, 0))
+            texts += room
+        else:
+            kind = NUMBER if column.digits else WHOLE
+            found.append((kind, numbers, column.width, column.digits, column.log10 is not None))
+            numbers += 1
+    return np.array(found, np.int64), texts, numbers
+
+
+def _letters(column: Column) -> int:
+    """Of its longest text."""
     if isinstance(column.values, str):
         return max(1, len(column.values))
-    return max(1, column.values.dtype.itemsize // 4) if column.is_text else _ROOM
+    return max(1, column.values.dtype.itemsize // 4)
 
 
-def _fill(
-    column: Column, part: slice, place: tuple[np.ndarray, np.ndarray, int, int, int, int]
-) -> bool:
-    from cupola.gwas import compiled_text
-
-    cells, lengths, at, j, first, step = place
-    if isinstance(column.values, str):
-        whole = np.full(part.stop - part.start, column.values)
-        return _fill(Column("", 0, whole), slice(0, len(whole)), place)
-    values = column.values[part]
-    if column.is_text:
-        codes = np.ascontiguousarray(values).view(np.uint32).reshape(len(values), -1)
-        return bool(compiled_text.texts(codes, *place))
-    values = np.ascontiguousarray(values, np.float64)
-    if column.digits == 0:
-        compiled_text.wholes(values, *place)
-        return True
-    compiled_text.numbers(values, column.digits, *place)
-    unclear = np.flatnonzero(lengths[first::step, j] == 0)
-    if column.log10 is not None:
-        unclear = np.union1d(unclear, np.flatnonzero(values < _TINY))
-    for i in unclear.tolist():
-        (text,) = column.texts(slice(part.start + i, part.start + i + 1))
-        row = first + step * i
-        cells[row, at : at + len(text)] = np.frombuffer(text.encode(), np.uint8)
-        lengths[row, j] = len(text)
-    return True
+def _fill(cells: np.ndarray, column: Column, part: slice) -> None:
+    """Texts as bytes, 255 for what is none."""
+    whole = column.values
+    texts = np.array([whole]) if isinstance(whole, str) else np.ascontiguousarray(whole[part])
+    codes = texts.view(np.uint32).reshape(len(texts), -1)
+    np.minimum(codes, 255, out=cells[:, : codes.shape[1]], casting="unsafe")

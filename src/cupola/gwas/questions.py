@@ -51,7 +51,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Asker:
-    """Makes questions. people: all that are loaded. facts: 'binary', 'shift', 'width'."""
+    """Makes questions. people: all that are loaded. facts: 'binary', 'shift', 'width', 'tested'."""
 
     study: Study
     sites: int

@@ -20,6 +20,12 @@ def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return np.stack(found, axis=2).astype(np.int64)
 
 
+def allele_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Copies of a1 and of both alleles, of people with two: (variants, groups, 2), int64."""
+    two, one, none = np.moveaxis(genotype_counts(rows, chosen), 2, 0)
+    return np.stack([2 * two + one, 2 * (two + one + none)], axis=2)
+
+
 def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
     """Sums over people of `two` (people, columns) where a person has two copies of a1, and of
     `one` where it has one: (variants, columns)."""

@@ -14,13 +14,12 @@ import numpy as np
 from cupola.federation import Arrays, Question, State, Total
 from cupola.gwas import fit
 from cupola.gwas.questions import Chunk
-from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST
+from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.gwas.tasks import of_genotype
 
 if TYPE_CHECKING:
     from cupola.gwas.association import Association
 
-_NULL_ITERATIONS = 50
 _FIRTH_STEP = 5.0
 
 
@@ -99,7 +98,7 @@ class Regression:
             and spent == 0
             and fit.trouble(information[None], np.array([np.inf]), self.study.vif).any()
         )
-        if alike or not np.isfinite(step).all() or spent >= _NULL_ITERATIONS:
+        if alike or not np.isfinite(step).all() or spent >= NULL_ITERATIONS:
             # No variant of this kind can be tested: covariates are collinear or separate the trait.
             return self._remember(beta=before.tolist(), done=True, iterations=spent, broken=True)
         if gain < 1e-14:  # the sums are those of the model that variants start from

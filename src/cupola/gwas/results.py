@@ -10,9 +10,12 @@ from cupola.federation import State
 from cupola.gwas import fit, tails
 from cupola.gwas.agreement import KEPT
 from cupola.gwas.association import CASES, CONTROLS, Association
+from cupola.gwas.bed import stretch
 from cupola.gwas.design import SEX_X, kinds
 from cupola.gwas.files import Variants
 from cupola.gwas.quality import frequency, major_is_a1, pooled
+
+_BLOCK = 1 << 14  # variants at a time
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Results:
 
 def results(program: Association, state: State) -> Results:
     """The results of a finished study."""
-    index = np.flatnonzero(state.arrays["reason"] == KEPT)
+    kept = np.flatnonzero(state.arrays["reason"] == KEPT)
+    index = stretch(kept)
     listed = program.variants(state)[index]
     alleles = state.arrays["alleles"][index].astype(np.int64)
     swap = major_is_a1(alleles)
@@ -68,7 +72,7 @@ def results(program: Association, state: State) -> Results:
         genotypes[swap] = genotypes[swap][..., ::-1]
     covariates: list[Coefficient] = []
     if program.study.regression:
-        columns, status, covariates = _regression(program, state, len(index), swap)
+        columns, status, covariates = _regression(program, state, len(kept), swap)
     else:
         columns, status = _allelic(alleles)
         if program.study.trend and genotypes is not None:
@@ -85,7 +89,19 @@ def results(program: Association, state: State) -> Results:
 
 
 def _allelic(alleles: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The chi-square test of alleles by case and control."""
+    """The chi-square test of alleles by case and control, in pieces that stay in the cache."""
+    columns: dict[str, np.ndarray] = {}
+    for start in range(0, max(1, len(alleles)), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        for name, values in _allelic_part(alleles[part]).items():
+            if name not in columns:
+                columns[name] = np.empty(len(alleles))
+            columns[name][part] = values
+    status = np.where(np.isnan(columns["CHISQ"]), fit.MONOMORPHIC, fit.OK).astype(np.uint8)
+    return columns, status
+
+
+def _allelic_part(alleles: np.ndarray) -> dict[str, np.ndarray]:
     a, cases = alleles[:, CASES].T.astype(float)
     c, controls = alleles[:, CONTROLS].T.astype(float)
     b, d = cases - a, controls - c
@@ -97,15 +113,13 @@ def _allelic(alleles: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         x = gap * (both / cases) * (both / controls) * (both / (a + c)) / (b + d)
         ratio = (a * d) / (b * c)
         error = np.sqrt(1 / a + 1 / b + 1 / c + 1 / d)
-        columns = {
+        return {
             "F_A": a / cases, "F_U": c / controls, "C_A": a, "C_U": c, "CHISQ": x,
             "P": tails.chi2(x), "LOG10P": tails.log10_chi2(x),
             "OR": np.where(b * c > 0, ratio, np.nan),
             "SE": np.where(np.isfinite(error), error, np.nan),
             "NMISS": both / 2,
         }  # fmt: skip
-    status = np.where(np.isnan(x), fit.MONOMORPHIC, fit.OK).astype(np.uint8)
-    return columns, status
 
 
 def _trend(genotypes: np.ndarray) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,22 @@ import numpy as np
 from cupola.federation import Declined, Question, SiteContext
 from cupola.federation.stored import write_durably
 from cupola.gwas.agreement import Index
+from cupola.gwas.choices import Study
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
-from cupola.gwas.design import Design, design
+from cupola.gwas.design import Design, design, fewest_people
 from cupola.gwas.files import CohortError, Variants
 from cupola.gwas.kernels import genotype_counts
 from cupola.secure.memory import Memory
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
+NULL_ITERATIONS = 50
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
+
+
+def most_iterations(study: Study) -> int:
+    """How often a study may ask for one variant's likelihood."""
+    return study.newton.iterations + (FIRTH_ITERATIONS if study.newton.firth else 0)
 
 
 @dataclass
@@ -33,9 +41,11 @@ class Site:
 
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
-    iterations: how often one variant's likelihood may be asked for. log: what went wrong, in full;
-    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
-    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
+    iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
+    tested people per column of a regression, by what it is told of all cohorts. log: what went
+    wrong, in full; none of it crosses the border. memory, folder: where a real cohort keeps what it
+    was asked, so that a new process does not answer it all again in other forms. own_log: where it
+    keeps the log.
     """
 
     files: Files
@@ -44,6 +54,7 @@ class Site:
     proposes: bool = True
     rare: int = 5
     iterations: int = 20 + FIRTH_ITERATIONS
+    people_per_column: int = 0
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
@@ -58,8 +69,8 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        agreed = (self.files, self.wanted, self.salt, self.proposes, self.rare, self.iterations)
-        return Site, agreed
+        limits = (self.rare, self.iterations, self.people_per_column)
+        return Site, (self.files, self.wanted, self.salt, self.proposes, *limits)
 
     @property
     def cohort(self) -> Cohort:
@@ -92,8 +103,15 @@ class Site:
             raise Declined("variants-not-agreed")
         self.pin(stretch, (hashlib.blake2b(packed.tobytes()).hexdigest(), sites))
 
-    def count(self, question: Question, what: str, places: np.ndarray, of: int) -> None:
+    def secret(self) -> bytes:
+        """32 bytes of the operating system, the same for as long as this cohort remembers."""
+        return bytes.fromhex(self.memory.setdefault("secret", secrets.token_hex(32)))
+
+    def count(
+        self, question: Question, what: str, places: np.ndarray, of: int, most: int | None = None
+    ) -> None:
         """Refuse to tell a likelihood at ever more points. places: which of `of` are asked for.
+        most: how often, if not `iterations` times.
 
         A question that is repeated bit for bit tells nothing new. Its step is the coordinator's
         word, so what it asks for counts as well.
@@ -112,7 +130,7 @@ class Site:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_durably(self._place(what), [asked.tobytes()])
             self._counted.add(key)
-        if (asked[places] > self.iterations).any():
+        if (asked[places] > (self.iterations if most is None else most)).any():
             raise Declined("asked-too-often")
 
     def _counts(self, what: str, of: int) -> np.ndarray:
@@ -157,6 +175,9 @@ class Site:
         shift, width = tuple(options["shift"]), tuple(options["width"])
         key = (options["kind"], options["binary"], options["sex_on_x"], shift, width)
         self.pin("design", key[1:])
+        own = int(self.cohort.tested(bool(options["binary"]), True).sum())
+        columns = len(shift) + 1 + bool(options["sex_on_x"])
+        self._require_people(int(options["tested"]), own, columns)
         if key not in self._designs:
             self._designs[key] = design(
                 self.cohort,
@@ -167,6 +188,15 @@ class Site:
                 bool(options["sex_on_x"]),
             )
         return self._designs[key]
+
+    def _require_people(self, told: int, own: int, columns: int) -> None:
+        """Refuse a regression over too few people. told: how many all cohorts have, which only the
+        coordinator knows; own: this cohort's, the least that it can be sure of."""
+        self.pin("tested", told)
+        if self.people_per_column == 0:
+            return
+        if told < own or told < fewest_people(columns, self.people_per_column):
+            raise Declined("too-few-people")
 
 
 class Workspace:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from scipy import special
@@ -15,6 +15,7 @@ from scipy import special
 from cupola.errors import PlanError
 from cupola.gwas import fit, tails
 from cupola.gwas.agreement import KEPT, REASONS
+from cupola.gwas.compare import Table
 from cupola.gwas.files import Variants
 from cupola.gwas.printing import Column, write_lines
 from cupola.gwas.results import Results
@@ -130,6 +131,28 @@ def write_table(
     """Columns right-aligned as PLINK aligns them. shown: of each line but the first, at which
     variants it is written."""
     write_lines(file, lines, shown)
+
+
+class _Printed(Sequence[list[str]]):
+    """Lines as they are printed, made when they are looked at."""
+
+    def __init__(self, line: list[Column], rows: int) -> None:
+        self.line, self.rows = line, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, i: Any) -> Any:
+        return [column.texts(slice(int(i), int(i) + 1))[0] for column in self.line]
+
+
+def as_table(found: Results, test: str, confidence: float) -> Table:
+    """What `compare.read_results` reads from the table that is written; p is not rounded."""
+    line = columns_of(found, test, confidence)[0]
+    v = found.variants
+    head = [column.heading for column in line]
+    place = (v.name, v.chromosome.astype(np.int64), v.position)
+    return Table(*place, found.log10_p, head, _Printed(line, len(v)))
 
 
 def write_ssf(file: IO[bytes], found: Results, test: str) -> None:

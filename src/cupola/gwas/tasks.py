@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
-from cupola.gwas.site import LARGEST, Site, guarded
+from cupola.gwas.site import LARGEST, NULL_ITERATIONS, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
 OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather
@@ -63,7 +62,8 @@ def people(own: Site, site: SiteContext, question: Question) -> Contribution:  #
                 raise CohortError(
                     f"no-{name}",
                     f"cohort '{own.files.name}'",
-                    f"has no {name} among those tested (one_sided = true lets it take part)",
+                    f"has no {name} among those tested ({cohort.trait_file}; one_sided = true lets "
+                    "it take part)",
                 )
     counts += [tested.sum(), (tested & (y == 1)).sum(), int(not binary)]
     quantitative = cohort.tested(False, regression).sum()
@@ -76,14 +76,19 @@ def moments(own: Site, site: SiteContext, question: Question) -> Contribution:  
     """Sums over tested people of values, of distances from the shift, or of squares."""
     cohort, options = own.cohort, question.options
     own.pin(("moments", options["of"]), [options[n] for n in ("binary", "shift", "width")])
+    own.pin("largest", options["largest"])  # many such limits would tell the largest value
     binary = bool(options["binary"])
     tested = cohort.tested(binary, True)
     whole = np.column_stack([cohort.covariates, cohort.traits(binary)])[tested]
-    if np.abs(whole).max(initial=0) > float(options["largest"]):
+    beyond = np.argwhere(np.abs(whole) > float(options["largest"]))
+    if len(beyond):
+        row, column = beyond[0].tolist()
+        where, name = cohort.source(int(np.flatnonzero(tested)[row]), column)
         raise CohortError(
             "value-too-large",
-            f"cohort '{own.files.name}'",
-            f"a covariate or trait exceeds largest = {options['largest']:g}; is it a missing code?",
+            where,
+            f"{name} = {whole[row, column]:g} exceeds largest = {options['largest']:g}; is it a "
+            "missing code?",
         )
     moved = (whole - np.array(options["shift"])) / np.array(options["width"])
     of = {"mean": moved, "distance": np.abs(moved), "square": moved**2}[options["of"]]
@@ -174,6 +179,10 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary)[list(options["groups"])] & present(cohort, kind)
     single = haploid(cohort, kind)
+    if not (single.any() or options["genotypes"]):
+        alleles = kernels.allele_counts(cohort.bed, local, asked)
+        alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
+        return _sized(site, question, {"alleles": alleles})
     people = np.concatenate([asked & ~single, asked & single])
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
@@ -199,7 +208,8 @@ def shared(own: Site, site: SiteContext, question: Question) -> Contribution:  #
     if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
     beta = _bounded(question, (made.columns.shape[1],))
-    own.count(question, f"null {question.options['kind']}", np.zeros(1, int), 1)
+    null = f"null {question.options['kind']}"
+    own.count(question, null, np.zeros(1, int), 1, NULL_ITERATIONS + 1)
     weight, residual = _logistic(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
     information = (made.columns[:, i] * made.columns[:, j] * weight[:, None]).sum(axis=0)
@@ -309,27 +319,27 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
 def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Hashes of this cohort's people, by their ids, under the cohorts' own salt.
 
-    They are in random order, among as many random numbers as hide how many people there are.
+    They are in order of size, among as many random numbers as hide how many people there are: the
+    same numbers whenever it is asked, since what two answers have in common would be the people.
     """
     if own.salt is None:
         raise CohortError(
             "no-salt", f"cohort '{own.files.name}'", "fingerprints need a salt that cohorts share"
         )
     cohort, most = own.cohort, question.expects["hashes"].shape[0]
+    own.pin("fingerprints", most)  # many such limits would tell how many there are
     who = np.flatnonzero(cohort.loaded)
     if len(who) > most:
         raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
     hashes = [_hash(own.salt, cohort.person[i].encode()) for i in who]
-    draw = site.generator("gwas fingerprints", 0)
-    real = site.secret_seed is None  # whoever could tell the random numbers could count people
-    found = draw.integers(0, 256, (most, HASH), np.uint8)
-    if real:
-        found = np.frombuffer(os.urandom(most * HASH), np.uint8).reshape(most, HASH).copy()
+    if site.secret_seed is None:  # whoever could tell the random numbers could count people
+        noise = hashlib.shake_256(own.secret()).digest(most * HASH)
+        found = np.frombuffer(noise, np.uint8).reshape(most, HASH).copy()
+    else:
+        draw = site.generator("gwas fingerprints", 0)
+        found = draw.integers(0, 256, (most, HASH), np.uint8)
     found[: len(hashes)] = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH)
-    order = draw.permutation(most)
-    if real:
-        order = np.argsort(np.frombuffer(os.urandom(8 * most), np.uint64))
-    return Contribution({"hashes": found[order]})
+    return Contribution({"hashes": np.sort(found.view(">u8"), axis=0).view(np.uint8)})
 
 
 def _hash(salt: bytes, data: bytes) -> bytes:

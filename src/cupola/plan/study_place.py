@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from cupola.errors import FederationError
 from cupola.federation import Federation, InProcess, Ledger
 from cupola.gwas import Site, StudyHost, Variants, read_variants
-from cupola.gwas.site import FIRTH_ITERATIONS
+from cupola.gwas.site import most_iterations
 from cupola.gwas.tasks import OPENLY
 from cupola.plan.holding import run_id
 from cupola.plan.study import StudyPlan
@@ -52,7 +52,8 @@ class Gathered:
                 salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
                 proposes=i == 0 and plan.variants is None,
                 rare=plan.rare,
-                iterations=plan.newton.iterations + FIRTH_ITERATIONS,
+                iterations=most_iterations(plan),
+                people_per_column=plan.people_per_column,
             )
             for i, cohort in enumerate(plan.cohorts)
         ]

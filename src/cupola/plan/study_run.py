@@ -13,6 +13,8 @@ from typing import Any
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Federation, Ledger, State, drive
 from cupola.gwas import Association, results
+from cupola.gwas.compare import Table
+from cupola.gwas.tables import as_table
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.holding import locked, read_lines, signals
 from cupola.plan.study import StudyPlan, load_study, without
@@ -63,11 +65,12 @@ def run_study(
         if resume and (done := read_result(folder)).get("status") == "finished":
             return done
         (folder / "result.json").unlink(missing_ok=True)
-        found = _Session(plan, folder, watch, place).execute()
+        session = _Session(plan, folder, watch, place)
+        found = session.execute()
         if report:
             from cupola.report.association import write_study
 
-            write_study(folder)
+            write_study(folder, session.table)
     return found
 
 
@@ -135,6 +138,7 @@ class _Session:
         self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
         self.stopping = False
         self.shown: tuple[str, int, int] | None = None
+        self.table: Table | None = None
         self.cpu = time.process_time()
 
     def execute(self) -> dict[str, Any]:
@@ -240,6 +244,7 @@ class _Session:
     def _write(self, program: Association, state: State) -> dict[str, Any]:
         """Tables first, each whole or not at all, then result.json, which says that they are."""
         found = results(program, state)
+        self.table = as_table(found, self.plan.test, self.plan.confidence)
         written = write_tables(self.plan, self.folder, program, state, found)
         shared = [
             [self.plan.cohorts[a].name, self.plan.cohorts[b].name, n]

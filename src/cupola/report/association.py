@@ -14,7 +14,7 @@ from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
 from cupola.report import charts, page, save
 from cupola.report.folder import RunFolder, _json, _read
-from cupola.report.genome import manhattan, quantiles
+from cupola.report.genome import largest, manhattan, quantiles
 from cupola.report.ledger import ledger_section, traffic
 from cupola.report.words import count, duration, number, size, text
 
@@ -23,10 +23,10 @@ _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA
           "STAT", "CHISQ", "P")  # fmt: skip
 
 
-def write_study(folder: Path | str) -> Path:
-    """Make report.html in the folder of a finished study."""
+def write_study(folder: Path | str, table: Table | None = None) -> Path:
+    """Make report.html in the folder of a finished study. table: its results, if at hand."""
     folder = Path(folder)
-    result, body = sections(folder)
+    result, body = sections(folder, table)
     where = ("simulated", "warn") if result.get("simulated", True) else ("real cohorts", "")
     chips = [("finished", "good"), where, (result["test"], "")]
     html = page.page(result["name"], "association study", page.chips(chips), body)
@@ -87,11 +87,12 @@ def _plots(table: Table, result: dict[str, Any]) -> str:
     told = np.isfinite(y)
     if not told.any():
         return page.section("Association", "", charts.nothing("no variant has a p-value"))
-    chromosome, position = table.chromosome[told], table.position[told]
-    names = table.name[told]
+    chromosome, position, names = table.chromosome, table.position, table.name
+    if not told.all():
+        chromosome, position, names, y = (x[told] for x in (chromosome, position, names, y))
     lines = [GENOME_WIDE, result["bonferroni"]]
-    drawn = manhattan(chromosome, position, y[told], names, lines)
-    qq = page.figure("Expected and observed", quantiles(y[told]))
+    drawn = manhattan(chromosome, position, y, names, lines)
+    qq = page.figure("Expected and observed", quantiles(y))
     lead = (
         "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
         "drawn once."
@@ -111,8 +112,8 @@ def _inflation_note(result: dict[str, Any]) -> str:
 
 
 def _hits(table: Table) -> str:
-    order = np.argsort(np.where(np.isnan(table.log10_p), math.inf, table.log10_p), kind="stable")
-    shown = [i for i in order[:_TOP] if np.isfinite(table.log10_p[i])]
+    finite = np.where(np.isfinite(table.log10_p), -table.log10_p, -math.inf)
+    shown = [i for i in largest(finite, _TOP) if np.isfinite(finite[i])]
     columns = [name for name in _SHOWN if name in table.head]
     rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
     head = [(name, name not in ("SNP", "A1")) for name in columns]

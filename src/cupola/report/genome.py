@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,7 @@ from cupola.report.words import PLAIN, text
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
 _GRID = 2.0  # pixels: dots closer than this are one
 _LABELLED = 200  # dots with a name to hover
+_FINEST = 2400  # pixels across, wider than any drawing
 
 
 def manhattan(
@@ -33,17 +35,21 @@ def manhattan(
     thresholds: Sequence[float],
 ) -> str:
     """-log10 p along the genome, chromosomes in two colours."""
-    order = np.lexsort((position, chromosome))
+    order = _along_the_genome(chromosome, position)
     chromosome, position, y = chromosome[order], position[order].astype(float), y[order]
     place, middles, start = np.zeros(len(y)), [], 0.0
-    for c in np.unique(chromosome):
-        at = chromosome == c
-        low, high = position[at].min(), position[at].max()
+    ends = [*(np.flatnonzero(np.diff(chromosome)) + 1).tolist(), len(y)]
+    for at in (slice(a, b) for a, b in itertools.pairwise([0, *ends])):
+        low, high = position[at.start], position[at.stop - 1]
         place[at] = start + position[at] - low
-        middles.append((int(c), start + (high - low) / 2, max(high - low, 1.0)))
+        middles.append((int(chromosome[at.start]), start + (high - low) / 2, max(high - low, 1.0)))
         start += (high - low) * 1.0 + max(1.0, 5e6)
     top = max(float(y.max()), *(-np.log10(t) for t in thresholds)) * 1.05
-    labelled = set(np.argsort(-y, kind="stable")[:_LABELLED].tolist())
+    best = largest(y, _LABELLED)
+    # Once for all widths: what cannot be told apart in the widest drawing is one dot in any.
+    shown = np.union1d(_first_in_cells(place * (_FINEST / max(start, 1.0)), y * (600 / top)), best)
+    labelled = set(np.searchsorted(shown, best).tolist())
+    chromosome, place, y, order = chromosome[shown], place[shown], y[shown], order[shown]
 
     def draw(width: int) -> str:
         height = 300
@@ -64,8 +70,7 @@ def manhattan(
         ]
         px = LEFT + place / max(start, 1.0) * (width - RIGHT - LEFT)
         py = height - BOTTOM - y / top * (height - BOTTOM - TOP)
-        cell = (px // _GRID).astype(np.int64) * (1 << 20) + (py // _GRID).astype(np.int64)
-        seen = np.unique(cell, return_index=True)[1]
+        seen = _first_in_cells(px, py)
         shape = ["", ""]
         for i in seen.tolist():
             if i not in labelled:
@@ -88,6 +93,33 @@ def manhattan(
         return _svg("".join(parts), height, "p-values along the genome", "", width)
 
     return _drawings(draw, wide=True)
+
+
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Where the largest values are, from large to small, equal ones in their order; none is NaN."""
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+        chosen = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    else:
+        chosen = np.arange(len(values))
+    return chosen[np.argsort(-values[chosen], kind="stable")]
+
+
+def _along_the_genome(chromosome: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """The order of variants by chromosome and position, which is mostly the one they have."""
+    same = chromosome[1:] == chromosome[:-1]
+    sorted_ = (chromosome[1:] >= chromosome[:-1]) & ~(same & (position[1:] < position[:-1]))
+    return np.arange(len(position)) if sorted_.all() else np.lexsort((position, chromosome))
+
+
+def _first_in_cells(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The first dot in every cell of a grid, from left to right; x and y in pixels, from 0 on."""
+    across, down = ((v // _GRID).astype(np.int64) for v in (x, y))
+    cell = across * (int(down.max()) + 1) + down
+    first = np.full(int(cell.max()) + 1, -1)
+    first[cell[::-1]] = np.arange(len(cell))[::-1]
+    return first[first >= 0]
 
 
 def quantiles(y: np.ndarray) -> str:

@@ -19,7 +19,7 @@ from cupola.errors import DataError
 from cupola.federation import Accounts, Charge, Question
 from cupola.federation.site import Host
 from cupola.gwas import Site
-from cupola.gwas.site import FIRTH_ITERATIONS, Workspace
+from cupola.gwas.site import Workspace, most_iterations
 from cupola.plan import compose
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
@@ -185,7 +185,8 @@ def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan, place: int) -> Co
         salt=salt.encode() if plan.fingerprints and salt else None,
         proposes=place == 0 and plan.variants is None,
         rare=plan.rare,
-        iterations=plan.newton.iterations + FIRTH_ITERATIONS,
+        iterations=most_iterations(plan),
+        people_per_column=plan.people_per_column,
         memory=Memory(joined.place / "asked.jsonl"),
         folder=joined.place / "asked",
         own_log=own_log(joined.place),

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import wait
 from web_world import World
 
 from cupola.web.app import make_app
@@ -41,14 +42,6 @@ def _no_study_outlives_its_test(monkeypatch):
     for child in started:
         child.kill()
         child.wait()
-
-
-def wait(until, seconds=300.0, every=0.2):
-    end = time.monotonic() + seconds
-    while not (found := until()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(every)
-    return found
 
 
 def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):

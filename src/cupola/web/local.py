@@ -104,9 +104,15 @@ class Visit:
             self.stage = RUNNING
             self.confirmed.set()
         else:
-            self.closing.set()
-            self.joining.leave()
-            self.stage, self.said = OVER, "You left the study; nothing was told."
+            self.leave()
+
+    def leave(self) -> None:
+        """Also while it runs: its process ends, and no question is answered any more."""
+        assert self.joining is not None
+        told = " What was told before cannot be taken back." if self.stage == RUNNING else ""
+        self.closing.set()
+        self.joining.leave()
+        self.stage, self.said = OVER, "You left the study." + told
 
     def _go_on(self) -> None:
         self.stage = WAITING
@@ -119,7 +125,8 @@ class Visit:
         except _Closed:
             return
         except CupolaError as error:
-            self.stage, self.said = OVER, str(error)
+            if not self.closing.is_set():
+                self.stage, self.said = OVER, str(error)
         except Exception as error:
             self.stage, self.said = OVER, f"unexpected {type(error).__name__}"
             raise
@@ -138,7 +145,7 @@ class Visit:
                     return
             joining.pin(self.roster, self.plan)
         self.stage = RUNNING
-        last = joining.take_part(self._tell, self.choice.cores)
+        last = joining.take_part(self._tell, self.choice.cores, wait=float("inf"))
         if last["status"] == "finished":
             self.said = f"The study has finished. Its results are in {joining.results}"
         else:
@@ -155,7 +162,9 @@ class Visit:
         text = {WAITING: "waiting for the others to answer"}.get(self.stage, "")
         if self.stage == RUNNING:
             text = str(now.get("status", "starting"))
-            if now.get("waiting"):
+            if text in ("stopped", "failed"):
+                text += f": {now.get('reason') or 'no reason given'}. Waiting for it to be resumed"
+            elif now.get("waiting"):
                 text += ", waiting for " + ", ".join(map(str, now["waiting"]))
             elif now.get("of"):
                 text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
@@ -248,6 +257,8 @@ def _act(visit: Visit, step: str, form: dict[str, str]) -> None:
         visit.answer(form.get("answer") == "accept")
     elif step == "answer" and visit.stage == ASKED and form.get("answer") == "decline":
         visit.answer(False)
+    elif step == "leave" and visit.stage in (WAITING, RUNNING):
+        visit.leave()
     elif (step, visit.stage) == ("roster", COMPARE):
         visit.compared(form.get("answer") == "same")
     else:

@@ -6,11 +6,12 @@ for (const form of document.querySelectorAll('[data-plan]')) {
     const box = fields.find(f => f.dataset.key === key);
     if (!box) return '';
     const input = box.querySelector('input,select');
-    return input.value || box.dataset.default;
+    return (!box.hidden && input.value) || box.dataset.default;
   };
   const show = () => fields.forEach(box => {
     const when = JSON.parse(box.dataset.when);
-    let applies = Object.entries(when).every(([key, allowed]) => allowed.includes(said(key)));
+    let applies = Object.entries(when).every(([rule, listed]) =>
+      listed.includes(said(rule.replace('!', ''))) !== rule.startsWith('!'));
     const input = box.querySelector('input,select');
     // A recipe may bring its own mechanism or masked sums: then their settings apply, too.
     if (!applies && 'privacy.mechanism' in when && /^dp-/.test(said('recipe'))) applies = true;

@@ -53,6 +53,10 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     }  # fmt: skip
 
 
+UNJUDGED = (
+    "a site with a budget of its own refuses answers that nothing protects: if all have one, there "
+    "are no metrics on what they hold out"
+)
 SAMPLES = (100, 1000, 10_000)  # of a site whose number is its own secret; epsilon depends on it
 
 
@@ -82,6 +86,8 @@ def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
         sizes = [as_json(guarantee(program, np.full(len(data), n))) for n in SAMPLES]
         found["privacy"]["groups"] = [group for one in sizes for group in one["groups"][:1]]
         found["privacy"]["status"] = ESTIMATE
+        if plan.evaluation.on != "public":
+            found["privacy"]["warnings"].append(UNJUDGED)
         found["course"] = course(plan.privacy, found["privacy"]["groups"][1])
     found["assumed"] = samples
     return found

@@ -38,13 +38,17 @@ ENTER, ASKED, SHOWN, WAITING, COMPARE, RUNNING, OVER = (
 )  # fmt: skip
 
 
+_CHOICES = ("data", "file", "path", "target", "epsilon", "openly")
+
+
 class _Closed(BaseException):
     """The page's server ends."""
 
 
 @dataclass
 class Visit:
-    """One study on its way, in one of the stages. said: what went wrong last, or how it ended."""
+    """One study on its way, in one of the stages. said: what went wrong last, or how it ended.
+    typed: what the form of the data held last."""
 
     folder: Path
     stage: str = ENTER
@@ -54,6 +58,7 @@ class Visit:
     roster: Roster | None = None
     plan: str = ""
     said: str = ""
+    typed: dict[str, str] = field(default_factory=lambda: dict.fromkeys(_CHOICES, ""))
     progress: dict[str, Any] = field(default_factory=dict)
     confirmed: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -198,9 +203,8 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     """The application. secret: part of every address."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(folder / "page", upload=100_000)
-    visit = Visit(folder)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.state.settings, app.state.visit = settings, visit
+    app.state.settings, app.state.visit = settings, Visit(folder)
     app.add_middleware(Frame, settings=settings, name="cupola_site")
     app.add_middleware(_OnlyHere, port=port)
 
@@ -212,15 +216,17 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
 
     @app.get("/{given}/", dependencies=guard)
     def show(request: Request) -> Response:
-        return _show(request, visit, here)
+        return _show(request, app.state.visit, here)
 
     @app.get("/{given}/state", dependencies=guard)
     def state() -> dict[str, Any]:
-        return visit.state()
+        found: Visit = app.state.visit
+        return found.state()
 
     @app.get("/{given}/results/{name}", dependencies=guard)
     def result(name: str) -> Response:
         """To be saved, never shown here: a coordinator's file must not run beside the secret."""
+        visit: Visit = app.state.visit
         if name not in visit.results or visit.joining is None:
             raise HTTPException(404, "there is no such file")
         return FileResponse(
@@ -230,6 +236,11 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     @app.post("/{given}/{step}", dependencies=guard)
     def act(request: Request, step: str, form: Posted) -> Response:
         text = {key: str(value).strip() for key, value in form.items()}
+        visit: Visit = app.state.visit
+        if (step, visit.stage) == ("again", OVER):
+            visit.close()
+            app.state.visit = Visit(folder)
+            return RedirectResponse(here, 303)
         try:
             _act(visit, step, text)
         except CupolaError as error:
@@ -252,6 +263,7 @@ def _act(visit: Visit, step: str, form: dict[str, str]) -> None:
     if (step, visit.stage) == ("token", ENTER):
         visit.enter(form.get("url", ""), form.get("token", ""))
     elif step == "data" and visit.stage in (ASKED, SHOWN):
+        visit.typed = {key: form.get(key, "") for key in _CHOICES}
         visit.look(_choice(visit, form))
     elif (step, visit.stage) == ("answer", SHOWN):
         visit.answer(form.get("answer") == "accept")

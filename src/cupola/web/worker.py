@@ -64,18 +64,18 @@ TOO_LARGE = "it needs more memory than this server gives a study"
 
 
 class _Events:
-    """Lines of progress, at most ten a second."""
+    """Lines of progress, at most ten a second, and none that says nothing new."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.last = file, 0.0
+        self.file, self.last, self.said = file, 0.0, ("", 0.0, 0.0)
 
     def say(self, phase: str, done: float = 0, of: float = 0, left: float | None = None) -> None:
-        now = time.time()
-        if now - self.last >= 0.1 or done >= of:
+        now, new = time.time(), (phase, done, of)
+        if new != self.said and (now - self.last >= 0.1 or done >= of):
             line = {"time": round(now, 3), "phase": phase, "done": done, "of": of, "left": left}
             self.file.write(json_line(line) + "\n")
             self.file.flush()
-            self.last = now
+            self.last, self.said = now, new
 
 
 def _foresee(folder: Path, job: dict[str, Any]) -> None:

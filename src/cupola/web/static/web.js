@@ -78,7 +78,7 @@ if (live) {
   const redraw = () => {
     const take = key => rounds.filter(r => r[key] !== null && r[key] !== undefined).map(r => [r.round, r[key]]);
     const last = rounds.length ? rounds[rounds.length - 1].round : 0;
-    const spent = course.map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
+    const spent = (course.length ? [[0, 0], ...course] : []).map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
     const all = [['Accuracy', take('accuracy'), 0], ['Loss', take('loss'), 1], ['Bytes sent', take('bytes'), 2], ['Epsilon (foreseen)', spent, 3]];
     at('curves').replaceChildren(...all.filter(c => c[1].length).map(c => draw(...c)));
   };

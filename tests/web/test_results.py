@@ -12,6 +12,7 @@ from web_world import variants
 
 from cupola.web import hits
 from cupola.web.launch import ChildProcess
+from cupola.web.models import Run
 from cupola.web.progress import Follow, site_states
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
@@ -137,6 +138,11 @@ def test_the_comparison_shows_runs_of_ones_own(world):
         world.finish(study)
         page = ada.get("/compare").text
         ids.append(page.split('name="run" value="')[1].split('"')[0])
+    with world.app.state.sessions() as db:  # at real sites: private, without metrics
+        run = db.get(Run, int(ids[0]))
+        run.summary = {**run.summary, "value": None, "epsilon": None, "private": True}
+        db.commit()
+    assert "only sites know it" in ada.get("/compare").text
     both = ada.get("/compare", params={"run": ids})
     assert "Side by side" in both.text
     assert "compare fedprox" in both.text

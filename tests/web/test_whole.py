@@ -275,7 +275,12 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
     world = World(tmp_path / "web")
     world.app.state.launcher = world.launcher = ChildProcess()
     simulated_cohorts(world.settings.data / "demo", variants=300, people=240)
-    start = {"covariates": ["AGE"], "sum": {"kind": "masked"}, "name": "three cohorts"}
+    start = {
+        "covariates": ["AGE"],
+        "sum": {"kind": "masked"},
+        "name": "three cohorts",
+        "parquet": True,
+    }
     study = world.study("ada", "association", **start)
     ada, cleo = world.visitor("ada"), world.visitor("cleo")
     for name, token in world.invite(ada, study, *COHORTS).items():
@@ -297,6 +302,8 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
     }
     run_study(own, tmp_path / "own", report=False)
     assert got.content == (tmp_path / "own" / "study.assoc.logistic").read_bytes()
+    exact = cleo.get(f"/studies/{study}/runs/1/files/study.parquet")
+    assert exact.content == (tmp_path / "own" / "study.parquet").read_bytes()
     top = cleo.get(f"/studies/{study}/runs/1/hits").text
     assert "300 variants" in top
     assert filled("association", start)

@@ -58,7 +58,10 @@ def digest(token: str) -> str:
 
 
 def new_token() -> str:
-    return secrets.token_urlsafe(32)
+    """It begins with a letter or a digit: commands would take '-' for an option."""
+    while not (made := secrets.token_urlsafe(32))[0].isalnum():
+        pass
+    return made
 
 
 def hasher(settings: Settings) -> PasswordHasher:

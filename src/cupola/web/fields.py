@@ -249,7 +249,7 @@ def from_form(kind: str, before: Mapping[str, Any], form: Mapping[str, str]) -> 
     known = {f.key: f for f in all_fields(kind)}
     given = _without(before, set(known))
     values = {key: str(form.get(key, "")) for key in known}
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, shown in known.items():
         text = values[key].strip()
         if shown.kind == "flag":

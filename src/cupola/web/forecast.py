@@ -83,12 +83,13 @@ def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
     found = facts(plan, host)
     if found["privacy"]:
         program = compose.training(plan, host)
-        sizes = [as_json(guarantee(program, np.full(len(data), n))) for n in SAMPLES]
-        found["privacy"]["groups"] = [group for one in sizes for group in one["groups"][:1]]
+        told = (guarantee(program, np.full(len(data), n)) for n in SAMPLES)
+        groups = [group for one in told if one for group in as_json(one)["groups"][:1]]
+        found["privacy"]["groups"] = groups
         found["privacy"]["status"] = ESTIMATE
         if plan.evaluation.on != "public":
             found["privacy"]["warnings"].append(UNJUDGED)
-        found["course"] = course(plan.privacy, found["privacy"]["groups"][1])
+        found["course"] = course(plan.privacy, groups[1])
     found["assumed"] = samples
     return found
 

@@ -122,5 +122,5 @@ STARTS: dict[str, dict[str, Any]] = {
         "evaluation": {"on": "both"},
         "personalise": {"methods": ["pfa", "finetune"], "rounds": 5},
     },
-    ASSOCIATION: {"name": "association", "test": "logistic"},
+    ASSOCIATION: {"name": "association", "test": "logistic", "parquet": True},
 }  # fmt: skip

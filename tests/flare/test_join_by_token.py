@@ -261,7 +261,7 @@ def test_a_private_study_of_sites_that_join_by_tokens_is_stopped_resumed_and_rep
             costs[name] = spent(tmp_path / name, study)["epsilon"]
             assert (tmp_path / name / "identity.json").stat().st_mode & 0o077 == 0
         # Stopped and resumed, it cost what the site was told before: nothing was charged twice.
-        assert costs["north"] == pytest.approx(float(told[1]), rel=1e-3)
+        assert costs["north"] == pytest.approx(float(told[1]), abs=0.051)  # printed in 3 digits
         got = lead.get(f"{where}/runs/1/files/model.safetensors").body()
         assert set(models) == {got}
         history = lead.get(f"{where}/runs/1/files/history.jsonl").text().splitlines()

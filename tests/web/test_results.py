@@ -74,6 +74,13 @@ def test_the_state_of_sites_is_that_of_the_last_question(tmp_path):
     (tmp_path / "run" / "ledger.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     found = site_states(tmp_path, ["a", "b", "c", "d"])
     assert [s["state"] for s in found] == ["answered", "late", "dropped", "present"]
+    (tmp_path / "run" / "ledger.jsonl").unlink()  # real sites: it comes at the end
+    (tmp_path / "away.json").write_text('{"away": ["b"], "asked": "training, step 7"}')
+    found = site_states(tmp_path, ["a", "b"])
+    assert [s["state"] for s in found] == ["working", "late"]
+    assert found[0]["last"] == "training, step 7"
+    (tmp_path / "away.json").write_text("[]")
+    assert site_states(tmp_path, ["a"])[0]["state"] == "present"
 
 
 PLACES = [

@@ -185,7 +185,9 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     def tell(told: dict[str, Any]) -> None:
         if (folder / STOPPED).exists():
             raise KeyboardInterrupt
-        write_atomically(folder / AWAY, json_line(told.get("away", [])))
+        part, done = told.get("part") or "training", told.get("done") or told.get("round") or 0
+        asked = f"{part}, step {done}" if done else ""
+        write_atomically(folder / AWAY, json_line({"away": told.get("away", []), "asked": asked}))
         if told.get("part"):
             events.say(told["part"], told["done"], told["whole"])
             return

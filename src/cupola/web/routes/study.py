@@ -254,6 +254,7 @@ def act(
         where += f"/runs/{desk.start(study).number}"
     elif action == "stop":
         desk.stop(study)
+        where += f"/runs/{study.runs[-1].number}"  # where its end is seen
     elif action == "resume":
         where += f"/runs/{desk.resume(study).number}"
     elif action == "repeat":

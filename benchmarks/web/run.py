@@ -152,6 +152,12 @@ def load(base: str, looks: list[tuple[str, str]], browsers: int, seconds: float,
     }
 
 
+def processor(pid: int) -> float:
+    """Seconds that a process has computed: what a request costs when others keep the machine busy."""
+    facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=1000)
@@ -184,10 +190,12 @@ def main() -> None:
             except httpx2.TransportError:
                 time.sleep(0.2)
         load(base, looks, 2, 2.0, given.variants)  # everything is read once before it counts
-        every = [
-            load(base, looks, given.browsers, given.seconds, given.variants)
-            for _ in range(given.repeat)
-        ]
+        every = []
+        for _ in range(given.repeat):
+            before = processor(server.pid)
+            turn = load(base, looks, given.browsers, given.seconds, given.variants)
+            spent = 1000 * (processor(server.pid) - before) / turn["requests"]
+            every.append({**turn, "processor_ms_a_request": round(spent, 1)})
         asked = {**vars(given), "database": "PostgreSQL" if given.database else "SQLite"}
         print(json.dumps({**asked, "turns": every, "machine_load": os.getloadavg()}, indent=2))
     finally:

@@ -153,7 +153,7 @@ def load(base: str, looks: list[tuple[str, str]], browsers: int, seconds: float,
 
 
 def processor(pid: int) -> float:
-    """Seconds that a process has computed: what a request costs when others keep the machine busy."""
+    """Seconds that a process has computed: a measure that other work does not disturb."""
     facts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
 

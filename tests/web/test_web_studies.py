@@ -137,6 +137,14 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
     assert foresee_elsewhere(load({**plan, "privacy": {}}))["privacy"] is None
 
 
+def test_the_form_shows_ones_and_zeros_as_numbers():
+    plan = {"rounds": 1, "privacy": {"clip": 1.0}, "data": {"partition": {"test": 0.0}}}
+    shown = fields.filled("training", {**plan, "twin": True})
+    assert shown == {
+        "rounds": "1", "privacy.clip": "1.0", "data.partition.test": "0.0", "twin": "true",
+    }  # fmt: skip
+
+
 def test_keys_that_the_form_does_not_show_stay():
     before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
     form = {**fields.filled("training", before), "rounds": "7"}

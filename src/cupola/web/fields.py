@@ -65,7 +65,7 @@ class Field:
         """A plan's value, as the form shows it."""
         if isinstance(value, list | tuple):
             return ", ".join(str(v) for v in value)
-        return {True: "true", False: "false"}.get(value, str(value))
+        return str(value).lower() if isinstance(value, bool) else str(value)  # 1.0 is no flag
 
 
 @dataclass(frozen=True)

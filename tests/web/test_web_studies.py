@@ -137,6 +137,25 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
     assert foresee_elsewhere(load({**plan, "privacy": {}}))["privacy"] is None
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
+    from cupola.plan.facts import facts
+    from cupola.plan.load import load
+    from cupola.web.forecast import foresee_elsewhere
+
+    private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
+    plan = {**STARTS["training"], "rounds": 2, "privacy": private}
+    if elsewhere:
+        told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}
+        plan["data"] = {"name": "elsewhere", "partition": {"kind": "iid", "sites": 3}, **told}
+    found = (foresee_elsewhere if elsewhere else facts)(load(plan))
+    monkeypatch.setattr(Office, "foresee", lambda *_: found)
+    page = world.known("ada").get(f"/studies/{world.study('ada', **plan)}").text
+    for part in ("Sent in a round", "Epsilon of each site", "Who learns what", "Nothing protects"):
+        assert part in page
+    assert ("any with" in page) == elsewhere
+
+
 def test_the_form_shows_ones_and_zeros_as_numbers():
     plan = {"rounds": 1, "privacy": {"clip": 1.0}, "data": {"partition": {"test": 0.0}}}
     shown = fields.filled("training", {**plan, "twin": True})

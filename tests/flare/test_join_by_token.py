@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import hapmap
 import numpy as np
 import pytest
 import tomli_w
+from patience import wait
 from test_association_study import same_as_plink
 
 from cupola.sites import spent
@@ -26,24 +26,29 @@ from cupola.web.launch import holder
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITES = ["north", "south", "west"]
 CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
-PLAN = {
+ROUNDS = 60
+FORM = {
     "name": "outcome",
-    "rounds": 2,
-    "sum": "masked",
-    "model": {"name": "linear"},
-    "data": {
-        "name": "elsewhere",
-        "called": "patients",
-        "kind": "classification",
-        "shape": [3],
-        "class_names": ["0", "1"],
-        "partition": {"kind": "iid", "sites": 3, "test": 0.2},
-    },
-    "local": {"lr": 0.1, "batch_size": 16},
-    "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5},
-    "evaluation": {"every": 2, "on": "sites"},
-    "engine": {"timeout": 60},
+    "rounds": ROUNDS,
+    "data.name": "elsewhere",
+    "data.called": "patients",
+    "data.kind": "classification",
+    "data.shape": 3,
+    "data.class_names": "0, 1",
+    "data.partition.sites": 3,
+    "data.partition.test": 0.2,
+    "model.name": "linear",
+    "local.lr": 0.1,
+    "local.batch_size": 16,
+    "privacy.mechanism": "dp-sgd",
+    "privacy.noise": 2.0,
+    "privacy.clip": 1.0,
+    "privacy.delta": 1e-5,
+    "sum.kind": "masked",
+    "evaluation.on": "sites",
+    "evaluation.every": 5,
 }
+BUDGET = 40  # of each site, for the study and its repetition
 
 
 def free_ports(count):
@@ -54,14 +59,6 @@ def free_ports(count):
     for one in held:
         one.close()
     return ports
-
-
-def wait(until, seconds=600.0, every=0.2):
-    end = time.monotonic() + seconds
-    while not (found := until()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(every)
-    return found
 
 
 def table(path, seed):
@@ -147,84 +144,165 @@ def server(machines, tmp_path):
     return f"http://127.0.0.1:{web}", wait(password)[1]
 
 
-class Coordinator:
-    """Somebody at the pages, without a browser."""
+class Lead:
+    """The coordinator's browser."""
 
-    def __init__(self, base, password):
-        import httpx2 as httpx
+    def __init__(self, driver, api, base, password):
+        self.browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        self.base, self.foreign, self.troubles = base, [], []
+        self.page = self.opened(base)
+        wait(lambda: reached(api, self.page, base))
+        self.page.fill("#name", "coordinator")
+        self.page.fill("#password", password)
+        self.page.press("#password", "Enter")
 
-        self.http = httpx.Client(base_url=base, timeout=60)
-        wait(self._there)
-        self.post("/login", name="coordinator", password=password)
+    def opened(self, start):
+        """A page that notes what it loads from elsewhere, and what goes wrong in it."""
+        page = self.browser.new_page()
+        page.set_default_timeout(600_000)
+        page.on("request", lambda r: r.url.startswith(start) or self.foreign.append(r.url))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        return page
 
-    def _there(self):
-        with contextlib.suppress(Exception):
-            return self.http.get("/login").status_code == 200
+    def fill(self, kind, fields):
+        """The form of a new study."""
+        page = self.page
+        page.click("text=New study")
+        page.click(f"a.card:has-text('{kind}')")
+        for key, value in fields.items():
+            place = "#f-" + key.replace(".", "-")
+            if page.locator(f"select{place}").count():
+                page.select_option(place, value)
+            else:
+                page.fill(place, str(value))
+        page.click("button:has-text('Make the study')")
 
-    def post(self, url, **fields):
-        page = self.http.get("/join").text
-        csrf = re.search(r'name="csrf" value="(\w+)"', page)[1]
-        return self.http.post(url, data={"csrf": csrf, **fields})
+    def invite(self):
+        """(path of the study, tokens by party)"""
+        page = self.page
+        page.check("#real")
+        page.fill("#sites", "\n".join(SITES))
+        page.click("button:has-text('Make tokens')")
+        page.wait_for_selector(".secret pre")
+        shown = page.locator(".secret pre").all_inner_texts()
+        return page.url.removesuffix("/invite"), dict(zip([*SITES, "university"], shown))
 
-    def invite(self, plan, sites):
-        """(path of the new study, tokens by party)"""
-        made = self.post("/studies/upload", text=tomli_w.dumps(plan))
-        assert made.status_code == 303, made.text
-        where = made.headers["location"]
-        shown = self.post(f"{where}/invite", sites="\n".join(sites), real="yes")
-        assert shown.status_code == 200, shown.text
-        found = re.findall(r"<h3>([\w-]+)(?: \(compensator\))?</h3><pre>(\S+)</pre>", shown.text)
-        return where, dict(found)
+    def get(self, url):
+        return self.page.request.get(url)
 
 
-def test_a_private_study_of_three_sites_that_join_by_their_tokens(
-    server, machines, tmp_path, request
+def join(machines, base, tokens, *more, names=(*SITES, "university")):
+    """The same words again go on with what was broken off."""
+    for name in names:
+        words = ["--folder", name, "--yes"]
+        if name == "university":
+            machines.start(name, "compensator", "join", base, tokens[name], *words)
+        else:
+            own = [word.format(name) for word in more]
+            machines.start(name, "site", "join", base, tokens[name], *words, "--json", *own)
+
+
+def ended(machines):
+    for name, child in machines.children.items():
+        if name != "server":
+            code = child.wait(600)
+            assert code == 0, (name, machines.said(name), machines.said("server"))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_private_study_of_sites_that_join_by_tokens_is_stopped_resumed_and_repeated(
+    server, machines, tmp_path
 ):
+    api = pytest.importorskip("playwright.sync_api")
     base, password = server
-    lead = Coordinator(base, password)
-    request.addfinalizer(lead.http.close)
-    where, tokens = lead.invite(PLAN, SITES)
-    assert set(tokens) == {*SITES, "university"}
     for i, name in enumerate(SITES):
         table(tmp_path / f"{name}.csv", i)
-        machines.start(
-            name, "site", "join", base, tokens[name], "--folder", name, "--yes", "--json",
-            "--data", f"patients={name}.csv", "--target", "outcome", "--epsilon", "5",
-        )  # fmt: skip
-    machines.start(
-        "university", "compensator", "join", base, tokens["university"],
-        "--folder", "university", "--yes",
-    )  # fmt: skip
-    for name in (*SITES, "university"):
-        code = machines.children[name].wait(600)  # a busy machine is no fault
-        assert code == 0, (name, machines.said(name), machines.said("server"))
-    asked = machines.said("north")
-    assert "train: 2 times" in asked
-    assert "protection  dp-sgd" in asked
-    assert re.search(r"epsilon [\d.]+ at delta 1e-05 .*budget 5", asked)
-    rosters = {re.search(r"roster     ([\w-]{29})\n", machines.said(n))[1] for n in tokens}
-    page = lead.http.get(where).text
-    assert len(rosters) == 1
-    assert rosters.pop() in page
-    assert "finished" in page
-    study = json.loads("{" + asked.rsplit("\n{", 1)[1])["results"].rsplit("/", 1)[1]
-    results = [tmp_path / name / "results" / study for name in SITES]
-    models = {(folder / "model.safetensors").read_bytes() for folder in results}
-    assert len(models) == 1
-    for name in SITES:
-        cost = spent(tmp_path / name, study)
-        assert 0 < cost["epsilon"] <= 5
-        key = tmp_path / name / "identity.json"
-        assert key.stat().st_mode & 0o077 == 0
-    run = f"{where}/runs/1"
-    got = lead.http.get(f"{run}/files/model.safetensors").content
-    assert {got} == models
-    assert "real sites" in lead.http.get(run).text
-    for kept in (tmp_path / "federation", tmp_path / "cupola-web"):  # no private key of a party
-        for path in kept.rglob("*.key"):
-            assert not {*SITES, "university"} & set(path.parts), path
-    again = lead.http.post("/api/join", json={"token": tokens["north"]})
-    assert again.status_code == 404
+    with api.sync_playwright() as driver:
+        lead = Lead(driver, api, base, password)
+        page = lead.page
+        lead.fill("Training", FORM)
+        page.wait_for_selector("dt:has-text('Sent in a round')")  # foreseen, before it starts
+        foreseen = page.inner_text("#foreseen")
+        assert "10,000" in foreseen  # epsilon of sites by their size
+        assert "works out its own epsilon before it joins" in foreseen.lower()
+        where, tokens = lead.invite()
+        data = ["--data", "patients={}.csv", "--target", "outcome", "--epsilon", str(BUDGET)]
+        join(machines, base, tokens, *data)
+        wait(lambda: page.goto(f"{where}/runs/1").ok)  # when all have joined
+        wait(lambda: rounds_of(page) >= 8)
+        assert page.locator("#curves svg").count() == 2  # bytes, epsilon: no unprotected metrics
+        assert page.locator("#sites tr").count() == 3
+        page.click("button:has-text('Stop')")
+        page.wait_for_selector("#status:has-text('stopped')")
+        page.wait_for_selector("text=stopped after round")
+        waits = "stopped after round"
+        wait(lambda: all(waits in machines.said(name) for name in SITES))
+        machines.children["west"].terminate()  # the others stay; it comes back later
+        machines.children["west"].wait(60)
+        page.goto(where)
+        page.click("button:has-text('Resume')")
+        join(machines, base, tokens, names=["west"])
+        page.wait_for_selector("h2:has-text('How it learned')")  # the live page moves on by itself
+        assert page.is_visible("text=real sites")
+        ended(machines)
+        asked = machines.said("north")
+        assert f"train: {ROUNDS} times" in asked
+        assert "protection  dp-sgd" in asked
+        told = re.search(rf"epsilon ([\d.]+) at delta 1e-05 .*budget {BUDGET}", asked)
+        rosters = {re.search(r"roster     ([\w-]{29})\n", machines.said(n))[1] for n in tokens}
+        shown = lead.get(where).text()
+        assert len(rosters) == 1
+        assert rosters.pop() in shown
+        assert "finished" in shown
+        study = results_of(asked)
+        models, costs = [], {}
+        for name in SITES:
+            models.append((tmp_path / name / "results" / study / "model.safetensors").read_bytes())
+            costs[name] = spent(tmp_path / name, study)["epsilon"]
+            assert (tmp_path / name / "identity.json").stat().st_mode & 0o077 == 0
+        # Stopped and resumed, it cost what the site was told before: nothing was charged twice.
+        assert costs["north"] == pytest.approx(float(told[1]), abs=0.051)  # printed in 3 digits
+        got = lead.get(f"{where}/runs/1/files/model.safetensors").body()
+        assert set(models) == {got}
+        history = lead.get(f"{where}/runs/1/files/history.jsonl").text().splitlines()
+        assert [json.loads(line)["round"] for line in history] == list(range(1, ROUNDS + 1))
+        for kept in (tmp_path / "federation", tmp_path / "cupola-web"):  # no key of a party's own
+            for path in kept.rglob("*.key"):
+                assert not {*SITES, "university"} & set(path.parts), path
+        page.goto(base + "/join")
+        again = page.request.post(f"{base}/api/join", data={"token": tokens["north"]})
+        assert again.status == 404
+
+        page.goto(where)
+        page.click("button:has-text('Repeat as a new study')")
+        page.click("text=Change the plan")
+        page.fill("#f-rounds", "2")
+        page.click("button:has-text('Save') >> nth=0")
+        repeated, tokens = lead.invite()
+        assert repeated != where
+        join(machines, base, tokens, "--data", "patients")
+        wait(lambda: page.goto(f"{repeated}/runs/1").ok)
+        page.wait_for_selector("h2:has-text('How it learned')")
+        ended(machines)
+        other = results_of(machines.said("north"))
+        assert other != study
+        for name in SITES:  # one budget for both
+            both = spent(tmp_path / name, other)
+            assert costs[name] < both["epsilon"] <= BUDGET, both
+        assert lead.foreign == []
+        assert lead.troubles == []
+        lead.browser.close()
+
+
+def rounds_of(page):
+    """How far the live page says it is."""
+    found = re.search(r"training: (\d+) of", page.inner_text("#phase"))
+    return int(found[1]) if found else 0
+
+
+def results_of(said):
+    """The study's name, from what a site's command printed last."""
+    return json.loads("{" + said.rsplit("\n{", 1)[1])["results"].rsplit("/", 1)[1]
 
 
 def opened(machines, name):
@@ -246,32 +324,20 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
     hapmap.cut(tmp_path / "pooled", folders)
     machines.start("west", "site", "open", "--folder", "west", "--no-browser")
     own_page = wait(lambda: opened(machines, "west"))
-    foreign, troubles = [], []
     with api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        lead, west = browser.new_page(), browser.new_page()
-        for page, home in ((lead, base), (west, own_page.split("/", 3)[:3])):
-            start = home if isinstance(home, str) else "/".join(home)
-            page.set_default_timeout(600_000)
-            page.on("request", lambda r, s=start: r.url.startswith(s) or foreign.append(r.url))
-            page.on("pageerror", lambda error: troubles.append(str(error)))
-        wait(lambda: reached(api, lead, base))
-        lead.fill("#name", "coordinator")
-        lead.fill("#password", password)
-        lead.press("#password", "Enter")
-        lead.click("text=New study")
-        lead.click("a.card:has-text('Association')")
-        lead.fill("#f-name", "hapmap")
-        lead.fill("#f-trait-column", hapmap.STUDY["trait"]["column"])
-        lead.fill("#f-covariates", ", ".join(hapmap.STUDY["covariates"]))
-        lead.select_option("#f-sum-kind", "masked")
-        lead.fill("#f-chunk", "64")
-        lead.click("button:has-text('Make the study')")
-        lead.check("#real")
-        lead.fill("#sites", "\n".join(SITES))
-        lead.click("button:has-text('Make tokens')")
-        tokens = dict(zip([*SITES, "university"], lead.locator(".secret pre").all_inner_texts()))
-        where = lead.url.removesuffix("/invite")
+        one = Lead(driver, api, base, password)
+        lead, west = one.page, one.opened(own_page.rsplit("/", 2)[0])
+        one.fill(
+            "Association",
+            {
+                "name": "hapmap",
+                "trait.column": hapmap.STUDY["trait"]["column"],
+                "covariates": ", ".join(hapmap.STUDY["covariates"]),
+                "sum.kind": "masked",
+                "chunk": 64,
+            },
+        )
+        where, tokens = one.invite()
         for name in SITES[:2]:
             machines.start(
                 name, "site", "join", base, tokens[name], "--folder", name, "--yes",
@@ -303,9 +369,9 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         (tmp_path / "got").mkdir()
         got.value.save_as(tmp_path / "got" / "study.assoc.logistic")
         west.wait_for_selector("text=The study has finished")
-        browser.close()
-    assert foreign == []
-    assert troubles == []
+        one.browser.close()
+    assert one.foreign == []
+    assert one.troubles == []
     ours = hapmap.table(tmp_path / "got")
     assert len(ours) > 100
     same_as_plink(ours)

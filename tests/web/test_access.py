@@ -6,6 +6,7 @@ import re
 
 import pytest
 from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
 from web_world import with_hits
 
 OPEN, ANY, COORDINATORS, SEEN, OWN, INVITED, SITE, MANAGER = range(8)
@@ -153,6 +154,16 @@ def test_forms_need_their_token(world, places, route):
     crossed = ada.post(path, data=there, headers={"Sec-Fetch-Site": "cross-site"})
     assert crossed.status_code == 403
     assert ada.post(path, content=b"{}", headers={"content-type": "x/y"}).status_code == 403
+
+
+def test_a_fault_of_the_server_is_a_page_without_its_reason(world, monkeypatch):
+    monkeypatch.setattr("cupola.web.routes.account._accounts", lambda *_: 1 / 0)
+    browser = TestClient(world.app, raise_server_exceptions=False)
+    browser.cookies.update(world.known("ada").cookies)
+    answer = browser.get("/accounts")
+    assert answer.status_code == 500
+    assert "its log says more" in answer.text
+    assert "division" not in answer.text
 
 
 def test_lists_show_only_ones_own(world, places):

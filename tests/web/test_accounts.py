@@ -7,7 +7,7 @@ from web_world import PASSWORD
 
 from cupola.web import accounts
 from cupola.web.frame import COOKIE
-from cupola.web.models import Account, Login, Study
+from cupola.web.models import Account, Attempt, Event, Login, Study
 
 
 def test_a_session_is_new_after_log_in_and_ends_at_log_out(world):
@@ -53,6 +53,46 @@ def test_log_ins_that_fail_are_held_back(world):
     assert held.status_code == 429
     assert int(held.headers["retry-after"]) <= world.settings.wait
     assert world.post(browser, "/login", name="ben", password=PASSWORD).status_code == 303
+
+
+def test_log_ins_at_the_same_time_are_all_counted(world, monkeypatch):
+    """Many wrong passwords at once are no way around the count: each is counted before it is
+    judged."""
+    counted = []
+    judge = accounts._fits
+
+    def judged(settings, known, password):
+        with world.app.state.sessions() as db:
+            counted.append(db.query(Attempt).filter_by(name="ben").count())
+        return judge(settings, known, password)
+
+    monkeypatch.setattr(accounts, "_fits", judged)
+    browser = world.visitor()
+    for _ in range(world.settings.tries + 3):
+        world.post(browser, "/login", name="ben", password="wrong")
+    assert counted == [1, 2, 3, 4, 5]
+    with world.app.state.sessions() as db:
+        held = db.query(Event).filter_by(action="log-in held back", who="ben").count()
+    assert held <= 1  # a line, not one for every try
+
+
+def test_strangers_with_wrong_tokens_keep_nobody_else_from_joining(world):
+    with world.app.state.sessions() as db:
+        for i in range(60):
+            accounts.attempt(db, accounts.TOKEN, f"10.0.0.{i}")
+            accounts.attempt(db, "token", f"10.0.0.{i}")
+    token = world.invite(world.known("ada"), world.study("ada"), "north")["north"]
+    assert world.visitor().post("/api/join", json={"token": token}).status_code == 200
+
+
+def test_a_present_password_is_not_guessed_in_a_session(world):
+    with world.app.state.sessions() as db:
+        accounts.create(db, world.settings, "kim", PASSWORD, "participant")
+        db.commit()
+    kim = world.visitor("kim")
+    for _ in range(world.settings.tries):
+        assert world.post(kim, "/account", old="wrong", new="another horse").status_code == 422
+    assert "too many" in world.post(kim, "/account", old=PASSWORD, new="another horse").text
 
 
 def test_a_new_password_ends_other_sessions(world):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
+from cupola.web.accounts import new_token
+
 KEY = "Authorization"
 
 
@@ -19,6 +21,12 @@ def test_a_token_works_once_and_is_kept_as_a_hash(world):
         again = world.post(world.known(who), "/join", token=token, name="new", password="x" * 12)
         assert again.status_code == 422
     assert world.visitor().post("/api/join", json={"token": token}).status_code == 404
+
+
+def test_tokens_can_be_given_to_a_command(monkeypatch):
+    made = iter(["-x", "_y", "z" * 43])
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(made))
+    assert new_token() == "z" * 43
 
 
 def test_a_new_token_ends_the_old_one(world):

@@ -253,6 +253,40 @@ def test_certificates_are_for_the_tokens_name_once_and_nothing_else(real, study,
         joining._enrol(joining.terms)
 
 
+def test_only_the_first_coordinator_gives_a_name_its_first_certificate(real, tmp_path, monkeypatch):
+    """Else any coordinator's account could become a site that was never invited."""
+    ben, made = real.known("ben"), real.study("ben", **PLAN)
+    refused = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
+    assert refused.status_code == 409
+    assert "only the first coordinator" in refused.text
+    monkeypatch.setattr("cupola.web.real.Federation.has_signed", lambda *_: True)
+    answer = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
+    token = answer.text.split("<pre>")[1].split("<")[0]
+    monkeypatch.undo()
+    joining = begin(tmp_path / "west", real.url, token, "site")
+    with pytest.raises(FederationError, match="first certificate"):
+        joining.server.post("/api/site/certificate", {"request": "eA=="})
+
+
+def test_a_party_waits_for_a_resumption_and_not_for_ever(real, study, tmp_path):
+    joining = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
+    states = [{"status": "stopped", "resumable": True}] * 2 + [{"status": "running"}]
+    for rest, wait, last in (
+        ([{"status": "finished"}], 60.0, "finished"),
+        ([{"status": "failed", "resumable": False}], 60.0, "failed"),  # a site has left
+        ([{"status": "failed", "resumable": True}] * 3, 0.0, "stopped"),
+    ):
+        told = iter([*states, *rest])
+        joining.progress = lambda told=told: next(told)
+        joining.__dict__["terms"], seen = None, []
+        joining._collect = lambda _: None
+        assert joining._follow(seen.append, 0.0, None, wait)["status"] == last
+    joining.server.key = "gone"
+    del joining.progress
+    with pytest.raises(FederationError, match="no longer knows"):
+        joining._follow(seen.append, 0.0, None, 60.0)
+
+
 def test_terms_that_would_lead_elsewhere_are_refused(real, study, tmp_path):
     joining = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
     good = dict(joining.asked["real"])
@@ -362,11 +396,22 @@ def test_a_simulated_site_joins_with_the_same_command(real, tmp_path):
 @pytest.mark.parametrize(
     "url",
     ["http://example.org", "ftp://x", "example.org", "https://", "https://a:b@c", "http://[::2",
-     "https://x/?q=1", "http://localhost.evil.org"],
+     "https://x/?q=1", "http://localhost.evil.org", "https://a#b", "https://@a", "https://a\\b",
+     "file:///etc/passwd"],
 )  # fmt: skip
 def test_tokens_go_over_https_only(url):
     with pytest.raises(PlanError):
         checked_url(url)
+
+
+def test_a_token_for_this_machine_goes_through_no_proxy(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    for url in ("http://127.0.0.1:1", "HTTP://localhost:1"):
+        server = Server(url)
+        assert server.url.startswith("http://")
+        named = [h for h in server._opener.handlers if type(h).__name__ == "ProxyHandler"]
+        assert all(not handler.proxies for handler in named)
 
 
 def test_a_redirect_is_not_followed(world):

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from cupola.joining.join import Joining
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
+from cupola.sites.consent import WITHDRAWN, study_folder
 from cupola.web import local
 from cupola.web.frame import form_token
 
@@ -173,7 +174,39 @@ def test_a_person_declines_or_leaves(site):
     assert post(site, "answer", answer="decline").status_code == 303
     assert [path for path, _ in site.server.posted] == ["/api/site/decline"]
     assert "You declined" in site.get(f"/{SECRET}/").text
+    assert post(site, "again").status_code == 303
+    assert 'name="token"' in site.get(f"/{SECRET}/").text
+    assert post(site, "again").status_code == 422
+    post(site, "token", url="https://example.org", token="t")
+    assert post(site, "answer", answer="decline").status_code == 303
     assert post(site, "data", file="table.csv").status_code == 422
+
+
+def test_a_person_leaves_while_it_waits_or_runs(site, tmp_path, monkeypatch):
+    here = f"/{SECRET}/"
+    site.get(here)
+    assert post(site, "leave").status_code == 422
+    post(site, "token", url="https://example.org", token="t")
+    post(site, "data", file="table.csv", target="ill", cores="1")
+    post(site, "answer", answer="accept")
+    own = Identity.open(tmp_path / "identity.json").public
+    others = [Identity.simulated(i, n).public for i, n in enumerate(("south", "west"))]
+    site.server.roster = Roster(
+        "outcome-1", (own, *others), Identity.simulated(9, "university").public
+    )
+    halted = {"status": "stopped", "reason": "for lunch", "resumable": True}
+    monkeypatch.setattr(Joining, "progress", lambda _: halted)
+    until(site, "compare")
+    post(site, "roster", answer="same")
+    for _ in range(200):
+        if "for lunch" in site.get(f"{here}state").json()["text"]:
+            break
+        time.sleep(0.05)
+    assert "Waiting for it to be resumed" in site.get(here).text
+    assert post(site, "leave").status_code == 303
+    assert "You left the study" in site.get(here).text
+    assert site.server.posted[-1][0] == "/api/site/leave"
+    assert (study_folder(tmp_path, "outcome-1") / WITHDRAWN).exists()
 
 
 def until(site, stage):

@@ -12,6 +12,7 @@ from web_world import variants
 
 from cupola.web import hits
 from cupola.web.launch import ChildProcess
+from cupola.web.models import Run
 from cupola.web.progress import Follow, site_states
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
@@ -73,6 +74,13 @@ def test_the_state_of_sites_is_that_of_the_last_question(tmp_path):
     (tmp_path / "run" / "ledger.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     found = site_states(tmp_path, ["a", "b", "c", "d"])
     assert [s["state"] for s in found] == ["answered", "late", "dropped", "present"]
+    (tmp_path / "run" / "ledger.jsonl").unlink()  # real sites: it comes at the end
+    (tmp_path / "away.json").write_text('{"away": ["b"], "asked": "training, step 7"}')
+    found = site_states(tmp_path, ["a", "b"])
+    assert [s["state"] for s in found] == ["working", "late"]
+    assert found[0]["last"] == "training, step 7"
+    (tmp_path / "away.json").write_text("[]")
+    assert site_states(tmp_path, ["a"])[0]["state"] == "present"
 
 
 PLACES = [
@@ -137,6 +145,11 @@ def test_the_comparison_shows_runs_of_ones_own(world):
         world.finish(study)
         page = ada.get("/compare").text
         ids.append(page.split('name="run" value="')[1].split('"')[0])
+    with world.app.state.sessions() as db:  # at real sites: private, without metrics
+        run = db.get(Run, int(ids[0]))
+        run.summary = {**run.summary, "value": None, "epsilon": None, "private": True}
+        db.commit()
+    assert "only sites know it" in ada.get("/compare").text
     both = ada.get("/compare", params={"run": ids})
     assert "Side by side" in both.text
     assert "compare fedprox" in both.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -56,6 +58,21 @@ def test_problems_are_shown_at_their_field(world, key, value):
     assert "<script>" not in answer.text
 
 
+def test_sentences_speak_of_nothing_that_a_browser_cannot_do():
+    told = "A [data set](d.md), or your own function at `module:name` that gives `cupola.Source`."
+    assert fields.as_html(told) == "A data set."
+    for kind in KINDS:
+        for shown in fields.all_fields(kind):
+            assert fields.as_html(shown.about).count("`") == 0, shown.key
+
+
+def test_plans_are_written_with_short_lists_in_a_line():
+    given = {**STARTS["personalisation"], "x": [["[", "]"], [1, 2]], "long": list(range(200))}
+    text = plans.to_text(given)
+    assert "hidden = [64]" in text
+    assert plans.parse(text) == plans.normal(given)
+
+
 def test_what_does_not_apply_is_not_written():
     form = {
         **fields.filled("training", STARTS["training"]),
@@ -74,6 +91,79 @@ def test_what_does_not_apply_is_not_written():
     assert private["privacy"] == {"epsilon": 3}
 
 
+def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
+    ada = world.known("ada")
+    form = {
+        **fields.filled("training", STARTS["training"]),
+        "data.name": "elsewhere", "data.called": "patients", "data.kind": "classification",
+        "data.shape": "3", "data.class_names": "not ill, ill", "evaluation.on": "sites",
+    }  # fmt: skip
+    made = world.post(ada, "/studies/new", kind="training", **form)
+    assert made.status_code == 303, made.text
+    where = made.headers["location"]
+    assert plans.parse(ada.get(f"{where}/plan.toml").text)["data"] == {
+        "name": "elsewhere", "called": "patients", "kind": "classification", "shape": [3],
+        "class_names": ["not ill", "ill"], "partition": {"kind": "iid", "sites": 5},
+    }  # fmt: skip
+    page = ada.get(where).text
+    assert "Start as a simulation" not in page
+    for action in ("start", "invite"):
+        answer = world.post(ada, f"{where}/{action}", sites="north")
+        assert answer.status_code == 409
+        assert "invite real sites" in answer.text
+    simulated = {k: v for k, v in form.items() if k != "data.name"} | {"data.name": "digits"}
+    assert "called" not in fields.from_form("training", {}, simulated)["data"]
+
+
+def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
+    from cupola.plan.load import load
+    from cupola.web.forecast import SAMPLES, foresee_elsewhere
+
+    plan = {
+        "name": "x", "rounds": 4, "sum": "masked", "model": "linear", "local": {"lr": 0.1},
+        "data": {
+            "name": "elsewhere", "called": "p", "kind": "classification", "shape": [3],
+            "class_names": ["0", "1"], "partition": {"kind": "iid", "sites": 3, "test": 0.2},
+        },
+        "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5},
+    }  # fmt: skip
+    told = foresee_elsewhere(load(plan))
+    assert told["bytes"]["per_site_down"] > 100
+    groups = told["privacy"]["groups"]
+    assert [group["samples"] for group in groups] == list(SAMPLES)
+    costs = [group["epsilon"] for group in groups]
+    assert costs == sorted(costs, reverse=True)  # the more samples, the smaller the share drawn
+    assert told["privacy"]["epsilon"] == costs[1]
+    assert foresee_elsewhere(load({**plan, "privacy": {}}))["privacy"] is None
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
+    from cupola.plan.facts import facts
+    from cupola.plan.load import load
+    from cupola.web.forecast import foresee_elsewhere
+
+    private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
+    plan = {**STARTS["training"], "rounds": 2, "privacy": private}
+    if elsewhere:
+        told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}
+        plan["data"] = {"name": "elsewhere", "partition": {"kind": "iid", "sites": 3}, **told}
+    found = (foresee_elsewhere if elsewhere else facts)(load(plan))
+    monkeypatch.setattr(Office, "foresee", lambda *_: found)
+    page = world.known("ada").get(f"/studies/{world.study('ada', **plan)}").text
+    for part in ("Sent in a round", "Epsilon of each site", "Who learns what", "Nothing protects"):
+        assert part in page
+    assert ("any with" in page) == elsewhere
+
+
+def test_the_form_shows_ones_and_zeros_as_numbers():
+    plan = {"rounds": 1, "privacy": {"clip": 1.0}, "data": {"partition": {"test": 0.0}}}
+    shown = fields.filled("training", {**plan, "twin": True})
+    assert shown == {
+        "rounds": "1", "privacy.clip": "1.0", "data.partition.test": "0.0", "twin": "true",
+    }  # fmt: skip
+
+
 def test_keys_that_the_form_does_not_show_stay():
     before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
     form = {**fields.filled("training", before), "rounds": "7"}
@@ -85,6 +175,9 @@ def test_keys_that_the_form_does_not_show_stay():
 
 REFUSED = [
     'task = "os:system"',
+    'data = "digits"\nmodel = "antigravity:a.b"',  # looking it up would import it
+    'data = "digits"\nmodel = "antigravity: a"',
+    '[model]\nname = "mlp"\nx = "a:b:c"',
     'recipe = "my.module:thing"',
     '[model]\nname = "os:getcwd"',
     '[data]\nname = "csv"\npath = "/etc/passwd"',
@@ -105,6 +198,7 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
     whole = 'name = "x"\nrounds = 1\n' + text
     answer = world.post(ada, "/studies/upload", text=whole)
     assert answer.status_code == 422
+    assert "antigravity" not in sys.modules
     with pytest.raises(plans.Wrong):
         plans.check(plans.TRAINING, plans.parse(whole))
 
@@ -146,9 +240,16 @@ def test_no_shape_of_a_plan_hides_code(tree):
 
 def test_wrong_and_huge_uploads_are_refused(world):
     ada = world.known("ada")
-    for content in (b"\xff\xfe\x9f", b"not = = toml", b"[" * 5000, b"x = " + b"[" * 4000):
+    slow = [b"x = " + b"9" * 5000, b".".join([b"a"] * 50_000) + b" = 1",
+            ".".join(['"\u2028"'] * 20_000).encode() + b" = 1",
+            b"".join(b"k%d = 1\n" % i for i in range(20_000)),
+            b'name = "' + b"x" * 101 + b'"\nrounds = 1\ndata = "digits"\nmodel = "mlp"',
+            ]  # fmt: skip
+    began = time.monotonic()
+    for content in (b"\xff\xfe\x9f", b"not = = toml", b"[" * 5000, b"x = " + b"[" * 4000, *slow):
         answer = world.post(ada, "/studies/upload", files={"file": ("p.toml", content)})
         assert answer.status_code == 422, content[:10]
+    assert time.monotonic() - began < 60  # it was minutes
     assert world.post(ada, "/studies/upload", files={"file": ("p", b"a\0b")}).status_code == 400
     huge = b"#" * 400_000
     assert world.post(ada, "/studies/upload", files={"file": ("p", huge)}).status_code == 413

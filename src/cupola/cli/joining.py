@@ -29,6 +29,12 @@ Yes = Annotated[
     bool, typer.Option("--yes", help="Accept without being asked: what is asked, and the roster.")
 ]
 Decline = Annotated[bool, typer.Option("--decline", help="Read what is asked, and decline.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="MINUTES", help="To stay when the study is stopped, in case it is resumed."
+    ),
+]
 
 
 @site.command()
@@ -56,6 +62,7 @@ def join(
         float | None, typer.Option(help="Budget of each data set, for a new site.")
     ] = None,
     cores: Annotated[int, typer.Option(min=1, help="To compute with.")] = 1,
+    wait: Wait = 60.0,
     yes: Yes = False,
     decline: Decline = False,
     folder: Folder = Path(),
@@ -77,7 +84,7 @@ def join(
         return
     name, new = named_data(data, target) if data else (None, None)
     choice = Choice(name, new, tuple(openly or ()), epsilon, cores)
-    _way(_began(folder, what, token, roster, "site"), choice, yes, decline, as_json)
+    _way(_began(folder, what, token, roster, "site"), choice, yes, decline, wait, as_json)
 
 
 @compensator.command("join")
@@ -85,6 +92,7 @@ def join_third(
     what: What,
     token: Token = None,
     roster: RosterFile = None,
+    wait: Wait = 60.0,
     yes: Yes = False,
     decline: Decline = False,
     folder: Folder = Path(),
@@ -102,7 +110,8 @@ def join_third(
 
         _pinned(join_compensator(folder, Path(what), _needed(roster, token)), as_json)
         return
-    _way(_began(folder, what, token, roster, "compensator"), Choice(), yes, decline, as_json)
+    began = _began(folder, what, token, roster, "compensator")
+    _way(began, Choice(), yes, decline, wait, as_json)
 
 
 def _is_url(what: str) -> bool:
@@ -125,7 +134,9 @@ def _began(folder: Path, url: str, token: str | None, roster: Path | None, role:
     return begin(folder, url, token, role)
 
 
-def _way(joining: Joining, choice: Any, yes: bool, decline: bool, as_json: bool) -> None:
+def _way(
+    joining: Joining, choice: Any, yes: bool, decline: bool, wait: float, as_json: bool
+) -> None:
     """From what is asked to the end of the study."""
     from cupola.plan.holding import signals
 
@@ -140,7 +151,7 @@ def _way(joining: Joining, choice: Any, yes: bool, decline: bool, as_json: bool)
     if joining.terms is not None and not _agree(joining, yes):
         return
     with signals(_interrupt):  # so that a party's FLARE process ends with this one
-        last = joining.take_part(_Line(), choice.cores)
+        last = joining.take_part(_Line(), choice.cores, wait=60 * wait)
     facts = {"status": last["status"], "reason": last.get("reason")}
     if last["status"] != "finished":
         raise FederationError(
@@ -215,7 +226,10 @@ class _Line:
 
     def __call__(self, now: dict[str, Any]) -> None:
         text = str(now["status"])
-        if now.get("waiting"):
+        if text in ("stopped", "failed"):
+            text += f": {now.get('reason') or 'no reason given'}"
+            text += "; waiting for it to be resumed" if now.get("resumable") else ""
+        elif now.get("waiting"):
             text += ": waiting for " + ", ".join(map(str, now["waiting"]))
         elif now.get("of"):
             text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"

@@ -150,10 +150,12 @@ def _show(found: dict[str, Any]) -> None:
 @compensator.command()
 def withdraw(study: StudyName, folder: Folder = Path()) -> None:
     """Answer nothing more in a study, for good. What was told stays told."""
+    from cupola.joining import tell_left
     from cupola.sites.consent import withdraw as leave
 
     leave(folder, study)
-    typer.echo(f"withdrawn from '{study}': no question of it is answered any more")
+    told = "; its server was told" if tell_left(folder, study) else ""
+    typer.echo(f"withdrawn from '{study}': no question of it is answered any more{told}")
 
 
 @site.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,17 @@ def web(
         str, typer.Option(help="How others reach it, for the commands that it shows.")
     ] = "",
     at_once: Annotated[int, typer.Option(min=1, help="Studies that run at the same time.")] = 1,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="GB",
+            help="Most that a simulated study may take; default: three quarters of the machine's.",
+        ),
+    ] = None,
+    hours: Annotated[
+        float, typer.Option(min=0, help="Most that a simulated study may run at a time; 0: any.")
+    ] = 48.0,
     demo: Annotated[bool, typer.Option(help="Begin with demonstration studies.")] = True,
     federation: Annotated[
         Path | None,
@@ -59,6 +71,8 @@ def web(
         secure=url.startswith("https://"),
         at_once=at_once,
         federation=federation,
+        memory=int(1e9 * memory) if memory is not None else 3 * _physical() // 4,
+        hours=hours,
     )
     organised = federation_of(settings)
     if organised is not None:
@@ -74,3 +88,11 @@ def web(
         typer.echo(f"First account, shown once: name {first[0]}, password {first[1]}")
     typer.echo(f"Open {where} (Ctrl-C ends the server; studies that run go on)")
     uvicorn.run(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
+
+
+def _physical() -> int:
+    """Bytes of memory of this machine; 0 if it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

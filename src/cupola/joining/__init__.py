@@ -4,6 +4,6 @@
 its FLARE process. Used by `cupola site join`, `cupola compensator join` and `cupola site open`.
 """
 
-from cupola.joining.join import Choice, Joining, begin
+from cupola.joining.join import Choice, Joining, begin, tell_left
 
-__all__ = ["Choice", "Joining", "begin"]
+__all__ = ["Choice", "Joining", "begin", "tell_left"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import json
 import re
@@ -28,16 +29,16 @@ from cupola.federation.stored import write_durably
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
 from cupola.joining.kept import keep, kept
-from cupola.joining.server import NotYet, Server, plain
+from cupola.joining.server import NotYet, Server, Unknown, plain
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
-from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal
+from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw
 from cupola.sites.preview import Preview, foresee
 from cupola.sites.settings import COMPENSATOR, KEYS, SITE, SiteSettings
 
 PATIENCE = 60.0  # seconds for results that are on their way, and for a server that is away
-OVER = ("finished", "failed", "stopped")
+HALTED = ("failed", "stopped")  # its coordinator may resume it
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -153,6 +154,10 @@ class Joining:
         keep(self.folder, self.mark, None)
 
     def leave(self) -> None:
+        """Answer nothing more, and say so."""
+        if self.terms is not None:
+            with contextlib.suppress(DataError):  # it was not pinned yet
+                withdraw(self.folder, self.terms.study)
         self.server.post("/api/site/leave")
 
     def accept(self, choice: Choice) -> None:
@@ -274,25 +279,37 @@ class Joining:
         found = self.server.get("/api/site/progress")
         return {key: plain(v) if isinstance(v, str) else v for key, v in found.items()}
 
-    def take_part(self, tell: Tell, cores: int = 1, every: float = 1.0) -> dict[str, Any]:
-        """Answer until the study is over; gives its last progress. Results are in `results`."""
+    def take_part(
+        self, tell: Tell, cores: int = 1, every: float = 1.0, wait: float = 0.0
+    ) -> dict[str, Any]:
+        """Answer until the study is over; gives its last progress. Results are in `results`. wait:
+        seconds to stay when it is stopped or has failed, in case it is resumed."""
         if self.terms is None:
-            return self._follow(tell, every, None)
+            return self._follow(tell, every, None, wait)
         with Running(self.folder, self.role, cores) as client:
-            return self._follow(tell, every, client)
+            return self._follow(tell, every, client, wait)
 
-    def _follow(self, tell: Tell, every: float, client: Running | None) -> dict[str, Any]:
-        away = 0.0
+    def _follow(
+        self, tell: Tell, every: float, client: Running | None, wait: float
+    ) -> dict[str, Any]:
+        away = halted = 0.0
         while True:
             try:
                 now, away = self.progress(), 0.0
+            except Unknown:
+                raise FederationError("the server no longer knows this site's key: the study was "
+                                      "deleted, or the site has left it") from None  # fmt: skip
             except FederationError:
                 away = away or time.monotonic()
                 if time.monotonic() - away > PATIENCE:
                     raise
                 now = {"status": "unreachable"}
             tell(now)
-            if now["status"] in OVER:
+            if now["status"] == "finished":
+                break
+            if now["status"] != "unreachable":
+                halted = (halted or time.monotonic()) if now["status"] in HALTED else 0.0
+            if halted and not (now.get("resumable", True) and time.monotonic() < halted + wait):
                 break
             if client is not None:
                 client.look()
@@ -335,6 +352,17 @@ def begin(folder: Path, url: str, token: str, role: str) -> Joining:
     if found.answered and found.terms is not None and not found.accepted:
         raise CupolaError("the server says that this was answered, but not from this folder")
     return found
+
+
+def tell_left(folder: Path, study: str) -> bool:
+    """Tell the server that this party has withdrawn; False if it is not reached, or of no server's
+    study. What matters is what the folder says."""
+    for held in kept(folder).values():
+        if held.get("accepted", {}).get("study") == study:
+            with contextlib.suppress(CupolaError):
+                Server(str(held["url"]), str(held["key"])).post("/api/site/leave")
+                return True
+    return False
 
 
 def _text(found: dict[str, Any], key: str) -> str:

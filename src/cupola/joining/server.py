@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from cupola.errors import FederationError, PlanError
-from cupola.plan.checkpoint import write_atomically
 
 LONGEST = 4 << 20  # bytes of an answer
 _FILE = 4 << 30
@@ -42,14 +41,19 @@ def checked_url(url: str) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError:
         host, parts = None, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host or parts.username or parts.query:
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or "@" in parts.netloc
+        or (parts.query or parts.fragment or "\\" in url)
+    ):
         raise PlanError(f"'{plain(url)}' is not the address of a server, such as https://host")
     if parts.scheme == "http" and host not in _HERE:
         raise PlanError(
             f"{plain(url)}: over http anybody on the way reads the token; the server must be "
             "reached by https (only this machine itself may be http)"
         )
-    return url.strip().rstrip("/")
+    return f"{parts.scheme}{url.strip()[len(parts.scheme) :]}".rstrip("/")  # HTTP:// is http://
 
 
 class Server:
@@ -57,7 +61,10 @@ class Server:
 
     def __init__(self, url: str, key: str = "", timeout: float = 60.0) -> None:
         self.url, self.key, self.timeout = checked_url(url), key, timeout
-        self._opener = build_opener(_NoRedirects)
+        # Over http, to this machine itself, no proxy of the environment is asked: it would read
+        # the token.
+        plainly = [ProxyHandler({})] if self.url.startswith("http://") else []
+        self._opener = build_opener(_NoRedirects, *plainly)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._json("GET", path, None)
@@ -83,11 +90,20 @@ class Server:
         if not _NAME.fullmatch(name):
             raise FederationError("the server names a file that is none of a study's")
         folder.mkdir(parents=True, exist_ok=True)
-        with self._open("GET", f"/api/site/files/{name}", None) as answer:
-            body = answer.read(_FILE + 1)
-        if len(body) > _FILE:
-            raise FederationError(f"'{name}' is too large")
-        write_atomically(folder / name, body)
+        part, took = folder / f".{name}.part", 0
+        try:
+            with self._open("GET", f"/api/site/files/{name}", None) as answer, part.open("wb") as f:
+                while body := answer.read(1 << 20):
+                    took += len(body)
+                    if took > _FILE:
+                        raise FederationError(f"'{name}' is too large")
+                    f.write(body)
+                length = getattr(answer, "headers", {}).get("Content-Length")
+                if length is not None and int(length) != took:
+                    raise FederationError(f"'{name}' was broken off on its way")
+            part.replace(folder / name)
+        finally:
+            part.unlink(missing_ok=True)
         return folder / name
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None) -> IO[bytes]:

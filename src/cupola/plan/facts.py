@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cupola.plan.plan import Plan
 
 
-def facts(plan: Plan) -> dict[str, Any]:
-    """Everything `cupola check` says, as plain values."""
+def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
+    """Everything `cupola check` says, as plain values. host: of other data than the plan's."""
     import numpy as np
 
     from cupola.learn.frozen import share
@@ -20,7 +20,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     from cupola.plan.cost import predict
     from cupola.plan.parties import learned, masking
 
-    host = compose.host(**plan.to_dict())
+    host = host or compose.host(**plan.to_dict())
     program = compose.training(plan, host)
     whole = compose.program(plan, host, program)
     cost = predict(program)

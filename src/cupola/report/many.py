@@ -143,7 +143,7 @@ def _table(
                 text(g.label),
                 f"{row['runs']}",
                 f"<b>{value}</b>" if i == winner else value,
-                *([_epsilon(row["epsilon"])] if private else []),
+                *([_epsilon(row["epsilon"], g)] if private else []),
                 text(metric(measured, row["best"])),
                 number(row["rounds"], 3),
                 size(row["bytes"]),
@@ -162,8 +162,12 @@ def _table(
     return page.section("Side by side", lead, page.table(head, lines))
 
 
-def _epsilon(value: float | None) -> str:
-    return "not private" if value is None else epsilon(value)
+def _epsilon(value: float | None, group: Group) -> str:
+    if value is not None:
+        return epsilon(value)
+    choice = group.runs[0].plan.get("privacy")
+    hidden = isinstance(choice, dict) and choice.get("mechanism", "none") != "none"
+    return "only sites know it" if hidden else "not private"
 
 
 def _exchange(groups: Sequence[Group], measured: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import threading
 import time
 
 from argon2 import PasswordHasher
@@ -32,6 +33,8 @@ from cupola.web.models import (
 )
 from cupola.web.settings import Settings
 
+TOKEN, OWN = "(token)", "(logged in)"  # no name or address that a person could have
+_HASHING = threading.BoundedSemaphore(4)  # each takes 64 MB
 IDLE, LONGEST = 12 * 3600.0, 7 * 24 * 3600.0  # seconds without a request, seconds in all
 SHORTEST, LONGEST_PASSWORD = 10, 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{1,63}")
@@ -55,7 +58,10 @@ def digest(token: str) -> str:
 
 
 def new_token() -> str:
-    return secrets.token_urlsafe(32)
+    """It begins with a letter or a digit: commands would take '-' for an option."""
+    while not (made := secrets.token_urlsafe(32))[0].isalnum():
+        pass
+    return made
 
 
 def hasher(settings: Settings) -> PasswordHasher:
@@ -89,21 +95,37 @@ def log_in(db: Session, settings: Settings, name: str, password: str, address: s
     """The cookie of a new session. Failures are counted, and a name that does not exist takes as
     long as a wrong password."""
     name, address = name[:64], address[:64]
-    hold_back(db, settings, name, address)
+    tried = attempt(db, name, address)  # before it is judged: many at once are no way around
+    try:
+        hold_back(db, settings, name, address, beside=1)
+    except TooOften:
+        db.delete(tried)  # who waits is not made to wait longer by trying
+        db.commit()
+        raise
     account = db.scalar(select(Account).where(func.lower(Account.name) == name.lower()))
     known = account.password if account else _nobody(settings)
-    try:
-        hasher(settings).verify(known, password[:LONGEST_PASSWORD])
-    except (VerificationError, InvalidHashError):
-        account = None
-    if account is None:
-        db.add(Attempt(name=name.lower(), address=address))
-        db.commit()
+    if not _fits(settings, known, password) or account is None:
         raise Refused("name or password is wrong")
     if hasher(settings).check_needs_rehash(account.password):
         account.password = hasher(settings).hash(password)
     db.execute(delete(Attempt).where(Attempt.name == name.lower(), Attempt.address == address))
     return open_session(db, account)
+
+
+def attempt(db: Session, name: str, address: str) -> Attempt:
+    """Count one; the name TOKEN stands for those with a token."""
+    tried = Attempt(name=name.lower(), address=address)
+    db.add(tried)
+    db.commit()
+    return tried
+
+
+def _fits(settings: Settings, known: str, password: str) -> bool:
+    try:
+        with _HASHING:
+            return hasher(settings).verify(known, password[:LONGEST_PASSWORD])
+    except (VerificationError, InvalidHashError):
+        return False
 
 
 def open_session(db: Session, account: Account) -> str:
@@ -136,10 +158,10 @@ def change_password(
     db: Session, settings: Settings, account: Account, old: str, new: str, keep: str
 ) -> None:
     """All other sessions of the account end; the one with the cookie `keep` goes on."""
-    try:
-        hasher(settings).verify(account.password, old)
-    except VerificationError:
-        raise Refused("the present password is wrong") from None
+    hold_back(db, settings, account.name, OWN)
+    if not _fits(settings, account.password, old):
+        attempt(db, account.name, OWN)
+        raise Refused("the present password is wrong")
     if not SHORTEST <= len(new) <= LONGEST_PASSWORD:
         raise Refused(f"a password has {SHORTEST} to {LONGEST_PASSWORD} characters")
     account.password = hasher(settings).hash(new)
@@ -165,16 +187,19 @@ def delete_account(db: Session, account: Account) -> None:
     db.flush()
 
 
-def hold_back(db: Session, settings: Settings, name: str, address: str) -> None:
+def hold_back(db: Session, settings: Settings, name: str, address: str, beside: int = 0) -> None:
     """Few failures of one name from one address, more of a name or an address as a whole: a
-    stranger cannot lock somebody out by a handful of wrong passwords."""
+    stranger cannot lock somebody out by a handful of wrong passwords. Tokens, which nobody guesses,
+    are counted by address alone: no stranger keeps all others from joining. beside: attempts that
+    are counted already and not yet judged."""
     now, wait, tries = time.time(), settings.wait, settings.tries
     db.execute(delete(Attempt).where(Attempt.time < now - wait))
     db.commit()
     named, there = Attempt.name == name.lower(), Attempt.address == address
-    for rule, most in ((named & there, tries), (named, 4 * tries), (there, 10 * tries)):
+    rules = [(named & there, tries), (named, 4 * tries), (there, 10 * tries)]
+    for rule, most in rules[:1] if name == TOKEN else rules:
         number, first = db.execute(select(func.count(), func.min(Attempt.time)).where(rule)).one()
-        if number >= most:
+        if number >= most + beside:
             raise TooOften(first + wait - now)
 
 

@@ -117,6 +117,10 @@ def _answers(app: FastAPI) -> None:
     def _both(request: Request, _: IntegrityError) -> Response:
         return told(request, 409, "somebody else did the same at the same time; look again")
 
+    @app.exception_handler(Exception)
+    def _ours(request: Request, _: Exception) -> Response:
+        return told(request, 500, "this is the server's fault; its log says more")
+
     @app.exception_handler(UnicodeEncodeError)
     @app.exception_handler(DataError)
     def _text(request: Request, _: Exception) -> Response:

@@ -13,22 +13,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
 from cupola import data as datasets
 from cupola import nn
+from cupola.data.dataset import Kind
 from cupola.learn.recipes import RECIPES
 from cupola.plan.meanings import meanings
 from cupola.plan.plan import Plan, changed
 from cupola.plan.study import StudyPlan
 from cupola.web import layout
 from cupola.web.layout import When
-from cupola.web.plans import ASSOCIATION, PERSONALISATION, leaves
+from cupola.web.plans import ASSOCIATION, ELSEWHERE, PERSONALISATION, leaves
 
 
 @dataclass(frozen=True)
 class Field:
-    """options: (value, label) of a choice. kind: choice, flag, whole, number, list or text."""
+    """options: (value, label) of a choice. kind: choice, flag, whole, number, list, words or text.
+    when: see `layout.When`."""
 
     key: str
     label: str
@@ -52,16 +54,18 @@ class Field:
         text = text.strip()
         if self.kind == "flag":
             return text == "true"
-        if self.kind == "list":
-            parts = [p for p in re.split(r"[,\s]+", text.strip("[]")) if p]
-            return [_number(p.strip("\"'")) for p in parts]
+        if self.kind in ("list", "words"):
+            between = "," if self.kind == "words" else r"[,\s]+"
+            parts = [p.strip() for p in re.split(between, text.strip("[]")) if p.strip()]
+            plain = [p.strip("\"'") for p in parts]
+            return plain if self.kind == "words" else [_number(p) for p in plain]
         return _number(text) if self.kind in ("whole", "number") else text
 
     def text(self, value: Any) -> str:
         """A plan's value, as the form shows it."""
         if isinstance(value, list | tuple):
             return ", ".join(str(v) for v in value)
-        return {True: "true", False: "false"}.get(value, str(value))
+        return str(value).lower() if isinstance(value, bool) else str(value)  # 1.0 is no flag
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,18 @@ def _number(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+#: Keys that go to a model or a loader, which have no schema: kind, sentence, values of a choice.
+_LOADERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "model.hidden": ("list", "Units of each hidden layer.", ()),
+    "data.called": ("text", "What every site calls these data in its settings.", ()),
+    "data.kind": ("choice", "What is predicted.", get_args(Kind)),
+    "data.shape": ("list", "Numbers that describe one sample: how many columns a table has beside "
+                   "the one to predict; of images channels, height, width.", ()),
+    "data.class_names": ("words", "Labels of the column to predict, in the model's order; not for "
+                         "regression.", ()),
+}  # fmt: skip
 
 
 @lru_cache
@@ -103,15 +119,18 @@ def all_fields(kind: str) -> Iterator[Field]:
 
 def _field(kind: str, key: str, when: When, schema: dict[str, Any]) -> Field:
     found, described = _look_up(key, schema)
-    about = described or _meaning(key)
+    about = described or (_LOADERS[key][1] if key in _LOADERS else _meaning(key))
     options = _choices(key, found)
     if options:
         shown = "choice"
     else:
         types = {"boolean": "flag", "integer": "whole", "number": "number", "array": "list"}
         shown = types.get(_type(found), "text")
-    if key in ("personalise.methods", "model.hidden", "covariates"):
+    if key in ("personalise.methods", "covariates"):
         shown = "list"
+    if key in _LOADERS:
+        shown, about, values = _LOADERS[key]
+        options = tuple((v, v) for v in values)
     default = found.get("default")
     if key == "model.hidden":
         default = nn.options("mlp")["hidden"]
@@ -169,6 +188,7 @@ def _choices(key: str, node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if key == "data.name":
         empty = inspect.Parameter.empty
         plain = [n for n in datasets.names() if empty not in datasets.options(n).values()]
+        plain.append(ELSEWHERE)
         return tuple((n, f"{n}: {_first(datasets.describe(n))}") for n in plain)
     if key == "model.name":
         told = nn.describe()
@@ -187,15 +207,14 @@ def _first(text: str) -> str:
 def _meaning(key: str) -> str:
     *outer, last = key.split(".")
     section = outer[-1] if outer else "plan"
-    if key == "model.hidden":
-        return "Units of each hidden layer."
     return str(meanings()[section][last])
 
 
 def as_html(markdown: str) -> str:
     """A sentence of meanings.toml: code in code, links as plain words."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
-    plain = re.sub(r",? or your own .*?`module:name`[^.;]*", "", plain)  # not from a browser
+    own = r",? or your own .*?`module:name`.*?(?=\.\s|\.$|;|$)"  # not from a browser
+    plain = re.sub(own, "", plain)
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(plain, quote=False))
 
 
@@ -216,9 +235,11 @@ def applies(shown: Field, values: Mapping[str, str], known: Mapping[str, Field])
     brought = {} if recipe is None else {
         "privacy.mechanism": recipe.privacy.get("mechanism"), "sum.kind": recipe.sum.get("kind"),
     }  # fmt: skip
-    for key, allowed in shown.when.items():
+    for rule, listed in shown.when.items():
+        key = rule.removeprefix("!")
         default = brought.get(key) or (known[key].default if key in known else "")
-        if (values.get(key) or default) not in allowed:
+        said = values.get(key) if key not in known or applies(known[key], values, known) else ""
+        if ((said or default) in listed) == rule.startswith("!"):
             return False
     return True
 
@@ -228,7 +249,7 @@ def from_form(kind: str, before: Mapping[str, Any], form: Mapping[str, str]) -> 
     known = {f.key: f for f in all_fields(kind)}
     given = _without(before, set(known))
     values = {key: str(form.get(key, "")) for key in known}
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, shown in known.items():
         text = values[key].strip()
         if shown.kind == "flag":
@@ -236,6 +257,8 @@ def from_form(kind: str, before: Mapping[str, Any], form: Mapping[str, str]) -> 
                 settings[key] = True
         elif text and applies(shown, values, known):
             settings[key] = shown.value(text)
+    if any(key.startswith("data.partition.") for key in settings):
+        settings.setdefault("data.partition.kind", "iid")  # which the form shows as its default
     # A section's kind first: the others are read by it.
     return changed(given, dict(sorted(settings.items(), key=lambda s: s[0].count("."))))
 

@@ -1,7 +1,9 @@
-"""What an association study will send, before it starts."""
+"""What a study will send and spend, before it starts: association studies, and trainings whose data
+only their sites hold."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from cupola.gwas.files import Variants, read_people
 from cupola.gwas.outline import outline
 from cupola.plan.cost import question_bytes
 from cupola.plan.parties import learned_of_study
+from cupola.plan.plan import Plan
 from cupola.plan.study import CohortFiles, StudyPlan
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
 ITERATIONS = 6  # of Newton's method, as they usually are
+ESTIMATE = (
+    "only sites know their numbers of samples: each works out its own epsilon before it joins"
+)
 
 
 def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[str, Any]:
@@ -45,6 +51,47 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
         "iterations": ITERATIONS,
         "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
     }  # fmt: skip
+
+
+UNJUDGED = (
+    "a site with a budget of its own refuses answers that nothing protects: if all have one, there "
+    "are no metrics on what they hold out"
+)
+SAMPLES = (100, 1000, 10_000)  # of a site whose number is its own secret; epsilon depends on it
+
+
+def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
+    """What `cupola check` says, for sites of which nothing is known: epsilon for a few sizes."""
+    from cupola.data import FederatedData, SiteData
+    from cupola.learn import TrainingHost
+    from cupola.learn.guarantee import guarantee
+    from cupola.plan import compose
+    from cupola.plan.facts import facts
+    from cupola.plan.privacy import as_json, course
+
+    known = compose.federated_data(plan)
+    none, samples = known.site(0).train, SAMPLES[1]
+    shape = none.x.shape[1:]
+    x = none.x.new_zeros(1, *shape).expand(samples, *shape)  # one row in memory
+    some = replace(none, x=x, y=none.y.new_zeros(samples))
+    data = FederatedData(
+        len(known), lambda _: SiteData(some, test=some), kind=known.kind, classes=known.classes,
+        input_shape=known.input_shape, class_names=known.class_names, public=known.public,
+        name=known.name, **known.token_facts,
+    )  # fmt: skip
+    host = TrainingHost(compose.problem(plan, data), data)
+    found = facts(plan, host)
+    if found["privacy"]:
+        program = compose.training(plan, host)
+        told = (guarantee(program, np.full(len(data), n)) for n in SAMPLES)
+        groups = [group for one in told if one for group in as_json(one)["groups"][:1]]
+        found["privacy"]["groups"] = groups
+        found["privacy"]["status"] = ESTIMATE
+        if plan.evaluation.on != "public":
+            found["privacy"]["warnings"].append(UNJUDGED)
+        found["course"] = course(plan.privacy, groups[1])
+    found["assumed"] = samples
+    return found
 
 
 def _typical() -> Variants:

@@ -28,7 +28,7 @@ from cupola.web.models import (
     Study,
 )
 from cupola.web.plans import ASSOCIATION, asks_sites, parse
-from cupola.web.real import Federation, parties, take_keys
+from cupola.web.real import Federation, has_own_data, parties, take_keys
 from cupola.web.settings import Settings
 
 MOST = 200
@@ -53,8 +53,16 @@ def invite(
     roles = dict.fromkeys(names, SITE)
     if study.invitations and study.real != (federation is not None):
         raise Refused("a study's sites are all real, or all simulated")
+    if federation is None and has_own_data(study):
+        raise Refused("the data are elsewhere: invite real sites, which hold them")
     if federation is not None:
         roles = parties(study, federation, names)
+        new = [name for name in roles if not federation.has_signed(name)]
+        if new and not study.owner.manager:
+            raise Refused(
+                f"'{new[0]}' has no certificate yet: whoever uses its first token becomes it on "
+                "the network, so that only the first coordinator may invite it"
+            )
         study.real = True
     made = []
     for name, role in roles.items():

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STOPPED = "stop-asked"
+REASON = "reason.txt"  # why it ended, where the run itself does not say it
 LOCK = "worker.lock"
 CHECKS = 2  # at the same time
 
@@ -32,7 +33,8 @@ CHECKS = 2  # at the same time
 class Job:
     """kind: of the study, or 'check'. plan: as plain values. resume: go on with what the folder
     holds. leaving: cohorts to go on without. data: folder that file names are relative to. real: at
-    real sites; their roster, and the folder of whoever hands the plan in."""
+    real sites; their roster, and the folder of whoever hands the plan in. memory, hours: bytes and
+    time that it may take on this machine; 0: no limit."""
 
     kind: str
     plan: dict[str, Any]
@@ -40,6 +42,8 @@ class Job:
     leaving: list[str] = field(default_factory=list)
     data: str = ""
     real: dict[str, str] = field(default_factory=dict)
+    memory: int = 0
+    hours: float = 0.0
 
 
 class Launcher(Protocol):
@@ -107,9 +111,10 @@ class ChildProcess:
 
     def start(self, job: Job, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / STOPPED).unlink(missing_ok=True)
         if is_held(folder / LOCK):
             raise BlockingIOError("it runs already")
+        for name in (STOPPED, REASON):
+            (folder / name).unlink(missing_ok=True)
         (folder / "job.json").write_text(json.dumps(asdict(job)), "utf-8")
         line = [sys.executable, "-P", "-m", "cupola.web.worker", str(folder.resolve())]
         child = hold(line, folder / LOCK, folder / "output.log")

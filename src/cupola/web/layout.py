@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from cupola.learn.recipes import RECIPES
-from cupola.web.plans import ASSOCIATION, PERSONALISATION, TRAINING
+from cupola.web.plans import ASSOCIATION, ELSEWHERE, PERSONALISATION, TRAINING
 
-When = dict[str, list[str]]  # shown if each of these keys has one of these values
+#: Shown if each of these keys has one of these values; with '!' before the key, none of them.
+When = dict[str, list[str]]
 Layout = list[tuple[str, list[tuple[str, When]]]]  # heading, then its keys
 
 _MECHANISMS = ["dp-sgd", "central", "dp-ftrl", "distributed", "output", "objective"]
 LABELS = {
     "name": "Name", "seed": "Seed", "rounds": "Rounds", "recipe": "Method", "data.name": "Data set",
+    "data.called": "Called at the sites", "data.kind": "Task", "data.shape": "Shape of a sample",
+    "data.class_names": "Classes",
     "data.partition.kind": "How data are spread", "data.partition.sites": "Sites",
     "data.partition.alpha": "Concentration (alpha)", "data.partition.k": "Classes at a site",
     "data.partition.test": "Held out for testing", "data.partition.validation":
@@ -49,12 +52,15 @@ def training() -> Layout:
     proximal = [n for n, r in RECIPES.items() if "proximal" in r.local or "proximal" in n]
     counted = {"participation.kind": ["at-most-once", "rotation"]}
     private: When = {"privacy.mechanism": _MECHANISMS}
+    away: When = {"data.name": [ELSEWHERE]}
     kind = "data.partition.kind"
     spread = ["iid", "dirichlet", "classes", "quantity"]
     return [
         ("The study", [("name", {}), ("rounds", {}), ("seed", {})]),
         ("Data", [
-            ("data.name", {}), (kind, {}), ("data.partition.sites", {kind: spread}),
+            ("data.name", {}), ("data.called", away), ("data.kind", away), ("data.shape", away),
+            ("data.class_names", away), (kind, {"!data.name": [ELSEWHERE]}),
+            ("data.partition.sites", {kind: spread}),
             ("data.partition.alpha", {kind: ["dirichlet"]}),
             ("data.partition.k", {kind: ["classes"]}),
             ("data.partition.merge", {kind: ["natural"]}), ("data.partition.test", {}),
@@ -116,5 +122,5 @@ STARTS: dict[str, dict[str, Any]] = {
         "evaluation": {"on": "both"},
         "personalise": {"methods": ["pfa", "finetune"], "rounds": 5},
     },
-    ASSOCIATION: {"name": "association", "test": "logistic"},
+    ASSOCIATION: {"name": "association", "test": "logistic", "parquet": True},
 }  # fmt: skip

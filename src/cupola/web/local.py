@@ -38,13 +38,17 @@ ENTER, ASKED, SHOWN, WAITING, COMPARE, RUNNING, OVER = (
 )  # fmt: skip
 
 
+_CHOICES = ("data", "file", "path", "target", "epsilon", "openly")
+
+
 class _Closed(BaseException):
     """The page's server ends."""
 
 
 @dataclass
 class Visit:
-    """One study on its way, in one of the stages. said: what went wrong last, or how it ended."""
+    """One study on its way, in one of the stages. said: what went wrong last, or how it ended.
+    typed: what the form of the data held last."""
 
     folder: Path
     stage: str = ENTER
@@ -54,6 +58,7 @@ class Visit:
     roster: Roster | None = None
     plan: str = ""
     said: str = ""
+    typed: dict[str, str] = field(default_factory=lambda: dict.fromkeys(_CHOICES, ""))
     progress: dict[str, Any] = field(default_factory=dict)
     confirmed: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
@@ -104,9 +109,15 @@ class Visit:
             self.stage = RUNNING
             self.confirmed.set()
         else:
-            self.closing.set()
-            self.joining.leave()
-            self.stage, self.said = OVER, "You left the study; nothing was told."
+            self.leave()
+
+    def leave(self) -> None:
+        """Also while it runs: its process ends, and no question is answered any more."""
+        assert self.joining is not None
+        told = " What was told before cannot be taken back." if self.stage == RUNNING else ""
+        self.closing.set()
+        self.joining.leave()
+        self.stage, self.said = OVER, "You left the study." + told
 
     def _go_on(self) -> None:
         self.stage = WAITING
@@ -119,7 +130,8 @@ class Visit:
         except _Closed:
             return
         except CupolaError as error:
-            self.stage, self.said = OVER, str(error)
+            if not self.closing.is_set():
+                self.stage, self.said = OVER, str(error)
         except Exception as error:
             self.stage, self.said = OVER, f"unexpected {type(error).__name__}"
             raise
@@ -138,7 +150,7 @@ class Visit:
                     return
             joining.pin(self.roster, self.plan)
         self.stage = RUNNING
-        last = joining.take_part(self._tell, self.choice.cores)
+        last = joining.take_part(self._tell, self.choice.cores, wait=float("inf"))
         if last["status"] == "finished":
             self.said = f"The study has finished. Its results are in {joining.results}"
         else:
@@ -155,7 +167,9 @@ class Visit:
         text = {WAITING: "waiting for the others to answer"}.get(self.stage, "")
         if self.stage == RUNNING:
             text = str(now.get("status", "starting"))
-            if now.get("waiting"):
+            if text in ("stopped", "failed"):
+                text += f": {now.get('reason') or 'no reason given'}. Waiting for it to be resumed"
+            elif now.get("waiting"):
                 text += ", waiting for " + ", ".join(map(str, now["waiting"]))
             elif now.get("of"):
                 text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
@@ -189,9 +203,8 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     """The application. secret: part of every address."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings = Settings(folder / "page", upload=100_000)
-    visit = Visit(folder)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.state.settings, app.state.visit = settings, visit
+    app.state.settings, app.state.visit = settings, Visit(folder)
     app.add_middleware(Frame, settings=settings, name="cupola_site")
     app.add_middleware(_OnlyHere, port=port)
 
@@ -203,15 +216,17 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
 
     @app.get("/{given}/", dependencies=guard)
     def show(request: Request) -> Response:
-        return _show(request, visit, here)
+        return _show(request, app.state.visit, here)
 
     @app.get("/{given}/state", dependencies=guard)
     def state() -> dict[str, Any]:
-        return visit.state()
+        found: Visit = app.state.visit
+        return found.state()
 
     @app.get("/{given}/results/{name}", dependencies=guard)
     def result(name: str) -> Response:
         """To be saved, never shown here: a coordinator's file must not run beside the secret."""
+        visit: Visit = app.state.visit
         if name not in visit.results or visit.joining is None:
             raise HTTPException(404, "there is no such file")
         return FileResponse(
@@ -221,6 +236,11 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     @app.post("/{given}/{step}", dependencies=guard)
     def act(request: Request, step: str, form: Posted) -> Response:
         text = {key: str(value).strip() for key, value in form.items()}
+        visit: Visit = app.state.visit
+        if (step, visit.stage) == ("again", OVER):
+            visit.close()
+            app.state.visit = Visit(folder)
+            return RedirectResponse(here, 303)
         try:
             _act(visit, step, text)
         except CupolaError as error:
@@ -243,11 +263,14 @@ def _act(visit: Visit, step: str, form: dict[str, str]) -> None:
     if (step, visit.stage) == ("token", ENTER):
         visit.enter(form.get("url", ""), form.get("token", ""))
     elif step == "data" and visit.stage in (ASKED, SHOWN):
+        visit.typed = {key: form.get(key, "") for key in _CHOICES}
         visit.look(_choice(visit, form))
     elif (step, visit.stage) == ("answer", SHOWN):
         visit.answer(form.get("answer") == "accept")
     elif step == "answer" and visit.stage == ASKED and form.get("answer") == "decline":
         visit.answer(False)
+    elif step == "leave" and visit.stage in (WAITING, RUNNING):
+        visit.leave()
     elif (step, visit.stage) == ("roster", COMPARE):
         visit.compared(form.get("answer") == "same")
     else:

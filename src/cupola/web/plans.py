@@ -25,8 +25,8 @@ KINDS = {
     PERSONALISATION: "A model for every site: groups of similar sites adapt the common one.",
     ASSOCIATION: "Which variants go with a trait, over cohorts that keep their genotypes.",
 }
+ELSEWHERE = "elsewhere"  # data that only real sites hold
 Problem = tuple[str, str]  # dotted key ('' for the whole), what is wrong
-_CODE = re.compile(r"[\w.]+:\w+")
 _SITES_CHOOSE = "sites choose their own files when they join"
 _REFUSED = {
     ASSOCIATION: {
@@ -51,7 +51,12 @@ _REFUSED = {
     },
 }
 #: More than a demonstration needs; a study at real sites is not limited by this machine.
-LIMITS = {"rounds": 10_000, "data.partition.sites": 10_000, "personalise.rounds": 10_000}
+LIMITS = {
+    "rounds": 10_000, "data.partition.sites": 10_000, "data.partition.sites_per_type": 10_000,
+    "data.partition.parts": 1000, "personalise.rounds": 10_000,
+}  # fmt: skip
+LONGEST, DOTS, KEYS, NAME = 200_000, 250, 1000, 100  # characters; in a line; in all; of a name
+_WORDS = {"device", "name", "data.class_names"}  # never looked up as code or a file
 
 
 class Wrong(CupolaError):
@@ -64,18 +69,43 @@ class Wrong(CupolaError):
 
 def parse(text: str) -> dict[str, Any]:
     """What a plan's text says."""
-    if len(text) > 200_000:
-        raise Wrong([("", "a plan has 200,000 characters at most")])
+    if len(text) > LONGEST:
+        raise Wrong([("", f"a plan has {LONGEST:,} characters at most")])
+    if any(line.count(".") > DOTS for line in text.split("\n")):  # a key of many parts takes long
+        raise Wrong([("", f"a line has {DOTS} dots at most; write long lists in several lines")])
     try:
-        return normal(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        given = normal(tomllib.loads(text))
+        if sum(1 for _ in _keys(given)) > KEYS:  # each that is unknown is compared with all others
+            raise Wrong([("", f"a plan has {KEYS:,} keys at most")])
+        return given
+    except ValueError as error:  # TOMLDecodeError, or a number that is too long
         raise Wrong([("", f"not TOML: {error}")]) from None
     except RecursionError:
         raise Wrong([("", "not TOML: nested too deep")]) from None
 
 
+def _keys(tree: Any) -> Iterator[str]:
+    inner = tree.values() if isinstance(tree, Mapping) else tree
+    if isinstance(tree, Mapping):
+        yield from tree
+    for value in inner:
+        if isinstance(value, Mapping | list | tuple):
+            yield from _keys(value)
+
+
+_ARRAY = re.compile(r"\[\n((?:[ ]+[^\[\]\n]+,\n)+)[ ]*\]")
+
+
 def to_text(given: Mapping[str, Any]) -> str:
-    return tomli_w.dumps(dict(given))
+    """As TOML, short lists in one line."""
+    text = tomli_w.dumps(dict(given))
+
+    def joined(found: re.Match[str]) -> str:
+        line = "[" + ", ".join(part.strip()[:-1] for part in found[1].splitlines()) + "]"
+        return line if len(line) <= 80 else found[0]
+
+    short = _ARRAY.sub(joined, text)
+    return short if tomllib.loads(short) == tomllib.loads(text) else text
 
 
 def check(kind: str, given: dict[str, Any], sites: Sequence[str] = ()) -> Plan | StudyPlan:
@@ -130,9 +160,11 @@ def _not_here(kind: str, given: Mapping[str, Any]) -> Iterator[Problem]:
         for name, why in refused.items():
             if key == name or key.startswith(name + "."):
                 yield key, why
-        if isinstance(value, str) and not (key == "device" or key == "name"):
-            if _CODE.fullmatch(value.strip()):
-                yield key, f"'{value}' names code; a plan from a browser cannot"
+        if key == "name" and isinstance(value, str) and len(value) > NAME:
+            yield key, f"has {NAME} characters at most"
+        if isinstance(value, str) and key not in _WORDS:
+            if ":" in value:
+                yield key, f"'{value}' may name code; a plan from a browser cannot"
             elif any(mark in value for mark in ("/", "\\", "..", "~")):
                 yield key, f"'{value}' may name a file; a plan from a browser cannot"
         most = LIMITS.get(key)

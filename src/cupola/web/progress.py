@@ -12,7 +12,8 @@ from cupola.report.folder import SPLITS
 
 _TAIL = 1 << 18  # bytes of the ledger that are looked at for the state of sites
 _AT_ONCE = 1 << 20
-AWAY = "away.json"  # real sites that gave no answer when they were last asked
+#: Of real sites, whose ledger comes at the end: those that gave no answer, and what was last asked.
+AWAY = "away.json"
 
 
 @dataclass
@@ -88,7 +89,10 @@ def site_states(folder: Path, names: list[str]) -> list[dict[str, str]]:
                 found |= {int(s): ("answered", step) for s in entry["sites"]}
                 failed = entry.get("failed") or {}
                 found |= {int(s): (_word(code), f"{code}, {step}") for s, code in failed.items()}
-    for name in _away(folder):
+    away, asked = _away(folder)
+    if asked and not found:
+        found = dict.fromkeys(range(len(names)), ("working", asked))
+    for name in away:
         if name in names:
             found[names.index(name)] = ("late", "no answer")
     found.pop(COMPENSATOR, None)
@@ -101,12 +105,12 @@ def site_states(folder: Path, names: list[str]) -> list[dict[str, str]]:
     ]
 
 
-def _away(folder: Path) -> list[str]:
+def _away(folder: Path) -> tuple[list[str], str]:
     try:
         found = json.loads((folder / AWAY).read_text("utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [str(name) for name in found] if isinstance(found, list) else []
+        return [str(name) for name in found["away"]], str(found["asked"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return [], ""
 
 
 def last_event(folder: Path) -> dict[str, Any]:

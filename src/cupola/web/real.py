@@ -28,7 +28,7 @@ from cupola.plan.plan import changed
 from cupola.web.accounts import Refused
 from cupola.web.launch import ChildProcess, Job, hold, holder, is_held
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
-from cupola.web.plans import ASSOCIATION, check, parse, to_text
+from cupola.web.plans import ASSOCIATION, ELSEWHERE, check, parse, to_text
 from cupola.web.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ class Federation:
         from cupola.flare.settings import load_invitation
 
         return load_invitation(self.folder / "invitations" / f"{name}.toml")
+
+    def has_signed(self, name: str) -> bool:
+        """Whether this name belongs to a key already."""
+        return (self.folder / "signed" / f"{name}.signed.zip").exists()
 
     def sign(self, name: str, request: str) -> str:
         """The certificate for this name's request, once: a second key for it is refused, so that
@@ -170,6 +174,12 @@ def parties(study: Study, federation: Federation | None, names: Sequence[str]) -
     except CupolaError as error:
         raise Refused(str(error)) from None
     return found
+
+
+def has_own_data(study: Study) -> bool:
+    """Whether a training's data are at its sites, so that it cannot be simulated."""
+    data = parse(study.plan).get("data")
+    return isinstance(data, dict) and data.get("name") == ELSEWHERE
 
 
 def name_of(study: Study) -> str:

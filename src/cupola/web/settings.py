@@ -16,7 +16,8 @@ class Settings:
     HTTPS. at_once: studies that run at the same time. upload: bytes of a request at most. cheap:
     fast password hashing, for tests. tries, wait: failed log-ins of a name from an address within
     so many seconds. sweep: seconds between looks at running studies. federation: the organiser's
-    folder (`cupola federation init`), for studies at real sites.
+    folder (`cupola federation init`), for studies at real sites. memory, hours: bytes and time that
+    a simulated study may take; 0: no limit.
     """
 
     folder: Path
@@ -31,6 +32,8 @@ class Settings:
     wait: float = 300.0
     sweep: float = 1.0
     federation: Path | None = None
+    memory: int = 0
+    hours: float = 0.0
 
     @property
     def url(self) -> str:

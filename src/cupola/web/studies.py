@@ -21,9 +21,10 @@ from cupola.plan.study import StudyPlan
 from cupola.web import invitations, real
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
+from cupola.web.launch import REASON, Job, Launcher
 from cupola.web.launch import STOPPED as STOP_ASKED
-from cupola.web.launch import Job, Launcher
 from cupola.web.models import (
+    COMPENSATOR,
     DRAFT,
     FAILED,
     FINISHED,
@@ -86,7 +87,8 @@ class Office:
             return None
         if found is None:
             data = "" if self.settings.data is None else str(self.settings.data.resolve())
-            self.launcher.start(Job("check", given, data=data), folder)
+            job = Job("check", given, data=data, memory=self.settings.memory)
+            self.launcher.start(job, folder)
             return None
         if "error" in found:
             found = {"error": without_paths(str(found["error"]))}
@@ -125,6 +127,8 @@ class Office:
                 raise Refused(f"{len(there)} sites have joined; {fewest} are needed")
             if not there:
                 raise Refused("no site has joined")
+        if not study.real and real.has_own_data(study):
+            raise Refused("the data are elsewhere: invite real sites, which hold them")
         if study.real:
             real.settle(study, [i.site for i in there])
         else:
@@ -182,8 +186,7 @@ class Office:
         run = latest(study)
         if run is None or run.status not in (STOPPED, FAILED):
             raise Refused("only a study that was stopped or failed can be resumed")
-        there = {i.site for i in invitations.joined(study)}
-        if gone := [site for site in run.sites if site not in there]:
+        if gone := _gone(study, run):
             raise Refused(
                 f"site '{gone[0]}' has left: going on without it would tell its own numbers by the "
                 "difference of two totals; repeat the study as a new one"
@@ -191,6 +194,10 @@ class Office:
         run.status = study.status = QUEUED
         run.reason = run.ended = None
         return run
+
+    def can_resume(self, study: Study) -> bool:
+        run = latest(study)
+        return run is not None and run.status in (STOPPED, FAILED) and not _gone(study, run)
 
     def delete(self, study: Study) -> None:
         """The study with all that it left here; the audit page keeps its lines. Keys and tokens of
@@ -215,10 +222,14 @@ class Office:
         running = list(self.db.scalars(select(Run).where(Run.status == RUNNING)))
         for run in running:
             self.settle(run)
-        room = self.settings.at_once - sum(run.status == RUNNING for run in running)
+        here = [run for run in running if run.status == RUNNING and not run.study.real]
+        room = self.settings.at_once - len(here)
         waiting = select(Run).where(Run.status == QUEUED).order_by(Run.created)
-        for run in list(self.db.scalars(waiting)) if room > 0 else ():
-            if room > 0 and not (run.study.real and real.unready(run.study)):
+        for run in list(self.db.scalars(waiting)):
+            if run.study.real:  # computed elsewhere: it needs no room here
+                if not real.unready(run.study):
+                    self._begin(run)
+            elif room > 0:
                 self._begin(run)
                 room -= 1
         self.db.commit()
@@ -240,7 +251,10 @@ class Office:
             if run.study.real:
                 job = Job(run.study.kind, {}, resume=again, real=self._real(run))
             else:
-                job = Job(run.study.kind, self._plan(run.study), resume=again, data=data)
+                job = Job(
+                    run.study.kind, self._plan(run.study), resume=again, data=data,
+                    memory=self.settings.memory, hours=self.settings.hours,
+                )  # fmt: skip
             self.launcher.start(job, folder)
             run.status = run.study.status = RUNNING
         except (CupolaError, OSError) as error:
@@ -268,8 +282,8 @@ class Office:
             asked = (folder / STOP_ASKED).exists()
             status = STOPPED if asked else FAILED
             reason = "stopped before it began" if asked else "its process ended unexpectedly"
-            if not asked and (folder / "reason.txt").exists():
-                reason = (folder / "reason.txt").read_text("utf-8")
+        if status != FINISHED and (folder / REASON).exists():
+            reason = (folder / REASON).read_text("utf-8")
         run.status = run.study.status = status
         run.reason, run.ended = None if reason is None else without_paths(reason), time.time()
         run.summary = _json(folder / "summary.json") if status == FINISHED else None
@@ -283,13 +297,21 @@ def without_paths(text: str) -> str:
     return _PATH.sub(lambda found: found[0].rstrip("/").rsplit("/", 1)[-1], text)
 
 
+def _gone(study: Study, run: Run) -> list[str]:
+    """Sites of a run that have left, and the compensator of a real one if it has."""
+    there = {i.site for i in study.invitations if i.status == JOINED}
+    needed = [i.site for i in study.invitations if study.real and i.role == COMPENSATOR]
+    return [name for name in (*run.sites, *needed) if name not in there]
+
+
 def latest(study: Study) -> Run | None:
     return study.runs[-1] if study.runs else None
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        # PostgreSQL knows no numbers that are not finite, such as the loss of what diverged.
+        found = json.loads(path.read_text("utf-8"), parse_constant=lambda _: None)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

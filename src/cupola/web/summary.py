@@ -17,6 +17,7 @@ def of_run(run: RunFolder) -> dict[str, Any]:
         "seconds": run.result.get("seconds"),
         "epsilon": spent.get("epsilon"),
         "unit": spent.get("unit"),
+        "private": bool((run.plan.get("privacy") or {}).get("mechanism", "none") != "none"),
         "recipe": run.recipe,
         "data": run.result.get("data"),
         "model": run.result.get("model"),

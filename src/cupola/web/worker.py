@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from cupola.errors import CupolaError
 from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.web.launch import REASON, STOPPED
 from cupola.web.plans import ASSOCIATION
 from cupola.web.progress import AWAY
 
@@ -21,6 +23,7 @@ LONGEST_CHECK = 600  # seconds
 
 def main(folder: Path) -> int:
     job = json.loads((folder / "job.json").read_text("utf-8"))
+    _limit(folder, job)
     try:
         if job["kind"] == "check":
             _foresee(folder, job)
@@ -34,19 +37,45 @@ def main(folder: Path) -> int:
         return 1
 
 
+def _limit(folder: Path, job: dict[str, Any]) -> None:
+    """Hold this process to what the server gives a study."""
+    if job.get("memory"):
+        resource.setrlimit(resource.RLIMIT_DATA, (job["memory"], job["memory"]))
+    if job.get("hours"):
+
+        def end(*_: Any) -> None:
+            said = f"stopped after {job['hours']:g} hours, the most that this server gives a study"
+            write_atomically(folder / REASON, said + "; resume it to go on")
+            os.kill(os.getpid(), signal.SIGTERM)  # as its coordinator would stop it
+
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, 3600 * job["hours"])
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Torch says it in words of its own."""
+    said = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("allocate" in said or "memory" in said)
+    )
+
+
+TOO_LARGE = "it needs more memory than this server gives a study"
+
+
 class _Events:
-    """Lines of progress, at most ten a second."""
+    """Lines of progress, at most ten a second, and none that says nothing new."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.last = file, 0.0
+        self.file, self.last, self.said = file, 0.0, ("", 0.0, 0.0)
 
     def say(self, phase: str, done: float = 0, of: float = 0, left: float | None = None) -> None:
-        now = time.time()
-        if now - self.last >= 0.1 or done >= of:
+        now, new = time.time(), (phase, done, of)
+        if new != self.said and (now - self.last >= 0.1 or done >= of):
             line = {"time": round(now, 3), "phase": phase, "done": done, "of": of, "left": left}
             self.file.write(json_line(line) + "\n")
             self.file.flush()
-            self.last = now
+            self.last, self.said = now, new
 
 
 def _foresee(folder: Path, job: dict[str, Any]) -> None:
@@ -58,7 +87,7 @@ def _foresee(folder: Path, job: dict[str, Any]) -> None:
         found = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"}
+        found = {"error": TOO_LARGE if _is_memory(error) else f"{type(error).__name__}: {error}"}
     write_atomically(folder / "foreseen.json", json_line(found))
 
 
@@ -69,8 +98,9 @@ def _training(job: dict[str, Any]) -> dict[str, Any]:
 
     whole = load(job["plan"])
     if whole.data.name == "elsewhere":
-        raise CupolaError("the sites' data are elsewhere: each site foresees for itself what the "
-                          "study costs, when it is asked to join")  # fmt: skip
+        from cupola.web.forecast import foresee_elsewhere
+
+        return foresee_elsewhere(whole)
     found = facts(whole)
     if found["privacy"] and found["privacy"]["groups"]:
         worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
@@ -104,9 +134,13 @@ def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
         return 130
     except CupolaError as error:
         print(error, file=sys.stderr)
-        write_atomically(folder / "reason.txt", str(error))
+        write_atomically(folder / REASON, str(error))
         events.say("failed")
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if _is_memory(error):
+            write_atomically(folder / REASON, TOO_LARGE)
+        raise
     events.say("finished")
     return 0
 
@@ -145,10 +179,15 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     where, user = folder / "run", Path(job["real"]["user"])
     whole = flare_job(job["real"]["roster"], job["real"]["plan"])
     where.mkdir(exist_ok=True)
-    rounds = [0]
+    (where / "result.json").unlink(missing_ok=True)  # of what is resumed
+    rounds = [_kept_rounds(where / "history.jsonl")]
 
     def tell(told: dict[str, Any]) -> None:
-        write_atomically(folder / AWAY, json_line(told.get("away", [])))
+        if (folder / STOPPED).exists():
+            raise KeyboardInterrupt
+        part, done = told.get("part") or "training", told.get("done") or told.get("round") or 0
+        asked = f"{part}, step {done}" if done else ""
+        write_atomically(folder / AWAY, json_line({"away": told.get("away", []), "asked": asked}))
         if told.get("part"):
             events.say(told["part"], told["done"], told["whole"])
             return
@@ -156,23 +195,33 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
             events.say(str(told.get("state", "waiting")))
             return
         events.say("training", told["round"], told["rounds"], round(told["seconds_left"], 1))
-        if told["round"] > rounds[0] and told.get("record"):
+        if told["round"] != rounds[0] and told.get("record"):
             rounds[0] = told["round"]
             with (where / "history.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json_line(told["record"]) + "\n")  # until the whole comes at the end
 
     signal.signal(signal.SIGTERM, _interrupt)
-    (where / "history.jsonl").unlink(missing_ok=True)
     try:
         end, packed = submit(whole, user, tell)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what ends it now must itself come to an end
         stop(whole, user)
+        after = f" after round {rounds[0]}" if rounds[0] else ""
+        write_atomically(folder / REASON, f"stopped{after}; the coordinator keeps what was reached")
         raise
     if packed:
         unpack(packed, where)
     if end["state"] != "finished" or not packed:
         raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
     report.write(where)
+
+
+def _kept_rounds(path: Path) -> int:
+    """The last round that was seen before a stop; its records stay until the whole comes."""
+    try:
+        return int(json.loads(path.read_text("utf-8").splitlines()[-1])["round"])
+    except (OSError, ValueError, LookupError):
+        return 0
 
 
 def _interrupt(*_: Any) -> None:

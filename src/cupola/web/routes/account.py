@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -42,8 +43,7 @@ def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
             db, config, name, str(form.get("password", "")), address_of(request)
         )
     except TooOften as error:
-        note(db, request, "log-in held back", who=name or "nobody")
-        db.commit()
+        _note_once(db, request, "log-in held back", name, config.wait)
         status, said = 429, error
         answer = page(request, "login.html", status=status, back=back, name=name, problem=str(said))
         answer.headers["Retry-After"] = str(error.wait)
@@ -57,6 +57,15 @@ def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
     note(db, request, "logged in", who=accounts.who(db, token))
     db.commit()
     return RedirectResponse(back, 303)
+
+
+def _note_once(db: Session, request: Request, action: str, name: str, wait: float) -> None:
+    """A line for an address, not for every try: strangers cannot fill the disk."""
+    since, there = time.time() - wait, Event.address == address_of(request)
+    rule = select(Event.id).where(Event.time > since, there, Event.action == action)
+    if db.scalar(rule.limit(1)) is None:
+        note(db, request, action, who=name or "nobody")
+        db.commit()
 
 
 @router.post("/logout")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Res
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 from sqlalchemy import select
+from sqlalchemy.orm import joinedload, selectinload
 
 from cupola.secure.roster import Roster
 from cupola.web import accounts, invitations, real, reveal
@@ -124,6 +125,7 @@ class Progress(BaseModel):
     status: str
     run: int | None
     reason: str | None
+    resumable: bool = Field(description="It was stopped or failed, and may go on.")
     files: list[str]
     waiting: list[str] = Field(description="Parties that have not pinned the roster.")
     phase: str
@@ -204,6 +206,7 @@ def studies(db: Db, me: Me, start: Annotated[int, Query(ge=0, le=10**6)] = 0) ->
     """A hundred studies of yours, the newest first, from `start` on."""
     found = db.scalars(
         select(Study).where(_mine(me)).order_by(Study.created.desc(), Study.id)
+        .options(joinedload(Study.owner), selectinload(Study.invitations))
         .limit(100).offset(start)
     )  # fmt: skip
     return [_facts(study) for study in found]
@@ -217,10 +220,9 @@ def study(study_id: Id, db: Db, me: Me) -> StudyFacts:
 @router.post("/join", responses=_ERRORS)
 def join(request: Request, given: Joining, db: Db, config: Config) -> Joined:
     """Exchange a token for a key. The token is useless afterwards."""
-    accounts.hold_back(db, config, "token", address_of(request))
+    accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
     if invitations.find(db, given.token) is None:
-        db.add(accounts.Attempt(name="token", address=address_of(request)))
-        db.commit()
+        accounts.attempt(db, accounts.TOKEN, address_of(request))
         raise HTTPException(404, "this token is wrong, or was used already")
     found, key = invitations.take(db, given.token, None)
     note(db, request, "token used", found.study_id, found.site, who=f"site {found.site}")
@@ -251,6 +253,8 @@ def certificate(request: Request, given: Signing, found: Site, db: Db, config: C
     federation = real.federation_of(config)
     if federation is None or not found.study.real or found.status not in (ASKED, JOINED):
         raise Refused("this study is simulated: its sites need no certificates")
+    if not (found.study.owner.manager or federation.has_signed(found.site)):
+        raise Refused("only a token of the first coordinator gives a name its first certificate")
     signed = federation.sign(found.site, given.request)
     note(db, request, "certificate signed", found.study, found.site, who=f"site {found.site}")
     db.commit()
@@ -311,7 +315,7 @@ def _progress(found: Invitation, desk: Desk) -> Progress:
     queued = found.study.real and found.study.status == QUEUED
     return Progress(
         status=found.study.status, run=run.number if run else None,
-        reason=run.reason if run else None, files=files,
+        reason=run.reason if run else None, files=files, resumable=desk.can_resume(found.study),
         waiting=real.unready(found.study) if queued else [], phase=str(last.get("phase", "")),
         done=last.get("done") or 0, of=last.get("of") or 0, left=last.get("left"),
     )  # fmt: skip

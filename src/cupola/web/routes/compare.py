@@ -49,8 +49,8 @@ def compare(
     body = "\n".join(part for part in sections(folders, None) if part) if folders else ""
     points = [
         {"name": label, "bytes": s["bytes"], "value": s["value"], "metric": s["metric"],
-         "epsilon": s["epsilon"], "unit": s["unit"]}
-        for (r, _), label in zip(picked, labels) if (s := r.summary)
+         "epsilon": s["epsilon"], "unit": s["unit"], "private": bool(s.get("private"))}
+        for (r, _), label in zip(picked, labels) if (s := r.summary) and s["value"] is not None
     ]  # fmt: skip
     return page(
         request, "compare.html", listed=listed, chosen=set(wanted), body=Markup(body),

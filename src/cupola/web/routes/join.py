@@ -31,11 +31,10 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
     token, name = str(form.get("token", "")).strip(), str(form.get("name", "")).strip()
     cookie = None
     try:
-        accounts.hold_back(db, config, "token", address_of(request))
+        accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
         open_ = invitations.find(db, token)
         if open_ is None:
-            db.add(accounts.Attempt(name="token", address=address_of(request)))
-            db.commit()
+            accounts.attempt(db, accounts.TOKEN, address_of(request))
             raise Refused("this token is wrong, or was used already")
         if open_.study.real:
             raise Refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +80,22 @@ def table(
     path = config.run_folder(study.id, run.number) / "hits.sqlite"
     if run.status != FINISHED or not path.is_file():
         raise HTTPException(404, "there is no table of variants")
-    found = hits.read(path, search[:100], at)
+    found = _p_early(hits.read(path, search[:100], at))
     values: dict[str, Any] = {"found": found, "search": search[:100], "most": hits.MOST}
     return page(request, "hits.html", study=study, run=run, **values)
+
+
+def _p_early(found: hits.Page) -> hits.Page:
+    """With p among the first columns, where a phone shows it."""
+    if "P" not in found.head[3:]:
+        return found
+    at = found.head.index("P")
+
+    def moved(cells: list[str]) -> list[str]:
+        return [*cells[:2], cells[at], *cells[2:at], *cells[at + 1 :]]
+
+    rows = [(rank, moved(cells)) for rank, cells in found.rows]
+    return replace(found, head=moved(found.head), rows=rows)
 
 
 @router.get("/studies/{study_id}/runs/{number}/files/{name}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
 from sqlalchemy import func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 
 from cupola.secure.roster import Roster
 from cupola.web import demo, fields, invitations, real
@@ -42,7 +42,7 @@ def all_studies(request: Request, db: Db, me: Me, number: int = 1, search: str =
     number = min(max(1, number), pages)
     listed = db.scalars(
         select(Study).where(rule).order_by(Study.created.desc(), Study.id)
-        .limit(PAGE).offset((number - 1) * PAGE)
+        .options(joinedload(Study.owner)).limit(PAGE).offset((number - 1) * PAGE)
     ).all()  # fmt: skip
     return page(
         request, "studies.html", studies=listed, number=number, pages=pages, total=total,
@@ -151,7 +151,8 @@ def _one(request: Request, study: Study, desk: Office, me: Account, **more: Any)
         changeable=owner and study.status == DRAFT,
         invitable=owner and study.status in (DRAFT, INVITING)
         and asks_sites(study.kind, parse(study.plan)),
-        startable=owner and study.status in (DRAFT, INVITING),
+        startable=owner and study.status in (DRAFT, INVITING)
+        and (study.real or not real.has_own_data(study)), away=real.has_own_data(study),
         here=sorted(data_sets(config.data))
         if owner and study.kind == ASSOCIATION and not study.real else [],
         mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,
@@ -253,6 +254,7 @@ def act(
         where += f"/runs/{desk.start(study).number}"
     elif action == "stop":
         desk.stop(study)
+        where += f"/runs/{study.runs[-1].number}"  # where its end is seen
     elif action == "resume":
         where += f"/runs/{desk.resume(study).number}"
     elif action == "repeat":

@@ -8,11 +8,11 @@ if (cup) {
   const trace = (list, name, marker) => ({
     type: 'scatter', mode: 'markers+text', name, x: list.map(p => p.bytes), y: list.map(p => p.value),
     text: list.map(p => p.name), textposition: 'top center', cliponaxis: false, marker: {size: 15, line: {width: 1, color: colour('--ink')}, ...marker},
-    hovertemplate: list.map(p => `${p.name.replace(/[<>&]/g, '')}<br>${p.metric} %{y:.4g}<br>%{x:.3s}B sent<br>` + (p.epsilon === null ? 'not private' : 'epsilon ' + p.epsilon.toPrecision(3)) + '<extra></extra>'),
+    hovertemplate: list.map(p => `${p.name.replace(/[<>&]/g, '')}<br>${p.metric} %{y:.4g}<br>%{x:.3s}B sent<br>` + (p.epsilon === null ? (p.private ? 'epsilon: only sites know it' : 'not private') : 'epsilon ' + p.epsilon.toPrecision(3)) + '<extra></extra>'),
   });
   const traces = [];
   if (finite.length) traces.push(trace(finite, 'private', {color: finite.map(p => p.epsilon), colorscale: [[0, '#d6e6f5'], [1, '#0b5fa5']], colorbar: {title: {text: 'epsilon'}}, showscale: true}));
-  if (open.length) traces.push(trace(open, 'not private', {color: colour('--c1'), symbol: 'diamond'}));
+  if (open.length) traces.push(trace(open, open.some(p => p.private) ? 'epsilon not known here' : 'not private', {color: colour('--c1'), symbol: 'diamond'}));
   for (const t of traces) t.text = t.text.map(s => s.replace(/[<>&]/g, ''));
   const logs = points.map(p => Math.log10(Math.max(p.bytes, 1)));
   const span = [Math.min(...logs) - .35, Math.max(...logs) + .35];

@@ -6,11 +6,12 @@ for (const form of document.querySelectorAll('[data-plan]')) {
     const box = fields.find(f => f.dataset.key === key);
     if (!box) return '';
     const input = box.querySelector('input,select');
-    return input.value || box.dataset.default;
+    return (!box.hidden && input.value) || box.dataset.default;
   };
   const show = () => fields.forEach(box => {
     const when = JSON.parse(box.dataset.when);
-    let applies = Object.entries(when).every(([key, allowed]) => allowed.includes(said(key)));
+    let applies = Object.entries(when).every(([rule, listed]) =>
+      listed.includes(said(rule.replace('!', ''))) !== rule.startsWith('!'));
     const input = box.querySelector('input,select');
     // A recipe may bring its own mechanism or masked sums: then their settings apply, too.
     if (!applies && 'privacy.mechanism' in when && /^dp-/.test(said('recipe'))) applies = true;
@@ -77,7 +78,7 @@ if (live) {
   const redraw = () => {
     const take = key => rounds.filter(r => r[key] !== null && r[key] !== undefined).map(r => [r.round, r[key]]);
     const last = rounds.length ? rounds[rounds.length - 1].round : 0;
-    const spent = course.map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
+    const spent = (course.length ? [[0, 0], ...course] : []).map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
     const all = [['Accuracy', take('accuracy'), 0], ['Loss', take('loss'), 1], ['Bytes sent', take('bytes'), 2], ['Epsilon (foreseen)', spent, 3]];
     at('curves').replaceChildren(...all.filter(c => c[1].length).map(c => draw(...c)));
   };

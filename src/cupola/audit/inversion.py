@@ -35,7 +35,7 @@ PROPERTIES = {
     "whole": "share of silent places, by channel (what PFA tells)",
 }
 SOFT = 0.1  # temperature of soft counts, in deviations of the layer's inputs
-SMOOTH = 0.5  # weight of the prior that images are smooth (total variation); at 1e-3 the attack fails
+SMOOTH = 0.5  # weight of the prior that images are smooth; with 0.001 the attack fails
 Step = Callable[[str, int, int], None]
 
 

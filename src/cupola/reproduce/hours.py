@@ -89,7 +89,7 @@ class Forecast:
         return {
             "runs": self.runs,
             "done": self.done,
-            "hours": round(self.seconds / 3600, 4),
+            "hours": round(self.seconds / 3600, 6),
             "unknown": self.unknown,
         }
 

@@ -54,7 +54,8 @@ def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, T
     wide = torch.promote_types(x.dtype, torch.float32)
     means = y.mean(1, keepdim=True, dtype=wide)
     apart = y - means if drop is None or y.dtype != wide else y.sub_(means)
-    spread = apart.pow_(2).mean(1, keepdim=True)
+    each = apart.new_full((1, x.shape[1]), 1 / x.shape[1])
+    spread = (each @ apart.pow_(2).flatten(2)).view_as(means)  # as a product: twice as fast as mean
     if scale != 1:
         means, spread = means * scale, spread * scale**2
     shift = means.mean(tuple(range(1, x.dim())), keepdim=True)
@@ -68,19 +69,35 @@ def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, T
 
 def _box(maps: Tensor, at: Geometry) -> Tensor:
     """Means over windows of padded maps (n, 1, ...)."""
-    weight = maps.new_full((1, 1, *at.kernel), 1 / math.prod(at.kernel))
-    return torch.convolution(
-        maps, weight, None, at.stride, at.zeros, at.ones, False, at.zeros, 1
-    )  # fmt: skip
+    return _summed(maps, at.kernel, at.stride) / math.prod(at.kernel)
+
+
+def _summed(maps: Tensor, kernel: Sizes, stride: Sizes) -> Tensor:
+    """Sums over windows, one dimension after the other: shifted slices are added."""
+    for dim, (size, step) in enumerate(zip(kernel, stride), 2):
+        places = (maps.shape[dim] - size) // step + 1
+        every = [slice(None)] * maps.dim()
+        total = None
+        for i in range(size):
+            every[dim] = slice(i, i + (places - 1) * step + 1, step)
+            part = maps[tuple(every)]
+            total = part if total is None else total + part
+        assert total is not None
+        maps = total
+    return maps
 
 
 def _spread_back(maps: Tensor, sizes: Sizes, at: Geometry) -> Tensor:
     """For each input position the sum over the windows that hold it; (n, 1, *sizes)."""
-    weight = maps.new_ones((1, 1, *at.kernel))
-    rest = [(s + 2 * p - k) % t for s, p, k, t in zip(sizes, at.padding, at.kernel, at.stride)]
-    found = torch.convolution(
-        maps, weight, None, at.stride, at.zeros, at.ones, True, rest, 1
-    )  # fmt: skip
+    if at.stride == at.ones:  # windows that hold a position are a window of windows
+        around = tuple(k - 1 for k in reversed(at.kernel) for _ in range(2))
+        found = _summed(F.pad(maps, around), at.kernel, at.ones)
+    else:
+        weight = maps.new_ones((1, 1, *at.kernel))
+        rest = [(s + 2 * p - k) % t for s, p, k, t in zip(sizes, at.padding, at.kernel, at.stride)]
+        found = torch.convolution(
+            maps, weight, None, at.stride, at.zeros, at.ones, True, rest, 1
+        )  # fmt: skip
     for dim, (before, size) in enumerate(zip(at.padding, sizes), 2):
         found = found.narrow(dim, before, size)
     return found

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from web_world import World
+from web_world import World, with_hits
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +20,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def _calm(request: pytest.FixtureRequest) -> None:
     if "world" in request.fixturenames:
         request.getfixturevalue("world").calm()
+
+
+@pytest.fixture(scope="module")
+def places(world):
+    """A finished association study of ada's in which cleo takes part."""
+    study = world.study("ada", "association", name="seen by few")
+    ada, cleo = world.visitor("ada"), world.visitor("cleo")
+    token = world.invite(ada, study, "north")["north"]
+    path = world.join(cleo, token, "north/chip")
+    folder = world.finish(study, files=[])
+    with_hits(folder)
+    (folder / "run" / "ledger.jsonl").write_text("{}\n")
+    return {
+        "study_id": study,
+        "number": "1",
+        "name": "ledger.jsonl",
+        "join": path.split("/")[-1],
+        "action": "repeat",
+        "answer": "decline",
+    }

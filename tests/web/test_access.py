@@ -7,7 +7,6 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from web_world import with_hits
 
 OPEN, ANY, COORDINATORS, SEEN, OWN, INVITED, SITE, MANAGER = range(8)
 ROUTES = {
@@ -71,26 +70,6 @@ ALLOWED = {
     MANAGER: (AWAY, (403,), (403,), (403,), "yes"),
 }
 WHO = (None, "dora", "ben", "cleo", "ada")
-
-
-@pytest.fixture(scope="module")
-def places(world):
-    """A finished association study of ada's in which cleo takes part."""
-    study = world.study("ada", "association", name="seen by few")
-    ada, cleo = world.visitor("ada"), world.visitor("cleo")
-    token = world.invite(ada, study, "north")["north"]
-    path = world.join(cleo, token, "north/chip")
-    folder = world.finish(study, files=[])
-    with_hits(folder)
-    (folder / "run" / "ledger.jsonl").write_text("{}\n")
-    return {
-        "study_id": study,
-        "number": "1",
-        "name": "ledger.jsonl",
-        "join": path.split("/")[-1],
-        "action": "repeat",
-        "answer": "decline",
-    }
 
 
 def routes(app):

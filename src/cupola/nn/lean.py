@@ -54,7 +54,8 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, top: float) -> tuple[Tensor, Tensor]:
-        return x.clamp(0, top), (x > 0) & (x < top)
+        passed = x > 0 if top == math.inf else (x > 0) & (x < top)
+        return x.clamp(0, top), passed.to(torch.int8)  # a gradient times int8: twice as fast
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

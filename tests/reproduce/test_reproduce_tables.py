@@ -222,6 +222,8 @@ def test_paired_differences():
 
 def test_values_in_words():
     assert value(66.361, 0.35) == "66.36 ± 0.35"
+    assert value(13314.6, 0.0) == "13,315 ± 0"
+    assert value(-12854.5, sign=True) == "-12,854"
     assert value(4e-20) == "4e-20"
     assert value(2.5, sign=True) == "+2.50"
     assert value(None) == "–"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.learn.choices import Choice, NonNegative, Positive, Privacy, Share, Sum
+from cupola.learn.choices import Choice, Evaluation, NonNegative, Positive, Privacy, Share, Sum
 
 Method = Literal["pfa", "random", "finetune", "distill", "ewc", "scratch"]
 GROUPED = ("pfa", "random")
@@ -83,6 +83,11 @@ class Personalise(Choice):
         if self.curve and self.release is not None:
             raise ValueError("curve needs exact vectors: leave release out")
         return self
+
+    def alone(self, judge: Evaluation) -> dict[str, Any]:
+        """What every site that adapts alone is told, whatever the method."""
+        told = {key: getattr(self, key) for key in ("rounds", "alpha", "temperature", "strength")}
+        return {**told, "every": judge.every, "metric": judge.metric, "split": "test"}
 
 
 def require_tellable(choice: Personalise, privacy: Privacy, sums: Sum, task: str) -> None:

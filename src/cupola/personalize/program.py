@@ -252,20 +252,14 @@ class Personalisation:
         return {"split": split, "auroc": 0, "batch_size": judge.batch_size}
 
     def _ask_alone(self, state: State, job: Job) -> Question:
-        choice, judge = self.choice, self.training.evaluation
         method = "finetune" if job.method in GROUPED else job.method
         scratch = method == "scratch"
         arrays = model_of(self.training.start().arrays) if scratch else self.federated(state)
         options = {
             "method": method,
             "local": self.adaptation.local.model_dump(exclude_defaults=True, mode="json"),
-            "rounds": choice.rounds,
-            "every": judge.every,
-            "metric": judge.metric,
-            "alpha": choice.alpha,
-            "temperature": choice.temperature,
-            "strength": choice.strength,
             **self._evaluation("test"),
+            **self.choice.alone(self.training.evaluation),
         }
         first = self.first_round(state.values["personal"], job)
         return ask_adapt(self.problem, arrays, options, state.step, first)

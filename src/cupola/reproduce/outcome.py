@@ -115,12 +115,15 @@ def paired(one: dict[int, float | None], other: dict[int, float | None]) -> dict
 
 
 def value(mean: Any, spread: Any = None, sign: bool = False) -> str:
-    """'66.36 ± 0.35', small ones as powers of ten."""
+    """'66.36 ± 0.35', large ones as '13,315', tiny and huge ones as powers of ten."""
     if not finite(mean):
         return "–"
     plus = "+" if sign else ""
     size = max(abs(mean), spread if finite(spread) else 0.0)
-    form = f"{plus}.2f" if 0.095 <= size < 1e4 or size == 0 else f"{plus}.3g"
+    if 1e4 <= size < 1e12:
+        form = f"{plus},.0f"
+    else:
+        form = f"{plus}.2f" if 0.095 <= size < 1e4 or size == 0 else f"{plus}.3g"
     return f"{mean:{form}}" + (f" ± {spread:{form.lstrip('+')}}" if finite(spread) else "")
 
 

@@ -103,17 +103,9 @@ def _sparsity(plan: Plan, options: Mapping[str, Any]) -> str | None:
 
 
 def _adapting(plan: Plan, options: Mapping[str, Any]) -> str | None:
-    choice, judge = plan.personalise, plan.evaluation
+    choice = plan.personalise
     assert choice is not None
-    agreed = {
-        "rounds": choice.rounds,
-        "every": judge.every,
-        "metric": judge.metric,
-        "alpha": choice.alpha,
-        "temperature": choice.temperature,
-        "strength": choice.strength,
-        "split": "test",
-    }
+    agreed = choice.alone(plan.evaluation)
     rest = {key: value for key, value in options.items() if key not in agreed}
     told = {key: options[key] for key in agreed if key in options}
     if told != agreed or not rest.keys() <= {"method", "local", "auroc", "batch_size"}:

@@ -1,10 +1,11 @@
 """Why one way of adapting stands noise better than another: norms and signal of its gradients.
 
-    python benchmarks/reprogram/gradients.py [--size 96] [--images 256]
+    python benchmarks/reprogram/gradients.py [--size 96] [--images 256] [--steps 10]
 
-For every way of adapting, at its start, on real images of CIFAR-10: quartiles of the per-sample
-gradients' norms, the share that clipping cuts, and the signal of one private step: the norm of the
-mean clipped gradient over the norm of the noise in it, `noise x clip x sqrt(parameters) / batch`.
+For every way of adapting, at its start and after private steps, on real images of CIFAR-10:
+quartiles of the per-sample gradients' norms, the share that clipping cuts, what share of the
+clipped sum's squared length lies in which part, and the signal of one private step: the norm of
+the mean clipped gradient over that of the noise in it, `noise x clip x sqrt(parameters) / batch`.
 `along` counts only the noise in the gradient's own direction, which the number of parameters does
 not change. One JSON document on stdout.
 """
@@ -56,6 +57,20 @@ def signal(
     }
 
 
+def train(module: torch.nn.Module, rows: data.Dataset, options: argparse.Namespace) -> None:
+    """Private steps of one site, each on as many images, drawn anew."""
+    engine = PerSample(module, find_loss("cross_entropy"))
+    trained = [p for p in module.parameters() if p.requires_grad]
+    chance = torch.Generator().manual_seed(2)
+    for _ in range(options.steps):
+        drawn = torch.randperm(len(rows), generator=chance)[: options.images]
+        sums = engine.clipped_sum(rows.inputs(drawn), rows.y[drawn], options.clip).sums
+        with torch.no_grad():
+            for p, total in zip(trained, sums):
+                noise = torch.randn(p.shape, generator=chance) * options.noise * options.clip
+                p.sub_(options.rate / options.images * (total + noise))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", default="efficientnet-lite0")
@@ -63,17 +78,23 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--noise", type=float, default=1.1)
     parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--steps", type=int, default=0, help="private steps before a second look")
+    parser.add_argument("--rate", type=float, default=1.5, help="of these steps")
     parser.add_argument("--ways", default=";".join(WAYS), help="a;b;...")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    held = data.load("cifar10", variant="10k").train.subset(slice(0, options.images))
-    x, y = held.inputs(), held.y
-    found = {}
+    rows = data.load("cifar10", variant="10k").train
+    x, y = rows.inputs(slice(0, options.images)), rows.y[: options.images]
+    found: dict[str, Any] = {}
     for way in options.ways.split(";"):
         given = {"source": options.source, "size": options.size, **WAYS[way.strip()]}
         module = build("pretrained", tuple(x.shape[1:]), 10, 1, **given)
-        found[way.strip()] = signal(module, x, y, options.noise, options.clip)
-    settings = {k: getattr(options, k) for k in ("source", "size", "images", "noise", "clip")}
+        found[way.strip()] = {"start": signal(module, x, y, options.noise, options.clip)}
+        if options.steps:
+            train(module, rows, options)
+            after = signal(module, x, y, options.noise, options.clip)
+            found[way.strip()][f"after {options.steps} steps"] = after
+    settings = {k: v for k, v in vars(options).items() if k != "ways"}
     print(json.dumps({"settings": settings, "ways": found}, indent=1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -194,3 +195,20 @@ def test_check_says_what_is_trained_and_where_the_rest_comes_from(
     said = CliRunner().invoke(app, ["check", str(path)]).output
     assert f"{BORDER + MAP:,}" in said
     assert "at every site (checksum" in said
+
+
+def test_the_command_says_which_sources_are_here_and_how_to_get_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUPOLA_DATA", raising=False)
+    monkeypatch.setenv("CUPOLA_WEIGHTS", str(tmp_path))
+    (tmp_path / "resnet18.pth").touch()
+    found = json.loads(CliRunner().invoke(app, ["sources", "--json"]).output)
+    here = {row["name"]: row["weights"] for row in found}
+    assert (here["resnet18"], here["resnet34"]) == ("here", "missing")
+    heads = {row["name"]: row["head of 10"] for row in found}
+    assert heads["efficientnet-lite0"] == 12_810
+    assert {heads[f"resnet{n}"] for n in (18, 34)} == {5_130}
+    assert {heads[n] for n in ("resnet50", "resnet101", "resnet152", "resnext50")} == {20_490}
+    said = CliRunner().invoke(app, ["sources"]).output
+    assert "resnet34, resnet50-torchvision, resnext101, resnext50: save torchvision's" in said

@@ -4,10 +4,11 @@ from cupola.nn.sources.registry import (
     Preprocessing,
     Trained,
     fresh_source,
+    kept,
     load,
     names,
     stamp,
     table,
 )
 
-__all__ = ["Preprocessing", "Trained", "fresh_source", "load", "names", "stamp", "table"]
+__all__ = ["Preprocessing", "Trained", "fresh_source", "kept", "load", "names", "stamp", "table"]

@@ -52,10 +52,11 @@ class Features:
         for start in range(0, whole, AT_A_TIME):
             for at, x in enumerate(data.inputs(slice(start, start + AT_A_TIME)), start):
                 key = self._source + blake2b(x.contiguous().numpy(), digest_size=16).digest()
-                if key in _seen:
-                    found[at] = _seen[key]
-                else:
+                row = _seen.get(key)  # once: another thread may forget it
+                if row is None:
                     new.append((at, key, x))
+                else:
+                    found[at] = row
             last = start + AT_A_TIME == whole
             while len(new) >= AT_A_TIME or (new and last):
                 now, new = new[:AT_A_TIME], new[AT_A_TIME:]

@@ -12,7 +12,7 @@ from cupola.cli.shell import app
 @app.command()
 def sources(as_json: AsJson = False) -> None:
     """List the trained models that the model `pretrained` can build on."""
-    from cupola.nn.sources import kept, table
+    from cupola.nn.sources import table, weights_file
 
     rows = [
         {
@@ -21,7 +21,7 @@ def sources(as_json: AsJson = False) -> None:
             "input": entry.preprocessing.size,
             "classes": entry.classes,
             "head of 10": (entry.features + 1) * 10,
-            "weights": "missing" if kept(entry) is None else "here",
+            "weights": "missing" if weights_file(entry) is None else "here",
             "where": entry.where,
         }
         for entry in table()

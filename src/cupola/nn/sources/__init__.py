@@ -4,11 +4,20 @@ from cupola.nn.sources.registry import (
     Preprocessing,
     Trained,
     fresh_source,
-    kept,
     load,
     names,
     stamp,
     table,
+    weights_file,
 )
 
-__all__ = ["Preprocessing", "Trained", "fresh_source", "kept", "load", "names", "stamp", "table"]
+__all__ = [
+    "Preprocessing",
+    "Trained",
+    "fresh_source",
+    "load",
+    "names",
+    "stamp",
+    "table",
+    "weights_file",
+]

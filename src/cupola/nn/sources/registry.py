@@ -186,13 +186,13 @@ def _path(entry: Entry, weights: str | None) -> Path:
         if not path.is_file():
             raise PlanError(f"model.weights = '{weights}' is no file; {_hint(entry)}")
         return path
-    found = kept(entry)
+    found = weights_file(entry)
     if found is None:
         raise PlanError(f"the weights of {entry.name} are not here; {_hint(entry)}")
     return found
 
 
-def kept(entry: Entry) -> Path | None:
+def weights_file(entry: Entry) -> Path | None:
     """The file of a source's weights, if it is in one of the usual places."""
     folders = [os.environ.get(key) for key in ("CUPOLA_WEIGHTS", "CUPOLA_DATA")]
     for folder in (Path(f).expanduser() for f in folders if f):

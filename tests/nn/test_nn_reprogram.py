@@ -126,6 +126,18 @@ def test_a_border_is_added_around_and_only_there():
     assert border.theta.numel() == 192
 
 
+def test_a_border_that_begins_empty_changes_nothing_until_it_is_trained(source):
+    empty = Border(TO, 5, "zero")
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(empty(x), x)
+    assert torch.equal(empty.slope(), TO.unit * empty.mask.expand(3, -1, -1))
+    images = torch.rand(4, 3, 12, 12)
+    own, plain = build(source, begin="zero"), build(source, adapt="map", inner=14)
+    assert torch.equal(own.features(images), plain.features(images))
+    with pytest.raises(PlanError, match="model.begin is for a trained border"):
+        build(source, adapt="head", begin="zero")
+
+
 @pytest.mark.parametrize("adapt", ["reprogram", "labels", "map", "head", "full", "scratch"])
 def test_per_sample_gradients_are_those_of_single_samples(source, adapt):
     given = {"labels": [[0, 3], [1, 4], [2, 5]]} if adapt == "labels" else {}

@@ -27,6 +27,9 @@ from cupola.nn.sources import Preprocessing
 #: normalised, as 000's code does.
 Pad = Literal["zero", "black"]
 
+#: How a border begins: random as in 000 (Xavier's uniform numbers), or with nothing in it.
+Begin = Literal["random", "zero"]
+
 
 class Placement(nn.Module):
     """Target inputs as the source's: resized to inner x inner, normalised, in the middle.
@@ -97,18 +100,22 @@ def require_fitting(shape: Sequence[int], to: Preprocessing, inner: int) -> None
 
 
 class Border(nn.Module):
-    """x + unit tanh(mask * theta): a trained frame of (C, size, size) around inner x inner."""
+    """x + unit tanh(mask * theta): a trained frame of (C, size, size) around inner x inner.
+
+    begin: 'zero' leaves the source's features of the first round as they are without a border.
+    """
 
     mask: Tensor
 
-    def __init__(self, to: Preprocessing, inner: int) -> None:
+    def __init__(self, to: Preprocessing, inner: int, begin: Begin = "random") -> None:
         super().__init__()
         if inner >= to.size:
             raise PlanError(
                 f"model.inner = {inner} leaves no border of the source's {to.size} pixels to "
                 "train; make it smaller"
             )
-        bound = math.sqrt(3 / to.size)  # Xavier's, of a size x size matrix per channel
+        # Xavier's, of a size x size matrix per channel
+        bound = math.sqrt(3 / to.size) if begin == "random" else 0.0
         self.theta = nn.Parameter(
             torch.empty(to.channels, to.size, to.size).uniform_(-bound, bound)
         )

@@ -13,7 +13,16 @@ from cupola.errors import PlanError
 from cupola.nn.lean import make_all_lean
 from cupola.nn.models.parts import Shape, Size, needs_classes
 from cupola.nn.models.registry import model
-from cupola.nn.reprogram import Adapted, Border, Labels, Narrow, Pad, Placement, require_enough
+from cupola.nn.reprogram import (
+    Adapted,
+    Begin,
+    Border,
+    Labels,
+    Narrow,
+    Pad,
+    Placement,
+    require_enough,
+)
 from cupola.nn.sources import Trained, fresh_source, load, stamp
 from cupola.nn.stillnorm import Standardise, fold, fresh_groups, still
 
@@ -42,6 +51,7 @@ def pretrained(
     size: Size | None = None,
     inner: Size | None = None,
     pad: Pad = "zero",
+    begin: Begin = "random",
     relu: bool = False,
     labels: list[int] | list[list[int]] | None = None,
     per_class: Size = 1,
@@ -54,7 +64,7 @@ def pretrained(
     source: a name (see `cupola sources`) or the folder of a finished run; weights: its file.
     size: of the source's input. inner: of the target image within it; default 200 / 224 of it
         where a border is trained, else all of it. pad, relu: as 000's code has it: a black border,
-        a ReLU before the map.
+        a ReLU before the map. begin: of the border: 'random' as published, or 'zero': empty.
     labels: source classes that stand for each target class; default: the most frequent ones on
         public validation data, `per_class` of them.
     compute: bfloat16 runs a frozen source in half the bits.
@@ -62,6 +72,8 @@ def pretrained(
     wanted = needs_classes("pretrained", classes)
     bordered, frozen = adapt in ("reprogram", "labels"), adapt not in ("full", "scratch")
     _require_possible(adapt, labels, norms, compute, relu)
+    if begin != "random" and not bordered:
+        raise PlanError(f"model.begin is for a trained border; adapt = '{adapt}' has none")
     headless = adapt in ("head", "full", "scratch")
     if adapt == "scratch":
         given = _split(_untrained(source, size), headless)
@@ -71,7 +83,7 @@ def pretrained(
     to = given.preprocessing
     inner = (round(SHARE * to.size) if bordered else to.size) if inner is None else inner
     place = Placement(input_shape, to, inner, pad)
-    border = Border(to, inner) if bordered else None
+    border = Border(to, inner, begin) if bordered else None
     trunk = _shared(given.module) if frozen else copy.deepcopy(given.module)
     for name, p in trunk.named_parameters():
         p.requires_grad_(not frozen and not _is_statistic(trunk, name))

@@ -326,6 +326,8 @@ def test_the_area_under_accuracy_against_epsilon_is_a_sum_of_trapezoids():
         curve=lambda metric, split: held if (metric, split) == ("accuracy", "test") else [],
     )
     assert measure(run, "privacy_area") == pytest.approx(2.0 * 40)
+    run.result = {"privacy": {"course": [(0.5, None), (1.0, None)]}}  # no noise
+    assert measure(run, "privacy_area") is None
     run.result = {"privacy": None}
     assert measure(run, "privacy_area") is None
 

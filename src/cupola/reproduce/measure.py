@@ -105,8 +105,8 @@ def _privacy_area(run: RunFolder) -> float | None:
     points = [
         (r.get("round", 0), v) for split in _HELD_OUT for r, v in run.curve("accuracy", split)
     ]
-    if not course or len(points) < 2:
-        return None
+    if not course or len(points) < 2 or any(spent is None for _, spent in course):
+        return None  # without noise there is no epsilon
     share, spent = zip(*((0.0, 0.0), *course))
     rounds, accuracy = zip(*points)
     epsilon = np.interp(np.array(rounds) / max(rounds), share, spent)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from cupola.report.words import finite, mean_spread
+from cupola.report.words import finite, mean_spread, title
 from cupola.reproduce.measure import WORDS
 from cupola.reproduce.tables import Table
 
@@ -62,8 +62,9 @@ def _part(table: Table, what: str, values: Values, seeds: Sequence[int]) -> dict
 
 def parts_of(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The headline measure, then the further ones: title, and what grid_rows takes."""
-    more = [(WORDS.get(p["measure"], p["measure"]), {**found, **p}) for p in found.get("also", ())]
-    return [("", found), *more]
+    more = found.get("also", ())
+    named = [title(WORDS.get(part["measure"], part["measure"])) for part in more]
+    return [("", found), *((name, {**found, **part}) for name, part in zip(named, more))]
 
 
 def _differences(table: Table, values: Values, cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -178,8 +179,8 @@ def markdown(found: dict[str, Any]) -> str:
     parts = [f"**{_cell(found['caption'])}**", said]
     if found["note"]:
         parts.append(found["note"])
-    for title, part in parts_of(found):
-        parts += [f"**{_cell(title.capitalize())}**"] if title else []
+    for name, part in parts_of(found):
+        parts += [f"**{_cell(name)}**"] if name else []
         parts.append(_markdown(*grid_rows(part)))
         head, rows = difference_rows(part)
         if rows:

@@ -72,7 +72,7 @@ def table_section(results: dict[str, Any]) -> str:
 
     parts: list[str] = []
     for measured, part in parts_of(results):
-        parts += [f"<h3>{text(measured.capitalize())}</h3>"] if measured else []
+        parts += [f"<h3>{text(measured)}</h3>"] if measured else []
         tables = [("", 0, grid_rows(part))]
         tables.append(("Paired differences (same seeds)", 1, difference_rows(part)))
         for name, words, (head, rows) in tables:

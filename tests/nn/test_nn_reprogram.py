@@ -134,7 +134,7 @@ def test_a_border_that_begins_empty_changes_nothing_until_it_is_trained(source):
     images = torch.rand(4, 3, 12, 12)
     own, plain = build(source, begin="zero"), build(source, adapt="map", inner=14)
     assert torch.equal(own.features(images), plain.features(images))
-    with pytest.raises(PlanError, match="model.begin is for a trained border"):
+    with pytest.raises(PlanError, match=r"model\.begin is for a trained border"):
         build(source, adapt="head", begin="zero")
 
 

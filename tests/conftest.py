@@ -23,6 +23,15 @@ def _repeatable():
         yield
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a small trained model to build on, which Cupola knows meanwhile."""
+    from tiny_sources import registered, write
+
+    with registered():
+        yield write(tmp_path_factory.mktemp("source") / "run")
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """One Ray cluster on this machine for all tests that want real processes."""

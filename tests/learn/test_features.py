@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_sources import registered, write
+from tiny_sources import write
 from torch import Tensor
 
 from cupola.data import Dataset
@@ -23,15 +22,7 @@ from cupola.nn.reprogram import Adapted
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write(tmp_path_factory.mktemp("source") / "run")
+pytestmark = pytest.mark.usefixtures("source")
 
 
 @pytest.fixture(autouse=True)

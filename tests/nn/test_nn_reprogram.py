@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_sources import NAME, registered, tiny, trained, write
+from tiny_sources import NAME, tiny, trained, write
 from torch import nn as torch_nn
 from torch.nn import functional as F
 
@@ -39,15 +38,7 @@ COUNTS = {  # of torchvision, but for the last
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write(tmp_path_factory.mktemp("source") / "run")
+pytestmark = pytest.mark.usefixtures("source")
 
 
 def build(source: str, shape=(3, 12, 12), classes=5, **options):

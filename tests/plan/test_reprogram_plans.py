@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import go
-from tiny_sources import registered, write
+from tiny_sources import write
 from typer.testing import CliRunner
 
 import cupola
@@ -27,17 +26,11 @@ from cupola.plan.cost import predict
 
 DP = {"mechanism": "dp-sgd", "noise": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("source")
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    source = write(tmp_path_factory.mktemp("source") / "run")
+def plan(source: str) -> dict[str, Any]:
     data = {"name": "digits", "partition": {"kind": "iid", "sites": 3, "public_validation": 0.5}}
     return {**SMALL, "rounds": 2, "data": data, "model": {"name": "pretrained", "source": source}}
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_ray import Loopback
+from ports import free_ports
 from safetensors.numpy import load_file
 from test_federation import BROKEN, X
 
@@ -176,9 +176,7 @@ def head(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")  # else Ray's own server fails at times
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets need short paths
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0)), two.bind(("127.0.0.1", 0))
-        port, clients = one.getsockname()[1], two.getsockname()[1]
+    port, clients = free_ports(2)
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 from hapmap import COHORT
 from hospitals import CLOCKS, LEAD, MEMBER, PLANS, SITES, plan
+from ports import free_ports
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +16,7 @@ def trial(tmp_path_factory):
     from cupola.flare.settings import FederationSettings
     from cupola.flare.trial import Trial
 
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     settings = FederationSettings(
         name="trial",
         coordinator=f"localhost:{port}",

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import tomli_w
 from patience import wait
+from ports import free_ports
 from test_association_study import same_as_plink
 
 from cupola.sites import spent
@@ -49,16 +49,6 @@ FORM = {
     "evaluation.every": 5,
 }
 BUDGET = 40  # of each site, for the study and its repetition
-
-
-def free_ports(count):
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 def table(path, seed):
@@ -108,6 +98,8 @@ class Machines:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+        for name in self.children:  # seen only where a test fails
+            print(f"-- {name} --\n{self.said(name)[-4000:]}")
 
 
 @pytest.fixture
@@ -159,7 +151,7 @@ class Lead:
     def opened(self, start):
         """A page that notes what it loads from elsewhere, and what goes wrong in it."""
         page = self.browser.new_page()
-        page.set_default_timeout(600_000)
+        page.set_default_timeout(300_000)
         page.on("request", lambda r: r.url.startswith(start) or self.foreign.append(r.url))
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         return page
@@ -205,7 +197,7 @@ def join(machines, base, tokens, *more, names=(*SITES, "university")):
 def ended(machines):
     for name, child in machines.children.items():
         if name != "server":
-            code = child.wait(600)
+            code = child.wait(300)
             assert code == 0, (name, machines.said(name), machines.said("server"))
 
 
@@ -377,7 +369,7 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
     same_as_plink(ours)
     told = (tmp_path / "got" / "study.assoc.logistic").read_bytes()
     for name in SITES[:2]:
-        assert machines.children[name].wait(600) == 0, machines.said(name)
+        assert machines.children[name].wait(300) == 0, machines.said(name)
     for folder in folders.values():
         (own,) = (folder / "results").iterdir()
         assert (own / "study.assoc.logistic").read_bytes() == told

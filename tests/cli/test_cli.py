@@ -55,6 +55,16 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_a_site_loads_neither_pictures_nor_accounting() -> None:
+    """Every process of a site would wait for them: half of its start."""
+    program = (
+        "import sys, cupola.plan.run, cupola.joining\n"
+        "heavy = {'matplotlib', 'dp_accounting', 'scipy.stats', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_version() -> None:
     assert cupola("--version").output.startswith("cupola 0.")
 

@@ -26,7 +26,7 @@ from cupola.web.launch import holder
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITES = ["north", "south", "west"]
 CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
-ROUNDS = 60
+ROUNDS = 30
 FORM = {
     "name": "outcome",
     "rounds": ROUNDS,

@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 from typing import Literal
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
 
 from cupola.data.dataset import FederatedData
 
@@ -41,6 +37,11 @@ def picture(
 
     Needs no display. The same data gives the same bytes.
     """
+    import matplotlib  # slow to load, and most processes draw nothing
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.collections import PolyCollection
+    from matplotlib.figure import Figure
+
     table = holdings(data, sites)
     classes, shown = table.shape
     figure = Figure(figsize=(min(4 + 0.12 * shown, 11), 3.6), layout="constrained")

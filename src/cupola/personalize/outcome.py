@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score
 
 from cupola.federation import State
 from cupola.learn.training import LOWER_IS_BETTER
@@ -64,6 +62,9 @@ def digest(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def agreement(labels: np.ndarray, types: np.ndarray) -> dict[str, float]:
     """Adjusted Rand index, and the share of sites in the right group at the best matching."""
+    from scipy.optimize import linear_sum_assignment  # slow to load, and for few runs
+    from sklearn.metrics import adjusted_rand_score
+
     one, other = np.unique(labels, return_inverse=True)[1], np.unique(types, return_inverse=True)[1]
     table = np.zeros((one.max() + 1, other.max() + 1))
     np.add.at(table, (one.reshape(-1), other.reshape(-1)), 1)

@@ -9,11 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-from dp_accounting.pld.pld_pmf import PLDPmf, compose_pmfs
 
 from cupola.errors import PlanError
 from cupola.privacy import losses, renyi
@@ -28,6 +26,9 @@ from cupola.privacy.events import (
     Unprotected,
     merge,
 )
+
+if TYPE_CHECKING:  # slow to load, as in losses
+    from dp_accounting.pld.pld_pmf import PLDPmf
 
 Method = Literal["best", "pld", "rdp"]
 
@@ -154,6 +155,8 @@ def _composed(
     events: tuple[Event, ...], neighbours: Neighbours, interval: float
 ) -> tuple[PLDPmf, PLDPmf]:
     """Loss of all events, for a record present against absent and absent against present."""
+    from dp_accounting.pld.pld_pmf import compose_pmfs
+
     forward: PLDPmf | None = None
     backward: PLDPmf | None = None
     for event in events:
@@ -228,6 +231,8 @@ def _by_loss(events: Sequence[Event], delta: float, neighbours: Neighbours) -> f
     if not has_losses(left):
         return math.inf
     if len(left) == 1 and isinstance(left[0], Gaussian):
+        from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
         return float(get_epsilon_gaussian(left[0].noise, delta)) + 1e-11  # its tolerance
     best = math.inf
     if delta < max(SMALLEST_DELTA, 10 * rounding(left)):

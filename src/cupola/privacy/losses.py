@@ -25,14 +25,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import log_ndtr, logsumexp
 
 from cupola.privacy.events import Approximate, Event, Gaussian, Neighbours, Pure, SampledGaussian
+
+if TYPE_CHECKING:  # the library is slow to load: a second that sites without privacy would wait
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 Vector = NDArray[np.float64]
 
@@ -114,6 +117,8 @@ class Distribution:
 
     def library(self) -> DensePLDPmf:
         """As the library's object, which composes and inverts."""
+        from dp_accounting.pld.pld_pmf import DensePLDPmf
+
         return DensePLDPmf(self.interval, self.lower, self.mass, self.infinity, True)
 
     def folded(self, size: int) -> Vector:

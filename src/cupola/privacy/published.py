@@ -14,9 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from scipy.optimize import brentq
+from numpy.typing import NDArray
 
 from cupola.errors import PlanError
 from cupola.privacy import renyi
@@ -62,11 +60,19 @@ _FINE_ORDERS = np.concatenate([np.linspace(2, 20, 181), np.arange(21.0, 65.0), [
 
 def early_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
     """Epsilon by the first conversion: divergence + log(1 / delta) / (order - 1)."""
-    accountant = RdpAccountant(_FINE_ORDERS)
-    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    divergence = steps * _of_one_step(_FINE_ORDERS, rate, noise)
+    return float(np.min(divergence + math.log(1 / delta) / (_FINE_ORDERS - 1)))
+
+
+def _of_one_step(orders: NDArray[np.float64], rate: float, noise: float) -> NDArray[np.float64]:
+    """Renyi divergence at these orders, by the library, which is slow to load."""
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(orders)
     with renyi.quiet():
-        accountant.compose(event, steps)
-    return float(np.min(accountant.rdp + math.log(1 / delta) / (_FINE_ORDERS - 1)))
+        accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)))
+    return accountant.rdp
 
 
 def _reprogrammable() -> tuple[Figure, ...]:
@@ -271,21 +277,24 @@ _LOW_ORDERS = np.arange(1.5, 8.01, 0.1)
 
 def _noise_by_rdp(rate: float, steps: float, target: float, delta: float) -> float:
     """The noise at which so many steps (a fraction, if need be) give this epsilon."""
+    from dp_accounting.rdp import compute_epsilon
 
     def gap(noise: float) -> float:
-        accountant = RdpAccountant(_LOW_ORDERS)
-        with renyi.quiet():
-            accountant.compose(
-                dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
-            )
-        return compute_epsilon(_LOW_ORDERS, steps * accountant.rdp, delta)[0] - target
+        divergence = steps * _of_one_step(_LOW_ORDERS, rate, noise)
+        return compute_epsilon(_LOW_ORDERS, divergence, delta)[0] - target
 
-    return float(brentq(gap, 2, 12, xtol=1e-3))
+    return _root(gap)
 
 
 def _noise_by_loss(rate: float, steps: int, target: float, delta: float) -> float:
     def gap(noise: float) -> float:
         return epsilon([SampledGaussian(rate, noise, steps)], delta, method="pld") - target
+
+    return _root(gap)
+
+
+def _root(gap: Callable[[float], float]) -> float:
+    from scipy.optimize import brentq
 
     return float(brentq(gap, 2, 12, xtol=1e-3))
 

@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import dp_event
-from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
@@ -79,6 +76,10 @@ def vector(event: Event, neighbours: Neighbours) -> Vector:
     if isinstance(event, Concentrated):
         return event.rho * ORDERS
     assert isinstance(event, SampledGaussian)
+    from dp_accounting import dp_event
+    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
     if neighbours == "add-remove":
         accountant = RdpAccountant(ORDERS)
         gaussian = dp_event.GaussianDpEvent(event.noise)

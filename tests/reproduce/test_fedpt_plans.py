@@ -16,6 +16,7 @@ LEVELS = {
     "fedpt-cifar": ((3, 24, 24), 10, [100, 26.15, 7.69, 3.07, 1.75]),
     "fedpt-words": ((20,), 10_004, [100, 91.28, 82.56, 73.84]),
     "fedpt-ftrl": ((20,), 1_004, [100, 71.28, 44.14] * 2),
+    "fedpt-confirm": ((20,), 1_004, [100, 71.28]),
 }
 
 
@@ -46,4 +47,8 @@ def test_both_matrices_have_one_epsilon():
             found.setdefault(cell.column, set()).add(round(epsilon(events, 1e-5), 3))
         if "tree" in cell.row:
             assert plan.privacy.noise == float(cell.column)
+    for cell in find_table("fedpt-confirm").cells():  # the same cells, under other seeds
+        plan = find_table("fedpt-confirm").plan_of(cell, 1)
+        events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
+        found[cell.column].add(round(epsilon(events, 1e-5), 3))
     assert {key: len(each) for key, each in found.items()} == {"1.13": 1, "4.03": 1, "8.83": 1}

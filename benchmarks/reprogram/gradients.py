@@ -75,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", default="efficientnet-lite0")
     parser.add_argument("--size", type=int)
+    parser.add_argument("--shrink", type=int, help="pixels of the images, for a small source")
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--noise", type=float, default=1.1)
     parser.add_argument("--clip", type=float, default=1.0)
@@ -84,6 +85,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = data.load("cifar10", variant="10k").train
+    if options.shrink:
+        rows = data.transforms([{"resize": options.shrink}]).evaluation(rows)
     x, y = rows.inputs(slice(0, options.images)), rows.y[: options.images]
     found: dict[str, Any] = {}
     for way in options.ways.split(";"):

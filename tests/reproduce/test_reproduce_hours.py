@@ -1,6 +1,7 @@
 """How long a table will take: trials by kind, what is finished, and the commands."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,13 +117,19 @@ def test_a_trial_knows_every_kind_of_plan(settings, monkeypatch):
     monkeypatch.setattr(hours, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     plan = load(PLAN, settings)
     pace = trial(plan)
-    assert pace is not None
     assert pace.round == pytest.approx(2 * 1438 / 512, rel=0.3)  # two seconds for 512 of 1,438
     assert pace.evaluation > 0
 
 
-def test_a_trial_that_fails_is_unknown():
-    assert trial(load(PLAN, ["participation.kind=fraction", "participation.count=9"])) is None
+def test_a_trial_that_fails_says_why_and_is_tried_again(plans, tmp_path):
+    wrong = load(PLAN, ["participation.kind=fraction", "participation.count=9"])
+    job = replace(jobs(find_table("tiny", plans), tmp_path, [1])[0], plan=wrong)
+    for _ in range(2):
+        said: list[str] = []
+        found = forecast([job], tmp_path, said.append)
+        assert (found.runs, found.unknown, found.seconds) == (1, 1, 0.0)
+        assert said[0] == f"trying {job.label}"
+        assert said[1].startswith("cannot be tried: participation.count")
 
 
 def test_commands(plans, tmp_path):

@@ -102,16 +102,20 @@ def forecast(
     paces = _remembered(folder / FILE)
     runs = [(job, Run(job.folder, job.plan)) for job in distinct(work)]
     finished = {kind_of(job.plan): _own(run) for job, run in runs if run.status == "finished"}
-    seconds, unknown = 0.0, 0
+    seconds, unknown, failed = 0.0, 0, set[str]()
     for job, run in runs:
         if run.status == "finished":
             continue
         kind = kind_of(job.plan)
         pace = finished.get(kind) or paces.get(kind)
-        if kind not in paces and pace is None:
+        if pace is None and kind not in failed:
             tell(f"trying {job.label}")
-            pace = paces[kind] = trial(job.plan)
-            _remember(folder / FILE, paces)
+            try:
+                pace = paces[kind] = trial(job.plan)
+                _remember(folder / FILE, paces)
+            except CupolaError as error:  # not remembered: what was missing may be there next time
+                failed.add(kind)
+                tell(f"cannot be tried: {error}")
         if pace is None:
             unknown += 1
         else:
@@ -134,15 +138,9 @@ def kind_of(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def trial(plan: Plan) -> Pace | None:
-    """Seconds of a round and an evaluation, from a round on few images; None if it fails."""
-    try:
-        return _trial(_plain(plan))
-    except CupolaError:
-        return None
-
-
-def _trial(plan: Plan) -> Pace:
+def trial(plan: Plan) -> Pace:
+    """Seconds of a round and an evaluation, from a round on few images."""
+    plan = _plain(plan)
     host = compose.host(**plan.to_dict())
     program = compose.training(plan, host)
     share = program.training_rounds / plan.rounds  # of rounds that ask sites to train
@@ -245,16 +243,16 @@ def _own(run: Run) -> Pace:
     return Pace(float(history[-1]["seconds"]) / len(history))
 
 
-def _remembered(file: Path) -> dict[str, Pace | None]:
+def _remembered(file: Path) -> dict[str, Pace]:
     if not file.is_file():
         return {}
     found = json.loads(file.read_text("utf-8"))
-    return {kind: None if pace is None else Pace(*pace) for kind, pace in found.items()}
+    return {kind: Pace(*pace) for kind, pace in found.items() if pace is not None}
 
 
-def _remember(file: Path, paces: dict[str, Pace | None]) -> None:
+def _remember(file: Path, paces: dict[str, Pace]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    plain = {k: None if p is None else [p.round, p.evaluation] for k, p in paces.items()}
+    plain = {kind: [pace.round, pace.evaluation] for kind, pace in paces.items()}
     write_atomically(file, json.dumps(plain, indent=2))
 
 

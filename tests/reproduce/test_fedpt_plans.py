@@ -16,9 +16,7 @@ LEVELS = {
     "fedpt-cifar": ((3, 24, 24), 10, [100, 26.15, 7.69, 3.07, 1.75]),
     "fedpt-words": ((20,), 10_004, [100, 91.28, 82.56, 73.84]),
     "fedpt-ftrl": ((20,), 1_004, [100, 71.28, 44.14] * 2),
-    "fedpt-confirm": ((20,), 1_004, [100, 71.28]),
     "fedpt-wide": ((20,), 1_004, [100, 53.13, 9.00]),
-    "fedpt-longer": ((3, 24, 24), 10, [100, 1.75]),
 }
 
 
@@ -40,17 +38,13 @@ def test_rows_train_the_shares_they_claim(name):
 
 
 def test_both_matrices_have_one_epsilon():
-    table = find_table("fedpt-ftrl")
     found: dict[str, set[float]] = {}
-    for cell in table.cells():
+    tables = [find_table(name) for name in ("fedpt-ftrl", "fedpt-wide", "fedpt-confirm")]
+    for table, cell in ((table, cell) for table in tables for cell in table.cells()):
         plan = table.plan_of(cell, 1)
         if cell.column != "0":
             events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
-            found.setdefault(cell.column, set()).add(round(epsilon(events, 1e-5), 3))
+            found.setdefault(cell.column.split()[-1], set()).add(round(epsilon(events, 1e-5), 3))
         if "tree" in cell.row:
             assert plan.privacy.noise == float(cell.column)
-    for cell in find_table("fedpt-confirm").cells():  # the same cells, under other seeds
-        plan = find_table("fedpt-confirm").plan_of(cell, 1)
-        events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
-        found[cell.column].add(round(epsilon(events, 1e-5), 3))
     assert {key: len(each) for key, each in found.items()} == {"1.13": 1, "4.03": 1, "8.83": 1}

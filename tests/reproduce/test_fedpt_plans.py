@@ -40,8 +40,7 @@ def test_rows_train_the_shares_they_claim(name):
 def test_both_matrices_have_one_epsilon():
     found: dict[str, set[float]] = {}
     tables = [find_table(name) for name in ("fedpt-ftrl", "fedpt-wide", "fedpt-confirm")]
-    for table, cell in ((table, cell) for table in tables for cell in table.cells()):
-        plan = table.plan_of(cell, 1)
+    for cell, plan in ((cell, of.plan_of(cell, 1)) for of in tables for cell in of.cells()):
         if cell.column != "0":
             events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
             found.setdefault(cell.column.split()[-1], set()).add(round(epsilon(events, 1e-5), 3))

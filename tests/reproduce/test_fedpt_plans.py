@@ -37,6 +37,18 @@ def test_rows_train_the_shares_they_claim(name):
         assert 100 * left / every == pytest.approx(share, abs=0.0051)
 
 
+def test_new_seeds_confirm_what_was_run():
+    """The cells of `fedpt-confirm` are those it names, but for the seed."""
+    first = {"4.03": ("fedpt-ftrl", "{}, Toeplitz"), "wide, 8.83": ("fedpt-wide", "{}")}
+    confirm = find_table("fedpt-confirm")
+    for cell in confirm.cells():
+        name, row = first[cell.column]
+        table, column = find_table(name), cell.column.split()[-1]
+        same = next(c for c in table.cells() if (c.row, c.column) == (row.format(cell.row), column))
+        assert confirm.plan_of(cell, 4) == table.plan_of(same, 4)
+    assert not set(confirm.seeds) & set(find_table("fedpt-wide").seeds)
+
+
 def test_both_matrices_have_one_epsilon():
     found: dict[str, set[float]] = {}
     tables = [find_table(name) for name in ("fedpt-ftrl", "fedpt-wide", "fedpt-confirm")]

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cupola.errors import PlanError
 from cupola.privacy import renyi
@@ -60,19 +59,8 @@ _FINE_ORDERS = np.concatenate([np.linspace(2, 20, 181), np.arange(21.0, 65.0), [
 
 def early_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
     """Epsilon by the first conversion: divergence + log(1 / delta) / (order - 1)."""
-    divergence = steps * _of_one_step(_FINE_ORDERS, rate, noise)
+    divergence = steps * renyi.sampled_gaussian(rate, noise, _FINE_ORDERS)
     return float(np.min(divergence + math.log(1 / delta) / (_FINE_ORDERS - 1)))
-
-
-def _of_one_step(orders: NDArray[np.float64], rate: float, noise: float) -> NDArray[np.float64]:
-    """Renyi divergence at these orders, by the library, which is slow to load."""
-    from dp_accounting import dp_event
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant(orders)
-    with renyi.quiet():
-        accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)))
-    return accountant.rdp
 
 
 def _reprogrammable() -> tuple[Figure, ...]:
@@ -280,7 +268,7 @@ def _noise_by_rdp(rate: float, steps: float, target: float, delta: float) -> flo
     from dp_accounting.rdp import compute_epsilon
 
     def gap(noise: float) -> float:
-        divergence = steps * _of_one_step(_LOW_ORDERS, rate, noise)
+        divergence = steps * renyi.sampled_gaussian(rate, noise, _LOW_ORDERS)
         return compute_epsilon(_LOW_ORDERS, divergence, delta)[0] - target
 
     return _root(gap)

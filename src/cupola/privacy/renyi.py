@@ -47,6 +47,17 @@ def pure_vector(epsilon: float, orders: Vector) -> Vector:
     return np.maximum(moments, 0) / (orders - 1)
 
 
+def sampled_gaussian(rate: float, noise: float, orders: Vector) -> Vector:
+    """Renyi divergence of one Poisson-sampled step at these orders, adding or removing a record."""
+    from dp_accounting import dp_event  # slow to load, as in losses
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(orders)
+    with quiet():
+        accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)))
+    return accountant.rdp
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Drops warnings about orders that did not converge: the library counts them as infinite."""
@@ -76,22 +87,18 @@ def vector(event: Event, neighbours: Neighbours) -> Vector:
     if isinstance(event, Concentrated):
         return event.rho * ORDERS
     assert isinstance(event, SampledGaussian)
-    from dp_accounting import dp_event
-    from dp_accounting.privacy_accountant import NeighboringRelation
-    from dp_accounting.rdp import RdpAccountant
-
     if neighbours == "add-remove":
-        accountant = RdpAccountant(ORDERS)
-        gaussian = dp_event.GaussianDpEvent(event.noise)
-        with quiet():
-            accountant.compose(dp_event.PoissonSampledDpEvent(event.rate, gaussian))
-        return accountant.rdp
+        return sampled_gaussian(event.rate, event.noise, ORDERS)
     # Wang, Balle, Kasiviswanathan 2019, Theorem 27. Its proof needs only that the outputs without
     # the record, with it, and with its replacement are pairwise close, so it covers both
     # samplings. The unit is the distance between the farthest two, twice the norm bound.
     plain = 2 * ORDERS / event.noise**2
     if event.noise > 1e6:  # the library's differences vanish
         return plain
+    from dp_accounting import dp_event  # slow to load, as in losses
+    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
     accountant = RdpAccountant(_WITHOUT_REPLACEMENT, NeighboringRelation.REPLACE_ONE)
     gaussian = dp_event.GaussianDpEvent(event.noise / 2)
     accountant.compose(dp_event.SampledWithoutReplacementDpEvent(1, event.rate, gaussian))

@@ -48,6 +48,9 @@ class Attack:
     seed: int = 0
 
 
+USUAL = Attack()
+
+
 def seen_at(module: nn.Module, layer: str, x: Tensor) -> Tensor:
     """What decides sparsity at a layer, channels last, with its gradient."""
     seen: list[Tensor] = []
@@ -132,7 +135,7 @@ def inversion_audit(
     layers: Sequence[int | str] = (0,),
     images: int = 3,
     site: int = 0,
-    attack: Attack = Attack(),  # noqa: B008 (frozen)
+    attack: Attack = USUAL,
     step: Step | None = None,
 ) -> dict[str, Any]:
     """Attack a finished run's model: rebuild some of a site's images, write inversion.json and

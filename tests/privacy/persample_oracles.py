@@ -64,15 +64,17 @@ def assert_equal(
     *,
     ordered: bool = True,
 ) -> None:
-    """Norms and clipped sums are those of the per-sample gradients (n, *shape).
+    """Norms and clipped sums are those of the per-sample gradients (n, *shape); norms are rounded
+    up, by as much as a thousandth where terms cancel, and the sums follow them.
 
     ordered: False if the gradients come in another order of parameters; then sums are compared by
     their norms.
     """
     expected = norms(gradients)
     assert float(expected.max()) > 0
-    torch.testing.assert_close(found.norms, expected, rtol=tolerance, atol=0)
-    weights = (clip / expected).clamp_max(1)
+    assert bool((found.norms >= expected * (1 - tolerance)).all())
+    assert bool((found.norms <= expected * (1 + tolerance + 1e-3)).all())
+    weights = (clip / found.norms).clamp_max(1).to(expected)
     sums = [torch.einsum("i,i...->...", weights, g) for g in gradients]
     assert len(found.sums) == len(sums)
     if not ordered:

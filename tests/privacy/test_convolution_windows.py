@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from cupola.errors import PlanError
 from cupola.privacy.persample import PerSample
 from cupola.privacy.persample import convolution as conv
 
@@ -20,7 +21,7 @@ def test_strips_of_an_image_give_the_products_of_whole_windows(
     found = torch.empty(5, 30, 4, dtype=torch.float64)
     conv.write_products(layer, x, g, (2, 1), found)
     for i in range(5):
-        reference = conv._weight_gradient(layer, x[i], g[i], (2, 1))
+        (reference,) = torch.autograd.grad(layer(x[i]), layer.weight, g[i])
         got = conv._as_weights(layer, found[i : i + 1])[0]
         torch.testing.assert_close(got, reference, rtol=1e-12, atol=1e-12)
 
@@ -37,9 +38,10 @@ def test_weights_are_turned_only_while_a_step_is_made() -> None:
     loss = nn.CrossEntropyLoss(reduction="none")
     steps = PerSample(module, loss, microbatch=16)
     found = steps.clipped_sum(x, y, 1.0)
-    assert steps._layout(x, y).channels_last, "else this shows nothing"
+    assert steps.form is not None
+    assert steps.form.layout.channels_last, "else this shows nothing"
     assert [(p.data_ptr(), p.stride()) for p in module.parameters()] == before
     assert all(total.is_contiguous() for total in found.sums)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(PlanError, match="expected input"):
         steps.clipped_sum(x[:, :3], y, 1.0)  # wrong shape: the error passes through
     assert [(p.data_ptr(), p.stride()) for p in module.parameters()] == before

@@ -65,9 +65,11 @@ def test_cancelling_terms_do_not_hide_a_norm():
 
     found = PerSample(module, cancelling).clipped_sum(x, torch.ones(1), 1e-3)
     exact = math.sqrt(40) * float((x[0] * signs[:, None]).double().sum(0).norm())
-    assert float(found.norms) == pytest.approx(math.sqrt(exact**2 + 40), rel=1e-5)
+    terms = math.sqrt(40) * float(x[0].double().norm(dim=1).sum())
+    assert float(found.norms) >= math.sqrt(exact**2 + 40)
+    assert float(found.norms) <= math.sqrt(exact**2 + 40 + 2.0**-19 * terms**2)
     size = float(torch.cat([s.flatten() for s in found.sums]).norm())
-    assert size <= 1e-3 * (1 + 1e-4)
+    assert size <= 1e-3
 
 
 class Viewing(nn.Module):

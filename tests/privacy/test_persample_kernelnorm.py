@@ -50,7 +50,7 @@ def test_rules_equal_samples_alone(case, little_room, by_gram, copies):
     with pytest.MonkeyPatch.context() as patch:
         if little_room:
             patch.setattr("cupola.privacy.persample.clipping.ROOM", 1)
-            patch.setattr(kernel_rules, "BLOCK", 500)
+            patch.setattr("cupola.privacy.persample.convolution.WINDOWS", 500)
         if by_gram:  # else only layers of many channels and few places go that way
             patch.setattr("cupola.privacy.persample.convolution.GRAM", 0)
         engine = PerSample(layer, squares)
@@ -110,7 +110,7 @@ def test_dropout_masks_are_those_of_the_forward_pass(same_masks):
     module, (x, y) = network(), batch()
     expected = with_masks(same_masks, module, x, y)
     same_masks.update(row=None, calls=0)
-    engine = PerSample(module, squares)
+    engine = PerSample(module, squares, microbatch=len(x))
     engine.clipped_sum(x, y, 1.0)  # the first call tries book-keeping, and draws for it
     assert engine.fallback is None
     same_masks["calls"] = 0

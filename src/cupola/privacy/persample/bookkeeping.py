@@ -20,6 +20,7 @@ from cupola.privacy.persample.rules import (
     Materialised,
     Room,
     Rule,
+    Sums,
     wanted,
 )
 from cupola.privacy.persample.tape import Layout, NotCoveredError, Tape, Use, recording
@@ -35,11 +36,6 @@ class Part(NamedTuple):
     kept: Kept
     g: Tensor
 
-    def rows(self, chosen: Tensor) -> Part:
-        """The same for some of the samples."""
-        kept = tuple(t[chosen] for t in self.kept)
-        return Part(self.layer, self.rule, kept, self.g[chosen])
-
 
 class Share(NamedTuple):
     """What layers that have no parameter in common with others add to the samples' gradients."""
@@ -51,14 +47,9 @@ class Share(NamedTuple):
     def squared(self) -> Tensor:
         return self.contribution.squared
 
-    def add(self, sums: dict[nn.Parameter, Tensor], weights: Tensor) -> None:
-        """Add the weighted sum over samples to `sums`, which starts empty."""
-        for name, value in self.contribution.weighted(weights).items():
-            parameter = self.parameters[name]
-            if parameter in sums:
-                sums[parameter].add_(value)
-            else:
-                sums[parameter] = value
+    def add(self, sums: Sums, weights: Tensor) -> None:
+        """Add the weighted sum over samples."""
+        self.contribution.add(sums, self.parameters, weights)
 
 
 def forward(
@@ -99,9 +90,13 @@ def backward(
     return _grouped(parts)
 
 
-def shares(groups: list[list[Part]], room: Room) -> list[Share]:
-    """Norms and weighted sums of each group; they live in the room until it is cleared again."""
-    room.clear()
+def shares(groups: list[list[Part]], room: Room | None) -> list[Share]:
+    """Norms and weighted sums of each group; they live in the room until it is cleared again.
+
+    Without a room every number of the samples' gradients is made, and used for norm and sum.
+    """
+    if room is not None:
+        room.clear()
     return [_share(group, room) for group in groups]
 
 
@@ -131,10 +126,12 @@ def _grouped(parts: list[Part]) -> list[list[Part]]:
     return [members for _, members in groups]
 
 
-def _share(group: list[Part], room: Room) -> Share:
+def _share(group: list[Part], room: Room | None) -> Share:
     part = _joined(group) if len(group) > 1 else group[0]
     if part is not None:
         names = wanted(part.layer)
+        if room is None:
+            return Share(Materialised(part.rule.gradients(part.layer, part.kept, part.g)), names)
         return Share(part.rule.contribution(part.layer, part.kept, part.g, room), names)
     # Different layers with a parameter in common: their gradients must be added before the norm.
     total: dict[nn.Parameter, Tensor] = {}

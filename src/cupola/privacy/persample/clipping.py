@@ -1,4 +1,10 @@
-"""`PerSample`: clipped sums of per-sample gradients of a module, a micro-batch at a time."""
+"""`PerSample`: clipped sums of per-sample gradients of a module, a micro-batch at a time.
+
+The bound on what one sample adds is a theorem about this code, not about its formulas: see "The
+clip, proven" in docs/privacy.md. It rests on two things that are done here: every micro-batch has
+one shape, whatever was drawn (filled up with samples of weight 0), and a sample's weight is found
+from an upper bound of its norm, in float64.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +19,43 @@ from torch import Tensor, nn
 from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
+from cupola.privacy.persample.company import depends_on_company
 from cupola.privacy.persample.convolution import weights_channels_last
-from cupola.privacy.persample.rules import Room
-from cupola.privacy.persample.suitability import trial, unsupported
+from cupola.privacy.persample.rules import Room, Sums
+from cupola.privacy.persample.suitability import (
+    calm,
+    chance,
+    drawn_like,
+    redrawn,
+    trial,
+    unsupported,
+)
 from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+ROUNDING = 1e-3  # what one sample may add beyond the clip, of the clip, by rounding: the theorem's
+MOST_SAMPLES = 2**18  # of a batch, up to which ROUNDING is enough
+SMALLEST_CLIP = 1e-12  # below, squares of float32 norms would vanish
 CACHE = 8 * 2**20  # bytes that the layers may keep of a micro-batch, so that it stays in the cache
 FEWEST, UNROLLED, MOST = 16, 64, 2048  # samples of a micro-batch; loops over time want more
 MAPPED = 32  # the same for the fall-back
 ROOM = 256 * 2**20  # bytes of per-sample gradients within a micro-batch
-SMALLEST_CLIP = 1e-12  # below, squares of float32 norms would vanish
+USUAL = 64  # samples of a micro-batch, where nobody says how many to expect
+LANES = 32  # numbers that vector instructions take at a time: an array's rest is computed otherwise
 
 
 @dataclass(frozen=True)
 class Clipped:
     """Clipped gradients of n samples.
 
-    sums: one tensor per trainable parameter, in the order of `module.parameters()`:
+    sums: one tensor, float64, per trainable parameter, in the order of `module.parameters()`:
         sum_i min(1, clip / |g_i|) g_i, with |g_i| the L2 norm over all parameters together.
-    norms: |g_i| before clipping, (n,).
+    norms: |g_i| before clipping, (n,), float64, rounded up (by some 1e-5 for float32).
     losses: (n,); with copies the mean over a sample's copies.
 
-    Adding or removing one sample changes `sums` by at most clip in L2 norm, up to rounding (about
-    1e-6 of clip in float32). A sample whose gradient is not finite adds nothing.
+    Adding or removing one sample changes `sums` by at most clip (1 + ROUNDING) in L2 norm, whatever
+    the weights and the data. A sample whose gradient is not finite adds nothing.
     """
 
     sums: list[Tensor]
@@ -45,27 +63,55 @@ class Clipped:
     losses: Tensor
 
 
+@dataclass(frozen=True)
+class Form:
+    """How a module's batches are computed; public facts alone decide.
+
+    samples: of every micro-batch. fallback: why the module runs under `vmap`, if it does. alone: why
+    samples go one by one, if they do.
+    """
+
+    layout: Layout
+    samples: int
+    fallback: str | None = None
+    alone: str | None = None
+
+
 class PerSample:
     """Per-sample gradients of a module and a loss with one value per sample.
 
     Reuse it: the first call tries book-keeping on a copy of the module (see `suitability`); where
-    that would be wrong, `fallback` says why, and the module runs under `vmap`.
+    that would be wrong, the module runs under `vmap`. Then it is tried whether the bits of a sample
+    depend on its company (see `company`); where they do, samples go one by one. `form` tells.
 
     microbatch: samples at a time; memory grows with it, results differ by rounding only (random
-    layers draw anew for each). None chooses by the size of what the layers keep.
+    layers draw anew for each). None chooses by the size of what the layers keep. factors: whether
+    the clipped sum may be made without the samples' own numbers, in float64 (by default on CPUs).
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, *, microbatch: int | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        microbatch: int | None = None,
+        factors: bool | None = None,
+    ) -> None:
         if microbatch is not None and microbatch < 1:
             raise PlanError(f"microbatch = {microbatch}: at least 1 sample is needed")
         self.module = module
         self.loss = loss
         self.microbatch = microbatch
-        self.fallback: str | None = None
-        self._kept = 1
+        self.form: Form | None = None
+        self._factors = factors
         self._parts = list(module.modules())
-        self._states: dict[tuple[bool, ...], Layout] = {}
+        self._forms: dict[tuple[object, ...], Form] = {}
         self._refuse()
+
+    @property
+    def fallback(self) -> str | None:
+        """Why the module runs under `vmap`; None before the first batch, or if it does not."""
+        return None if self.form is None else self.form.fallback
 
     def _refuse(self) -> None:
         reason = unsupported(self.module)
@@ -73,81 +119,138 @@ class PerSample:
             raise PlanError(f"DP-SGD needs per-sample gradients: {reason}")
 
     @torch.enable_grad()  # also where the caller has switched gradients off
-    def clipped_sum(self, x: Tensor, y: Tensor, clip: float, *, multiplicity: int = 1) -> Clipped:
+    def clipped_sum(
+        self,
+        x: Tensor,
+        y: Tensor,
+        clip: float,
+        *,
+        multiplicity: int = 1,
+        expected: float | None = None,
+    ) -> Clipped:
         """Clip each sample's gradient to L2 norm `clip` and add up; math.inf clips nothing.
 
         x, y: (n * multiplicity, ...), the copies of a sample next to each other. Its gradient is
-        the mean over its copies, and that is clipped. n = 0 gives zeros.
+        the mean over its copies, and that is clipped. n = 0 gives zeros. expected: samples of a
+        batch on average, where n is drawn; micro-batches are made to fit it.
         """
         n = _count(x, y, clip, multiplicity)
-        layout = self._layout(x, y)
-        sums: dict[nn.Parameter, Tensor] = {}
-        batch = _Batch(self.module, self.loss, layout, clip, multiplicity, sums, Room(ROOM))
-        step = self._step(layout)
-        if n == 0:
-            norms = losses = torch.zeros_like(layout.trained[0]).new_zeros(0)
-        elif n <= step:
-            norms, losses = self._add(batch, x, y)
-        else:
-            pieces = zip(x.split(step * multiplicity), y.split(step * multiplicity))
-            with weights_channels_last(self.module) if layout.channels_last else nullcontext():
-                each = [self._add(batch, a, b) for a, b in pieces]
+        x, y = x.detach(), y.detach()
+        form = self._form(x, y, multiplicity, expected)
+        sums = Sums()
+        batch = self._batch(self.module, form, clip, multiplicity, sums)
+        step = form.samples * multiplicity
+        norms = losses = torch.zeros(0, dtype=torch.float64, device=x.device)
+        if n:
+            pieces = zip(x.split(step), y.split(step))
+            with _in_order(self.module, form):
+                each = [batch.add(_filled(a, step), _filled(b, step), len(a)) for a, b in pieces]
             norms, losses = (torch.cat(column) for column in zip(*each))
-        total = [
-            sums[p].contiguous() if p in sums else torch.zeros_like(p).detach()
-            for p in layout.trained
-        ]
-        return Clipped(total, norms, losses)
+        with torch.no_grad():
+            return Clipped(sums.all(form.layout.trained), norms, losses)
 
-    def _layout(self, x: Tensor, y: Tensor) -> Layout:
-        """The layers to record; found, and book-keeping tried, once for every state of them."""
-        state = (
-            *(part.training for part in self._parts),
-            *(
-                p.requires_grad
-                for part in self._parts
-                for p in part._parameters.values()
-                if p is not None
-            ),
-        )
-        if state not in self._states:
+    def _batch(
+        self, module: nn.Module, form: Form, clip: float, copies: int, sums: Sums
+    ) -> _Batch:
+        room = Room(ROOM) if self._has_factors(form) else None
+        return _Batch(module, self.loss, form, clip, copies, sums, room)
+
+    def _has_factors(self, form: Form) -> bool:
+        if self._factors is not None:
+            return self._factors
+        return form.layout.trained[0].device.type == "cpu"
+
+    # How batches are computed
+
+    def _form(self, x: Tensor, y: Tensor, copies: int, expected: float | None) -> Form:
+        """Found, and tried, once for every state of the layers and shape of samples."""
+        training = [part.training for part in self._parts]
+        trained = [p.requires_grad for p in self.module.parameters()]
+        shapes = [(t.shape[1:], t.dtype) for t in (x, y)]
+        key = (*training, *trained, *shapes, copies, expected, torch.get_num_threads())
+        if key not in self._forms:
             self._refuse()
-            found = layout(self.module)
-            if not found.trained:
-                raise PlanError("the model has no trainable parameters")
-            if not len(x):
-                return found
-            tried = trial(self.module, self.loss, x, y, channels_last=found.channels_last)
-            if tried.problem is not None and found.channels_last:  # it may want `view`
-                found = replace(found, channels_last=False)
-                tried = trial(self.module, self.loss, x, y)
-            self.fallback = self.fallback or tried.problem
-            self._kept = max(1, tried.kept)
-            self._states[state] = found
-        return self._states[state]
+            self._forms[key] = self._found(x, y, copies, expected)
+        self.form = self._forms[key]
+        return self.form
 
-    def _step(self, found: Layout) -> int:
+    def _found(self, x: Tensor, y: Tensor, copies: int, expected: float | None) -> Form:
+        found = layout(self.module)
+        _require(found)
+        tried = trial(self.module, self.loss, x, y, channels_last=found.channels_last)
+        if tried.problem is not None and found.channels_last:  # it may want `view`
+            found = replace(found, channels_last=False)
+            tried = trial(self.module, self.loss, x, y)
+        form = Form(found, 1, tried.problem)
+        most = self._most(form, max(1, tried.kept), copies)
+        form = replace(form, samples=most if self.microbatch else _fitting(most, expected))
+        reason = self._company(form, x, y, copies)
+        if reason is None:
+            return form
+        even = -(-form.samples // LANES) * LANES * torch.get_num_threads()
+        if even <= max(most, 2 * LANES) and self.microbatch is None:
+            wider = replace(form, samples=even)
+            if self._company(wider, x, y, copies) is None:
+                return wider
+        alone = replace(form, samples=1, alone=reason)
+        if again := self._company(alone, x, y, copies):
+            if not again.startswith("the model draws"):
+                raise PlanError(f"DP-SGD is refused on this machine: one sample by itself, {again}")
+        return alone
+
+    def _company(self, form: Form, x: Tensor, y: Tensor, copies: int) -> str | None:
+        """Try micro-batches of this form on a copy with random weights and samples."""
+        with chance():
+            module = redrawn(self.module)
+            for part in module.modules():
+                calm(part)
+            own = replace(form, layout=replace(layout(module), channels_last=form.layout.channels_last))
+            batch = self._batch(module, own, 1.0, copies, Sums())
+            x, y = drawn_like(module, x, y, form.samples * copies)
+            with _in_order(module, own):
+                return depends_on_company(batch.numbers, x, y, copies)
+
+    def _most(self, form: Form, kept: int, copies: int) -> int:
         """Samples at a time."""
-        if self.fallback is not None:
-            size = sum(p.numel() * p.element_size() for p in found.trained)
+        size = sum(p.numel() * p.element_size() for p in form.layout.trained)
+        if form.fallback is not None:
             return min(self.microbatch or MAPPED, max(1, ROOM // size))
         if self.microbatch is not None:
             return self.microbatch
-        fit = CACHE // (self._kept * found.trained[0].element_size())
-        fewest = UNROLLED if found.cells else FEWEST
-        return min(max(1 << max(fit, 1).bit_length() - 1, fewest), MOST)
+        fit = CACHE // (kept * copies * form.layout.trained[0].element_size())
+        fewest = UNROLLED if form.layout.cells else FEWEST
+        most = min(max(1 << max(fit, 1).bit_length() - 1, fewest), MOST)
+        return most if self._has_factors(form) else min(most, max(1, ROOM // size))
 
-    def _add(self, batch: _Batch, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a micro-batch's clipped gradients to the sums; returns its norms and losses."""
-        if self.fallback is None:
-            try:
-                return batch.by_bookkeeping(x, y)
-            except NotCoveredError as reason:  # before anything was added
-                self.fallback = str(reason)
-        step = self._step(batch.layout) * batch.copies
-        each = [batch.by_vmap(a, b) for a, b in zip(x.split(step), y.split(step))]
-        norms, losses = (torch.cat(column) for column in zip(*each))
-        return norms, losses
+
+def _require(found: Layout) -> None:
+    if not found.trained:
+        raise PlanError("the model has no trainable parameters")
+    for p in found.trained:
+        if p.dtype not in (torch.float32, torch.float64):
+            raise PlanError(f"DP-SGD's clip is proven for float32 and float64, not {p.dtype}")
+        if p.device.type == "mps":
+            raise PlanError("DP-SGD adds up in float64, which 'mps' has not; use device = 'cpu'")
+
+
+def _fitting(most: int, expected: float | None) -> int:
+    """Samples of a micro-batch, at most so many: what is filled up in vain should be little."""
+    if expected is None:
+        return min(most, USUAL)
+    whole = -(-math.ceil(expected + 4 * math.sqrt(expected)) // LANES) * LANES  # nearly all batches
+    return whole if whole <= most else min(most, max(FEWEST, 1 << int(expected / 8).bit_length() - 1))
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """rows with the last one repeated up to this number; a copy of its own, so that all
+    micro-batches lie in memory alike."""
+    if len(rows) == size:
+        return rows.clone()
+    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
+
+
+def _in_order(module: nn.Module, form: Form):  # type: ignore[no-untyped-def]
+    return weights_channels_last(module) if form.layout.channels_last else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -156,57 +259,54 @@ class _Batch:
 
     module: nn.Module
     loss: Loss
-    layout: Layout
+    form: Form
     clip: float
     copies: int
-    sums: dict[nn.Parameter, Tensor]
-    room: Room
+    sums: Sums
+    room: Room | None
 
-    def by_bookkeeping(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        losses, uses = forward(self.module, self.layout, self.loss, x, y)
+    def add(self, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Add the clipped gradients of the first so many rows; returns their norms and losses."""
+        n = rows // self.copies
+        losses, _, parts = self._shares(x, y)
+        with torch.no_grad():
+            norms = _norms(parts, losses)
+            weights = torch.where(norms.isfinite(), (self.clip / norms).clamp_max(1), 0)
+            weights[n:] = 0
+            for part in parts:
+                part.add(self.sums, weights)
+        return norms[:n], losses[:n]
+
+    def numbers(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """All that is computed from single samples, (samples, ...) each."""
+        losses, kept, parts = self._shares(x, y)
+        own = [getattr(part.contribution, "gradients", {}) for part in parts]
+        made = [t for g in own for t in getattr(g, "gradients", g).values()]
+        return [losses, *kept, *made, _norms(parts, losses)]
+
+    def _shares(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor], list[Share]]:
+        """Losses (n,), what layers kept of samples and their gradients, and contributions."""
+        if self.form.fallback is not None:
+            x, y = (t.unflatten(0, (-1, self.copies)) for t in (x, y))
+            with torch.no_grad():
+                found, losses = vmapped.gradients(self.module, self.form.layout, self.loss, x, y)
+            return losses, [], [Share(found, dict(self.module.named_parameters()))]
+        losses, uses = forward(self.module, self.form.layout, self.loss, x, y)
         groups = backward(losses, uses, self.copies)
         with torch.no_grad():
             losses = losses.detach()
             if self.copies > 1:
                 losses = losses.view(-1, self.copies).mean(1)
-            norms = self._add(
-                lambda chosen: shares(
-                    groups if chosen is None else [[p.rows(chosen) for p in g] for g in groups],
-                    self.room,
-                ),
-                losses,
-            )
-        return norms, losses
+            kept = [t for group in groups for part in group for t in (*part.kept, part.g)]
+            return losses, kept, shares(groups, self.room)
 
-    def by_vmap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = (t.unflatten(0, (-1, self.copies)) for t in (x, y))
-        with torch.no_grad():
-            found, losses = vmapped.gradients(self.module, self.layout, self.loss, x, y)
-            named = dict(self.module.named_parameters())
-            norms = self._add(
-                lambda chosen: [Share(found if chosen is None else found.rows(chosen), named)],
-                losses,
-            )
-        return norms, losses
 
-    def _add(self, shares_of: Callable[[Tensor | None], list[Share]], losses: Tensor) -> Tensor:
-        """Add the clipped sum; shares_of gives the contributions of some samples, or of all."""
-        parts = shares_of(None)
-        squared = parts[0].squared if parts else torch.zeros_like(losses)
-        for part in parts[1:]:
-            squared = squared + part.squared
-        norms = squared.sqrt()
-        if self.clip < math.inf:
-            weights = norms.reciprocal().mul_(self.clip).clamp_max_(1)
-        else:
-            weights = torch.ones_like(norms)
-        if not math.isfinite(float(norms.sum())):
-            # Zero times infinity is not zero: samples without a finite gradient are left out.
-            finite = norms.isfinite()
-            parts, weights = shares_of(finite) if finite.any() else [], weights[finite]
-        for part in parts:
-            part.add(self.sums, weights)
-        return norms
+def _norms(parts: list[Share], losses: Tensor) -> Tensor:
+    """Upper bounds (n,) of the norms over all parameters, float64."""
+    squared = torch.zeros_like(losses, dtype=torch.float64)
+    for part in parts:
+        squared = squared + part.squared
+    return squared.sqrt().mul_(1 + 2.0**-40)
 
 
 def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:
@@ -219,4 +319,7 @@ def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:
         raise PlanError(
             f"{len(x)} inputs and {len(y)} targets do not make samples of {multiplicity} copies"
         )
-    return len(x) // multiplicity
+    n = len(x) // multiplicity
+    if n > MOST_SAMPLES:
+        raise PlanError(f"a private batch of {n:,} samples: its clip is proven up to {MOST_SAMPLES:,}")
+    return n

@@ -4,7 +4,8 @@ The per-sample gradient of a weight is the product of the sample's windows (what
 each position) and its output gradient. Within a micro-batch it is either kept until the clipping
 weights are known (then the clipped sum is a vector-matrix product), or, where there is no room for
 it, made for its norm only and the clipped sum is one weight gradient of the whole micro-batch, with
-every sample's share scaled.
+every sample's share scaled. The second way has factors only: it is in float64, and its norms count
+the size of the terms (see `rules`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ from torch.nn import functional as F
 
 from cupola.privacy.persample.layers import GRAM
 from cupola.privacy.persample.rules import (
+    MOST_TERMS,
     Contribution,
     Factored,
     Gradients,
     Kept,
     Materialised,
+    Parameters,
     Room,
     Rule,
+    Sums,
+    bounded,
+    combine,
+    guarded,
+    live,
     rule,
+    sizes,
+    squares,
     wanted,
 )
 
@@ -70,12 +80,7 @@ class ConvolutionRule(Rule):
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
         names, found = wanted(layer), {}
         if "weight" in names:
-            x, padding = _padded(layer, kept[0])
-            if by_windows(layer):
-                products = g.new_empty(len(g), *product_shape(layer))
-                found["weight"] = _as_weights(layer, write_products(layer, x, g, padding, products))
-            else:
-                found["weight"] = _grouped(layer, x, g, padding)
+            found["weight"] = weight_gradients(layer, *_padded(layer, kept[0]), g)
         if "bias" in names:
             found["bias"] = over_places(g)
         return found
@@ -88,31 +93,22 @@ class ConvolutionRule(Rule):
         bias = {"bias": over_places(g)} if "bias" in names else {}
         if prefers_gram(layer, x, g):
             squared = gram(layer, x, g, padding)
-        elif by_windows(layer):
-            held = room.lend((len(g), *product_shape(layer)), g)
-            if held is not None:
-                found = {"weight": write_products(layer, x, g, padding, held)} | bias
-                return Products(Materialised(found), layer)
-            few = max(1, WINDOWS // layer.weight.numel())
-            space = g.new_empty(min(few, len(g)), *product_shape(layer))
-            blocks = zip(x.split(few), g.split(few))
-            squared = torch.cat(
-                [_squares(write_products(layer, a, b, padding, space[: len(a)])) for a, b in blocks]
-            )
-        elif room.take(len(g), layer.weight):
+        elif by_windows(layer) and (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
+            found = {"weight": write_products(layer, x, g, padding, held)} | bias
+            return Products(Materialised(found), layer)
+        elif layer.groups > 1 or not by_windows(layer) and room.take(len(g), layer.weight):
             return Materialised({"weight": _grouped(layer, x, g, padding)} | bias)
         else:
-            each = (_weight_gradient(layer, a, b, padding) for a, b in zip(x, g))
-            squared = torch.stack([part.square().sum() for part in each])
+            squared = product_squares(layer, x, g, padding)
         for value in bias.values():
-            squared = squared + value.square().sum(1)
+            squared = squared + squares(value)
 
-        def weighted(weights: Tensor) -> Gradients:
-            scaled = g * weights.view(-1, *[1] * (g.dim() - 1))
-            found = {name: weights @ value for name, value in bias.items()}
-            return found | {"weight": batch_gradient(layer, x, scaled, padding)}
+        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+            for name, value in bias.items():
+                sums.rows(parameters[name], weights, value)
+            add_products(sums, parameters["weight"], layer, x, g, padding, weights)
 
-        return Factored(squared, weighted)
+        return Factored(squared, add)
 
 
 class Products(NamedTuple):
@@ -125,9 +121,22 @@ class Products(NamedTuple):
     def squared(self) -> Tensor:
         return self.gradients.squared
 
-    def weighted(self, weights: Tensor) -> Gradients:
-        found = self.gradients.weighted(weights)
-        return found | {"weight": _as_weights(self.layer, found["weight"][None])[0]}
+    def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+        for name, rows in self.gradients.gradients.items():
+            if name == "weight":
+                combine(as_products(sums, parameters[name], self.layer).view(-1), weights, rows)
+            else:
+                sums.rows(parameters[name], weights, rows)
+
+
+def as_products(sums: Sums, weight: nn.Parameter, layer: Any) -> Tensor:
+    """The sum of a weight, in the order of `write_products`: (window, O)."""
+
+    def zeros() -> Tensor:
+        made = torch.zeros(1, *product_shape(layer), dtype=torch.float64, device=weight.device)
+        return _as_weights(layer, made)[0]
+
+    return sums.total(weight, zeros).movedim((0, 1), (-1, -2)).view(product_shape(layer))
 
 
 def over_places(g: Tensor) -> Tensor:
@@ -221,11 +230,6 @@ def _as_weights(layer: Any, products: Tensor) -> Tensor:
     return products.view(-1, *kernel, channels, outputs).movedim((-1, -2), (1, 2))
 
 
-def _squares(rows: Tensor) -> Tensor:
-    """Squared norms (n,) of rows (n, ...)."""
-    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square_()
-
-
 def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
     """All samples at once, as one convolution in which every sample is a group of channels."""
     n, k = g.shape[:2]
@@ -242,23 +246,62 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
     return found[1].reshape(n, *weight.shape)
 
 
-def batch_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """The weight gradient of all samples together."""
+def weight_gradients(layer: Any, x: Tensor, padding: tuple[int, ...], g: Tensor) -> Tensor:
+    """Per-sample gradients of the weight, (n, *weight.shape)."""
     if not by_windows(layer):
-        return _weight_gradient(layer, x.flatten(0, 1), g.flatten(0, 1), padding)
-    total = g.new_zeros(product_shape(layer))
-    for (a,), b in _blocks(layer, x, g, padding, whole=True):
-        total.addmm_(a.flatten(0, 2).mT, b.flatten(0, 2))
-    return _as_weights(layer, total[None])[0]
+        return _grouped(layer, x, g, padding)
+    products = g.new_empty(len(g), *product_shape(layer))
+    return _as_weights(layer, write_products(layer, x, g, padding, products))
 
 
-def _weight_gradient(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """The weight gradient of a batch, x (rows, C, ...) and g (rows, O, ...)."""
-    found = torch.ops.aten.convolution_backward(
-        g, x, layer.weight.detach(), None, layer.stride, padding, layer.dilation,
-        False, [0] * len(padding), layer.groups, [False, True, False],
-    )  # fmt: skip
-    return found[1]
+def shared(g: Tensor, centre: Tensor) -> Tensor:
+    """sum_p g_p c_p, (n, O), for g (n, k, O, ...) and c (n, k, 1, ...)."""
+    return torch.matmul(g.flatten(3), centre.flatten(3).mT).sum((1, 3))
+
+
+def _centred(
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows less their centre (few, k places, window) and gradients (few, k places, O), float64,
+    few samples at a time."""
+    start = 0
+    for (windows,), own in _blocks(layer, x, g.double(), padding, whole=True):
+        few = len(own)
+        if centre is not None:
+            windows -= centre[start : start + few].flatten(2).unsqueeze(-1)
+        start += few
+        yield windows.flatten(1, 2), own.flatten(1, 2)
+
+
+def product_squares(
+    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None = None
+) -> Tensor:
+    """Squared norms as by `gram`, from per-sample products in float64, a few samples at a time."""
+    found = []
+    for a, b in _centred(layer, x, g, padding, centre):
+        squared = torch.bmm(a.mT, b).flatten(1).square().sum(1)
+        terms = (sizes(a, 2) * sizes(b, 2)).sum(1)
+        found.append(guarded(squared, terms, 4 * a.shape[1] + layer.weight.numel()))
+    return torch.cat(found)
+
+
+def add_products(
+    sums: Sums,
+    weight: nn.Parameter,
+    layer: Any,
+    x: Tensor,
+    g: Tensor,
+    padding: tuple[int, ...],
+    weights: Tensor,
+    centre: Tensor | None = None,
+) -> None:
+    """Add the weighted sum of sum_p (a_p - c_p) g_p' in float64."""
+    scaled = live(g.double(), weights) * weights.view(-1, *[1] * (g.dim() - 1))
+    own = None if centre is None else live(centre, weights)
+    total = as_products(sums, weight, layer)
+    for blocks in _centred(layer, live(x, weights), scaled, padding, own):
+        for a, b in zip(*(t.flatten(0, 1).split(MOST_TERMS) for t in blocks)):
+            total += a.mT @ b
 
 
 def prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
@@ -266,7 +309,7 @@ def prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
     pixels, places = x[0, :, 0].numel(), g[0, :, 0].numel()
     products = places * layer.weight.numel()
     grams = pixels**2 * x.shape[2] + places**2 * g.shape[2]
-    return layer.groups == 1 and g.device.type != "mps" and 2 * GRAM * grams < products
+    return layer.groups == 1 and 2 * GRAM * grams < products
 
 
 def gram(
@@ -275,8 +318,8 @@ def gram(
     """Squared norms |sum_p a_p g_p'|^2 = sum_pq (a_p.a_q)(g_p.g_q) of windows a and gradients g.
 
     a_p.a_q is the sum of products of pixels over the places of a window; a sum along one dimension
-    of the image after the other. In float64, as in `gram_squared`. centre (n, k, 1, ...): numbers
-    taken off all of a window first.
+    of the image after the other. In float64, guarded by the size of the terms. centre (n, k, 1,
+    ...): numbers taken off all of a window first.
     """
     inside, outside = _inner(x), _inner(g)  # (n, k, ..., k, ...)
     dims = len(padding)
@@ -293,12 +336,22 @@ def gram(
         inside = reduce(torch.add, [inside[(*ahead, part, *between, part)] for part in moved])
         if totals is not None:
             totals = reduce(torch.add, [totals[(*ahead, part)] for part in moved])
+    square = (len(g), *2 * (math.prod(g.shape[1:2] + g.shape[3:]),))
+    length = rough = bounded(inside.reshape(square).diagonal(dim1=1, dim2=2)).sqrt()
     if centre is not None and totals is not None:
         # (a - c).(b - d) = a.b - c sum(b) - d sum(a) + size c d
         own = centre.double().flatten(1)
-        crossed = own[:, :, None] * (totals.flatten(1) - layer.weight[0].numel() / 2 * own)[:, None]
+        size = layer.weight[0].numel()
+        crossed = own[:, :, None] * (totals.flatten(1) - size / 2 * own)[:, None]
         inside = inside - (crossed + crossed.mT).view(inside.shape)
-    return (inside * outside).flatten(1).sum(1).clamp_min_(0).to(g.dtype)
+        rough = length + math.sqrt(size) * bounded(own.square()).sqrt()
+        # What cancelled in the diagonal is at most this wrong, and counts.
+        lost = size * 2.0**-48 * rough.square()
+        length = (inside.reshape(square).diagonal(dim1=1, dim2=2).clamp_min(0) + lost).sqrt()
+    across = bounded(outside.reshape(square).diagonal(dim1=1, dim2=2)).sqrt()
+    additions = 4 * (x.shape[2] + layer.weight[0].numel() + g.shape[2]) + square[1] ** 2
+    squared, terms = (inside * outside).flatten(1).sum(1), (length * across).sum(1)
+    return guarded(squared, terms, additions, (rough * across).sum(1))
 
 
 def _inner(x: Tensor) -> Tensor:

@@ -18,14 +18,16 @@ from torch.nn import functional as F
 from cupola.nn.kernelnorm import KNConv, KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import Affine
 from cupola.privacy.persample.convolution import (
-    ConvolutionRule,
     Products,
-    batch_gradient,
+    add_products,
     by_windows,
     gram,
     over_places,
     prefers_gram,
     product_shape,
+    product_squares,
+    shared,
+    weight_gradients,
     write_products,
 )
 from cupola.privacy.persample.rules import (
@@ -34,16 +36,16 @@ from cupola.privacy.persample.rules import (
     Gradients,
     Kept,
     Materialised,
+    Parameters,
     Room,
     Rule,
+    Sums,
     rule,
+    squares,
     wanted,
 )
 from cupola.privacy.persample.tape import NotCoveredError
 
-#: Numbers of per-sample gradients at a time, where they are made only for their norms.
-BLOCK = 4_000_000
-_CONVOLUTION = ConvolutionRule()
 
 
 @rule(KNConv1d, KNConv2d, KNConv3d)
@@ -62,8 +64,7 @@ class KNConvRule(Rule):
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
         found = {}
         if "weight" in wanted(layer):
-            x, scaled, shared = _prepared(layer, kept, g)
-            found["weight"] = _weights(layer, x, scaled, shared)
+            found["weight"] = _weights(layer, *_prepared(layer, kept, g))
         if "bias" in wanted(layer):
             found["bias"] = over_places(g)
         return found
@@ -73,35 +74,27 @@ class KNConvRule(Rule):
         bias = {"bias": over_places(g)} if "bias" in names else {}
         if "weight" not in names:
             return Materialised(bias)
-        x, scaled, shared = _prepared(layer, kept, g)
+        x, scaled, mu = _prepared(layer, kept, g)
         padding = tuple(layer.padding)
-        squared = None
         if prefers_gram(layer, x, scaled):
-            squared = gram(layer, x, scaled, padding, kept[1])
-        elif not by_windows(layer):
-            if room.take(len(g), layer.weight):
-                return Materialised({"weight": _weights(layer, x, scaled, shared)} | bias)
-        elif (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
+            squared = gram(layer, x, scaled, padding, mu)
+        elif by_windows(layer) and (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
             products = write_products(layer, x, scaled, padding, held)
-            return Products(
-                Materialised({"weight": products.sub_(shared.unsqueeze(1))} | bias), layer
-            )
-        if squared is None:
-            few = max(1, BLOCK // layer.weight.numel())
-            pieces = zip(x.split(few), scaled.split(few), shared.split(few))
-            squared = torch.cat(
-                [_weights(layer, *piece).flatten(1).square().sum(1) for piece in pieces]
-            )
+            products -= shared(scaled, mu).unsqueeze(1)
+            return Products(Materialised({"weight": products} | bias), layer)
+        elif layer.groups > 1 or not by_windows(layer) and room.take(len(g), layer.weight):
+            return Materialised({"weight": _weights(layer, x, scaled, mu)} | bias)
+        else:
+            squared = product_squares(layer, x, scaled, padding, mu)
         for value in bias.values():
-            squared = squared + value.square().sum(1)
+            squared = squared + squares(value)
 
-        def weighted(weights: Tensor) -> Gradients:
-            found = {name: weights @ value for name, value in bias.items()}
-            own = scaled * weights.view(-1, *[1] * (g.dim() - 1))
-            total = batch_gradient(layer, x, own, padding)
-            return found | {"weight": total - _filters(layer, weights @ shared)}
+        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+            for name, value in bias.items():
+                sums.rows(parameters[name], weights, value)
+            add_products(sums, parameters["weight"], layer, x, scaled, padding, weights, mu)
 
-        return Factored(squared, weighted)
+        return Factored(squared, add)
 
 
 @rule(Affine)
@@ -123,25 +116,19 @@ def _saved(output: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _prepared(layer: KNConv, kept: Kept, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x with uneven padding added, g s, and sum(g s mu) (n, O); all else (n, k, ...)."""
+    """x with uneven padding added, g s, and mu; all (n, k, ...)."""
     x, mu, scale = kept
     if layer.around:
         padded = F.pad(x.flatten(0, 1), layer.around)
         x = padded.reshape(*x.shape[:2], *padded.shape[1:])
-    scaled = g * scale.to(g.dtype)
-    shared = torch.matmul(scaled.flatten(3), mu.to(g.dtype).flatten(3).mT)  # (n, k, O, 1)
-    return x, scaled, shared.sum((1, 3))
+    return x, g * scale.to(g.dtype), mu.to(g.dtype)
 
 
-def _weights(layer: KNConv, x: Tensor, scaled: Tensor, shared: Tensor) -> Tensor:
+def _weights(layer: KNConv, x: Tensor, scaled: Tensor, mu: Tensor) -> Tensor:
     """Per-sample gradients (n, *weight.shape)."""
-    found = _CONVOLUTION.gradients(layer, (x,), scaled)["weight"]
-    return found - _filters(layer, shared)
-
-
-def _filters(layer: KNConv, values: Tensor) -> Tensor:
-    """(..., O) next to weights (..., O, C, *kernel)."""
-    return values.view(*values.shape, *[1] * (layer.weight.dim() - 1))
+    found = weight_gradients(layer, x, tuple(layer.padding), scaled)
+    filters = shared(scaled, mu)
+    return found - filters.view(*filters.shape, *[1] * (layer.weight.dim() - 1))
 
 
 def register_with_opacus() -> None:

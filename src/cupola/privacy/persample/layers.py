@@ -17,9 +17,16 @@ from cupola.privacy.persample.rules import (
     Gradients,
     Kept,
     Materialised,
+    Parameters,
     Room,
     Rule,
+    Sums,
+    bounded,
+    guarded,
+    live,
     rule,
+    sizes,
+    squares,
     wanted,
 )
 
@@ -32,15 +39,33 @@ BLOCK = 4_000_000
 def gram_squared(x: Tensor, g: Tensor) -> Tensor:
     """|sum_t g_t x_t'|^2 (n,) from x (n, T, d) and g (n, T, p), without the (p, d) products.
 
-    In float64: the terms may cancel, and the root of a rounding error would be a wrong norm.
+    In float64, with the size of the terms: the diagonals have |x_t|^2 and |g_t|^2.
     """
     x, g = x.double(), g.double()
-    return (torch.bmm(x, x.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min_(0)
+    inside, outside = torch.bmm(x, x.mT), torch.bmm(g, g.mT)
+    own = [bounded(gram.diagonal(dim1=1, dim2=2)) for gram in (inside, outside)]
+    additions = x.shape[2] + g.shape[2] + x.shape[1] ** 2
+    return guarded((inside * outside).sum((1, 2)), (own[0] * own[1]).sqrt().sum(1), additions)
 
 
-def prefers_gram(positions: int, inputs: int, outputs: int, device: torch.device) -> bool:
-    """Whether Gram matrices are the cheaper way to a norm (and float64 exists)."""
-    return device.type != "mps" and GRAM * positions * (inputs + outputs) < inputs * outputs
+def product_squared(x: Tensor, g: Tensor) -> Tensor:
+    """The same by the products themselves, a few samples at a time."""
+    size = max(1, BLOCK // (x.shape[2] * g.shape[2]))
+    return torch.cat(
+        [
+            guarded(
+                torch.bmm(b.mT, a).flatten(1).square().sum(1),
+                (sizes(a, 2) * sizes(b, 2)).sum(1),
+                3 * a.shape[1] + a.shape[2] * b.shape[2],
+            )
+            for a, b in zip(x.double().split(size), g.double().split(size))
+        ]
+    )
+
+
+def prefers_gram(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether Gram matrices are the cheaper way to a norm."""
+    return GRAM * positions * (inputs + outputs) < inputs * outputs
 
 
 @rule(nn.Linear, Dense)
@@ -66,41 +91,34 @@ class LinearRule(Rule):
 
     def contribution(self, layer: Any, kept: Kept, g: Tensor, room: Room) -> Contribution:
         (x,), names = kept, wanted(layer)
+        if "weight" not in names:
+            return Materialised(self.gradients(layer, kept, g))
         n, positions, inputs = x.shape
         outputs = g.shape[-1]
-
-        def weighted(weights: Tensor) -> Gradients:
-            scaled, found = (g * weights.view(-1, 1, 1)).reshape(-1, outputs), {}
-            if "weight" in names:
-                found["weight"] = scaled.mT @ x.reshape(-1, inputs)
-            if "bias" in names:
-                found["bias"] = scaled.sum(0)
-            return found
-
+        bias = {"bias": g.sum(1)} if "bias" in names else {}
         if positions == 1:
-            # In float64: the square of a tiny output gradient would vanish before a huge input
-            # makes up for it, and the example would not be clipped.
-            wide = None if x.device.type == "mps" else torch.float64
-            squared = torch.linalg.vector_norm(g, dim=(1, 2), dtype=wide).square_()
-            if "weight" in names:
-                factor = torch.linalg.vector_norm(x, dim=(1, 2), dtype=wide).square_()
-                squared.mul_(factor.add_(1) if "bias" in names else factor)
-            return Factored(squared.to(x.dtype), weighted)
-        if "weight" in names and prefers_gram(positions, inputs, outputs, x.device):
-            squared = gram_squared(x, g).to(x.dtype)
-        elif "weight" not in names:
-            return Materialised(self.gradients(layer, kept, g))
+            product = sizes(x, (1, 2)) * sizes(g, (1, 2))
+            squared = guarded(product.square(), product, 2 * (inputs + outputs))
+        elif prefers_gram(positions, inputs, outputs):
+            squared = gram_squared(x, g)
         elif (held := room.lend((n, outputs, inputs), g)) is not None:
-            bias = {"bias": g.sum(1)} if "bias" in names else {}
             return Materialised({"weight": torch.bmm(g.mT, x, out=held)} | bias)
         else:
-            size = max(1, BLOCK // (inputs * outputs))
-            blocks = zip(x.split(size), g.split(size))
-            each = [torch.bmm(b.mT, a).flatten(1).square().sum(1) for a, b in blocks]
-            squared = torch.cat(each)
-        if "bias" in names:
-            squared = squared + g.sum(1).square().sum(1)
-        return Factored(squared, weighted)
+            squared = product_squared(x, g)
+        for value in bias.values():
+            squared = squared + squares(value)
+
+        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+            scaled = live(g.double(), weights) * weights.view(-1, 1, 1)
+            sums.outer(
+                parameters["weight"],
+                scaled.flatten(0, 1),
+                live(x.double(), weights).flatten(0, 1),
+            )
+            for name, value in bias.items():
+                sums.rows(parameters[name], weights, value)
+
+        return Factored(squared, add)
 
 
 @rule(nn.Embedding)
@@ -126,14 +144,15 @@ class EmbeddingRule(Rule):
             0, place.view(-1), values.reshape(-1, width)
         )
         owner = pairs // layer.num_embeddings
-        squared = g.new_zeros(n).index_add_(0, owner, rows.square().sum(1))
+        squared = torch.zeros(n, dtype=torch.float64, device=g.device)
+        squared.index_add_(0, owner, squares(rows))
 
-        def weighted(weights: Tensor) -> Gradients:
-            total = g.new_zeros(layer.num_embeddings, width)
-            scaled = rows * weights[owner][:, None]
-            return {"weight": total.index_add_(0, pairs % layer.num_embeddings, scaled)}
+        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+            own = weights[owner]
+            scaled = live(rows.double(), own) * own[:, None]
+            sums.total(parameters["weight"]).index_add_(0, pairs % layer.num_embeddings, scaled)
 
-        return Factored(squared, weighted)
+        return Factored(squared, add)
 
 
 def _counted(layer: nn.Embedding, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,13 @@ do without them asks it first.
 Shapes: n samples with k rows each (the copies of an augmented sample, or several uses of the layer
 in one forward pass); k is nearly always 1. Kept tensors are (n, k, ...), g is (n, k, ...), and a
 sample's gradient is the sum over its rows.
+
+What a contribution owes, so that the clip holds for the sum that is released, whatever the weights
+and the data (docs/privacy.md, "The clip, proven"): its `squared` is an upper bound in the reals.
+
+- Where the numbers of the gradients exist (`Materialised`), norm and sum use the same numbers.
+- Where only factors exist (`Factored`), norm and sum are computed apart, in float64, and the norm
+  counts the size A = sum_t |g_t||x_t| of the terms too (`guarded`): A bounds the rounding of both.
 """
 
 from __future__ import annotations
@@ -34,9 +41,119 @@ from torch import Tensor, nn
 
 Kept = tuple[Tensor, ...]
 Gradients = dict[str, Tensor]
+Parameters = Mapping[str, nn.Parameter]
 
 _RULES: dict[type, Rule] = {}
 R = TypeVar("R", bound="type[Rule]")
+
+BLOCK = 128  # float32 numbers under one float32 norm
+GUARD = 2.0**-20  # how much of A^2 a squared norm counts: so A <= 1024 |G|
+LARGEST = 1e260  # squares beyond are as good as infinite: products with tiny ones would vanish
+COLUMNS = 8192  # of per-sample gradients that are float64 at a time: 16 rows stay in the cache
+FEWEST_TERMS, MOST_TERMS, PENDING = 256, 4096, 2**22  # rows, and numbers, of one outer product
+
+
+def squares(rows: Tensor) -> Tensor:
+    """Upper bounds (n,), float64, of the squared norms of rows (n, ...); inf where one overflows.
+
+    A float32 norm of 128 numbers errs by less than 2^-17 of itself, and by what underflows.
+    """
+    flat = rows.flatten(1)
+    size = flat.shape[1]
+    if flat.dtype == torch.float64:
+        return bounded(torch.linalg.vector_norm(flat, dim=1).square_().mul_(1 + size * 2.0**-51))
+    edge = size - size % BLOCK
+    found = flat[:, edge:].double().square_().sum(1)
+    if edge:
+        blocks = flat[:, :edge].unflatten(1, (-1, BLOCK))
+        found += torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    return found.mul_(1 + 2.0**-16).add_(size * 2.0**-126)
+
+
+def guarded(
+    squared: Tensor, terms: Tensor, additions: int, computed: Tensor | None = None
+) -> Tensor:
+    """Squared norms (n,) computed in float64 from factors, as upper bounds that count the terms.
+
+    terms: A (n,), of the terms that the sum will add up. additions: of the float64 sums on the way
+    to `squared`, whose error is at most additions 2^-52 A^2; computed: the A of these, if it is
+    another.
+    """
+    lost = additions * 2.0**-51 * (terms if computed is None else computed).square()
+    return bounded(squared.clamp_min(0) + GUARD * terms.square() + lost)
+
+
+def bounded(squared: Tensor) -> Tensor:
+    """Squares, inf where they are too large to be trusted beside tiny ones, or NaN."""
+    return torch.where(squared < LARGEST, squared, math.inf)
+
+
+def sizes(rows: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Norms over `dim` in float64; inf as in `bounded`."""
+    return bounded(torch.linalg.vector_norm(rows, dim=dim, dtype=torch.float64).square_()).sqrt_()
+
+
+def live(rows: Tensor, weights: Tensor) -> Tensor:
+    """rows (n, ...) with zeros for the samples of weight 0, whose numbers may be infinite or NaN."""
+    if bool(weights.all()):
+        return rows
+    return torch.where(weights.view(-1, *[1] * (rows.dim() - 1)) != 0, rows, 0)
+
+
+class Sums:
+    """Sums over samples by parameter, float64, zero where nothing was added."""
+
+    def __init__(self) -> None:
+        self._totals: dict[nn.Parameter, Tensor] = {}
+        self._pending: dict[nn.Parameter, list[tuple[Tensor, Tensor]]] = {}
+
+    def total(self, parameter: nn.Parameter, make: Callable[[], Tensor] | None = None) -> Tensor:
+        """The sum of a parameter, to add to. make: zeros of its shape in another memory order."""
+        if parameter not in self._totals:
+            zeros = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+            self._totals[parameter] = zeros if make is None else make()
+        return self._totals[parameter]
+
+    def rows(self, parameter: nn.Parameter, weights: Tensor, rows: Tensor) -> None:
+        """Add sum_i weights_i rows_i, rows (n, *shape)."""
+        combine(self.total(parameter).view(-1), weights, rows)
+
+    def outer(self, parameter: nn.Parameter, g: Tensor, x: Tensor) -> None:
+        """Add sum_r g_r x_r' for g (rows, p) and x (rows, d), float64.
+
+        A total is large and its terms are many: they wait until there are enough of them.
+        """
+        waiting = self._pending.setdefault(parameter, [])
+        waiting.append((g, x))
+        rows = sum(len(a) for a, _ in waiting)
+        if rows >= FEWEST_TERMS or rows * (g.shape[1] + x.shape[1]) >= PENDING:
+            self._settle(parameter)
+
+    def _settle(self, parameter: nn.Parameter) -> None:
+        g, x = (torch.cat(column) for column in zip(*self._pending.pop(parameter)))
+        total = self.total(parameter)
+        for a, b in zip(g.split(MOST_TERMS), x.split(MOST_TERMS)):
+            total += a.mT @ b  # apart from the total: so its rounding does not grow with it
+
+    def all(self, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """The sums of these parameters; nothing is added afterwards."""
+        for parameter in list(self._pending):
+            self._settle(parameter)
+        return [self.total(p).contiguous() for p in parameters]
+
+
+def combine(total: Tensor, weights: Tensor, rows: Tensor) -> None:
+    """total += sum_i weights_i rows_i in float64, for rows (n, ...) and total flat.
+
+    A slice of columns at a time: a float64 copy of all rows would not stay in the cache.
+    """
+    flat = rows.flatten(1)
+    size = flat.shape[1]
+    wide = weights.new_empty(len(flat), min(size, COLUMNS))
+    for start in range(0, size, COLUMNS):
+        part = flat[:, start : start + COLUMNS]
+        held = wide[:, : part.shape[1]].copy_(part)
+        total[start : start + COLUMNS].addmv_(live(held, weights).mT, weights)
 
 
 class Contribution(Protocol):
@@ -44,17 +161,18 @@ class Contribution(Protocol):
 
     @property
     def squared(self) -> Tensor:
-        """Squared norms (n,) over the layer's wanted parameters."""
+        """Upper bounds (n,), float64, of the squared norms over the layer's wanted parameters."""
 
-    def weighted(self, weights: Tensor) -> Gradients:
-        """sum_i weights_i g_i by parameter name; weights (n,) are finite."""
+    def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+        """Add sum_i weights_i g_i; weights (n,), float64, are 0 for samples to leave out, whose
+        numbers may be infinite or NaN."""
 
 
 class Factored(NamedTuple):
-    """Norms found without per-sample gradients; the weighted sum is computed when asked for."""
+    """Norms found without per-sample gradients, and how the weighted sum is made."""
 
     squared: Tensor
-    weighted: Callable[[Tensor], Gradients]
+    add: Callable[[Sums, Parameters, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -65,18 +183,11 @@ class Materialised:
 
     @property
     def squared(self) -> Tensor:
-        # One pass without a squared copy; a product over rows is slower than this on the CPU.
-        parts = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in self.gradients.values()]
-        return torch.stack([part.square() for part in parts]).sum(0)
+        return torch.stack([squares(g) for g in self.gradients.values()]).sum(0)
 
-    def rows(self, chosen: Tensor) -> Materialised:
-        """The same for some of the samples."""
-        return Materialised({name: g[chosen] for name, g in self.gradients.items()})
-
-    def weighted(self, weights: Tensor) -> Gradients:
-        return {
-            name: (weights @ g.flatten(1)).view(g.shape[1:]) for name, g in self.gradients.items()
-        }
+    def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+        for name, rows in self.gradients.items():
+            sums.rows(parameters[name], weights, rows)
 
 
 @dataclass

@@ -4,11 +4,15 @@ Hooks see layers, not what user code does with their parameters or with the orde
 a module's first batch book-keeping is tried on a copy with three samples: sums weighted at random
 must equal what autograd says. A use of a parameter outside its layer, samples in another dimension
 than the first, or layers that mix samples all show there.
+
+Weights and samples of the trial are drawn at random: what is found must not depend on private
+samples, nor on weights that somebody chose so that it finds nothing.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,9 +26,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
-from cupola.nn.reprogram import Border
+from cupola.nn.reprogram import Adapted, Border
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
-from cupola.privacy.persample.rules import Room
+from cupola.privacy.persample.rules import Room, Sums
 from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -68,8 +72,8 @@ def trial(
 ) -> Trial:
     """Try book-keeping on a copy of the module.
 
-    x, y: some samples (n, ...), n >= 1; channels_last as in `Layout`. Raises `PlanError` if samples
-    see each other. Leaves module and generators as they were.
+    x, y: samples (n, ...); only their shapes and types count. channels_last as in `Layout`. Raises
+    `PlanError` if samples see each other. Leaves module and generators as they were.
     """
     missing = layout(module).missing
     if missing is not None:
@@ -78,12 +82,12 @@ def trial(
     for dtype, tolerance in ((torch.float64, 1e-8), (None, 1e-3)):  # user code may want float32
         if dtype is not None and x.device.type == "mps":
             continue
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(SEED)
+        with chance():
             try:
-                copied = _moved(module, dtype)
+                copied = redrawn(module, dtype)
                 found = replace(layout(copied), channels_last=channels_last)
-                return _compared(copied, found, loss, *_samples(x, y, dtype), tolerance)
+                samples = drawn_like(module, x, y, SAMPLES, dtype)
+                return _compared(copied, found, loss, *samples, tolerance)
             except NotCoveredError as reason:
                 return Trial(str(reason))
             except PlanError:
@@ -102,17 +106,17 @@ def _compared(
     draws = not torch.equal(start, torch.default_generator.get_state())
     groups = backward(losses, uses, retain=True)
     trained = [p for p in module.parameters() if p.requires_grad]
-    sums: dict[nn.Parameter, Tensor] = {}
-    weights = torch.rand(SAMPLES, device=x.device, dtype=losses.dtype) + 0.5
+    weights = torch.rand(SAMPLES, device=x.device, dtype=torch.float64) + 0.5
     with torch.no_grad():
+        sums = Sums()
         for share in shares(groups, Room(2**30)):
             share.add(sums, weights)
+        totals = sums.all(trained)
     expected = torch.autograd.grad((losses * weights).sum(), trained, materialize_grads=True)
     _refuse_mixing(module, loss, x, y, None if draws else losses, tolerance)
     whole = torch.stack([e.to_dense().norm() for e in expected]).norm()
-    for (name, p), e in zip(_trained(module), expected):
-        total = sums[p] if p in sums else torch.zeros_like(p)
-        if not torch.allclose(total, e.to_dense(), tolerance, tolerance * float(whole)):
+    for (name, _), total, e in zip(_trained(module), totals, expected):
+        if not torch.allclose(total, e.to_dense().double(), tolerance, tolerance * float(whole)):
             return Trial(f"{name} is used in a way its layer's rule does not see")
     kept = sum(t.numel() for use in uses for t in use.kept)
     if any(isinstance(use.layer, Border) for use in uses):
@@ -148,7 +152,7 @@ def _refuse_mixing(
     with torch.no_grad():
         if losses is None:
             for part in module.modules():
-                _calm(part)
+                calm(part)
             start = torch.default_generator.get_state()
             losses = loss(module(x), y)
             if not torch.equal(start, torch.default_generator.get_state()):
@@ -161,7 +165,7 @@ def _refuse_mixing(
         )
 
 
-def _calm(part: nn.Module) -> None:
+def calm(part: nn.Module) -> None:
     """Switch off the draws of torch's random layers and of kernel normalisation."""
     if isinstance(part, _DropoutNd | nn.RReLU):
         part.eval()
@@ -169,21 +173,48 @@ def _calm(part: nn.Module) -> None:
         part.dropout = 0.0
 
 
-def _moved(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """A copy with parameters a little off, so that no gradient is zero for zeros in them."""
+@contextmanager
+def chance() -> Iterator[None]:
+    """The process-wide generator at a fixed place, meanwhile; nothing private depends on it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)
+        yield
+
+
+def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy with random weights of ordinary size; of a trained source the trained part only."""
     copied = copy.deepcopy(module)
     copied = copied if dtype is None else copied.to(dtype)
+    own = isinstance(module, Adapted)
     with torch.no_grad():
         for p in copied.parameters():
-            p.add_(0.02 * torch.randn(p.shape, dtype=p.dtype).to(p.device))
+            if not p.is_floating_point() or (own and not p.requires_grad):
+                continue
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape) / math.sqrt(max(1, p[0].numel())))
+            else:
+                p.copy_(0.5 + torch.rand(p.shape))
+        for part in () if own else copied.modules():
+            if isinstance(part, _BatchNorm) and part.running_var is not None:
+                part.running_var.copy_(0.5 + torch.rand(part.running_var.shape))
+                part.running_mean.copy_(torch.rand(part.running_var.shape))
     return copied
 
 
-def _samples(x: Tensor, y: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Three samples like the given ones, all different where they are numbers."""
-    index = torch.arange(SAMPLES, device=x.device) % len(x)
-    x, y = x[index], y[index.to(y.device)]
-    if x.is_floating_point():
-        x = x if dtype is None else x.to(dtype)
-        x = x + 0.1 * torch.randn(x.shape, dtype=x.dtype).to(x.device)
-    return x, y.to(dtype) if y.is_floating_point() and dtype is not None else y
+def drawn_like(
+    module: nn.Module, x: Tensor, y: Tensor, n: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """n random samples of the shapes and types of these: numbers in [0, 1), tokens, labels."""
+    tokens = min((m.num_embeddings for m in module.modules() if _embeds(m)), default=2)
+
+    def draw(like: Tensor, below: int) -> Tensor:
+        shape = (n, *like.shape[1:])
+        if like.is_floating_point():
+            return torch.rand(shape).to(like.device, like.dtype if dtype is None else dtype)
+        return torch.randint(0, below, shape).to(like.device, like.dtype)
+
+    return draw(x, tokens), draw(y, 2)
+
+
+def _embeds(part: nn.Module) -> bool:
+    return isinstance(part, nn.Embedding | nn.EmbeddingBag)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import persample_oracles as oracles
 import math
 
+import persample_oracles as oracles
 import pytest
 import torch
 from persample_examples import LAYERS, MARKS, NOT_MAPPED, NOT_OPACUS, example, loss

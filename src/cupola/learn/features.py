@@ -45,11 +45,10 @@ class Features:
         return sum(made.numel() * made.element_size() for _, made in self._kept.values())
 
     def _made(self, data: Dataset) -> Tensor:
-        """(n, width), on the CPU. The last n mod 64 rows are made anew every time."""
+        """(n, width), on the CPU."""
         found = torch.empty(len(data), self._module.width, dtype=self._dtype)
-        whole = len(data) - len(data) % AT_A_TIME
         new: list[tuple[int, bytes, Tensor]] = []
-        for start in range(0, whole, AT_A_TIME):
+        for start in range(0, len(data), AT_A_TIME):
             for at, x in enumerate(data.inputs(slice(start, start + AT_A_TIME)), start):
                 key = self._source + blake2b(x.contiguous().numpy(), digest_size=16).digest()
                 row = _seen.get(key)  # once: another thread may forget it
@@ -57,16 +56,15 @@ class Features:
                     new.append((at, key, x))
                 else:
                     found[at] = row
-            last = start + AT_A_TIME == whole
+            last = start + AT_A_TIME >= len(data)
             while len(new) >= AT_A_TIME or (new and last):
                 now, new = new[:AT_A_TIME], new[AT_A_TIME:]
-                # Filled up: a row's bits may depend on how many go through at a time.
+                # Filled up: a row's bits may depend on how many go through at a time, and a private
+                # clip rests on each row having its own bits.
                 filled = [x for *_, x in now] + [now[0][2]] * (AT_A_TIME - len(now))
                 for (at, key, _), row in zip(now, self._pass(torch.stack(filled))):
                     found[at] = row
                     _seen.keep(key, row)
-        if whole < len(data):
-            found[whole:] = self._pass(data.inputs(slice(whole, None)))
         return found
 
     def _pass(self, inputs: Tensor) -> Tensor:

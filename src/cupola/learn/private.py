@@ -28,10 +28,7 @@ from cupola.privacy.convex import LOST
 from cupola.privacy.events import Approximate, Event, Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample import PerSample
-
-ROUNDING = 1e-3  # room for the rounding errors of float32 sums, added to every sensitivity
-
+from cupola.privacy.persample import ROUNDING, PerSample
 
 _NONE = Privacy()
 
@@ -189,17 +186,13 @@ class PrivateGradient:
         copies = len(self.copies)
         x, y = self._batch(torch.from_numpy(index), augment)
         clip, noise = self.privacy.clip, _noise(self.privacy)
-        clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies)
-        if not bool(torch.isfinite(clipped.norms).all()):
-            # An example whose gradient overflows counts as zero: an error would tell of it.
-            kept = torch.isfinite(clipped.norms).repeat_interleave(copies)
-            clipped = self.engine.clipped_sum(x[kept], y[kept], clip, multiplicity=copies)
+        clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies, expected=self.expected)
         flat = torch.cat([s.reshape(-1) for s in clipped.sums])
         if mark is not None:
             (own,), _ = clipped_update([mark], self.privacy)
             flat += own
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
-        return self.space.split(torch.from_numpy(noised).to(flat))
+        return self.space.split(torch.from_numpy(noised).to(self.space.flat))
 
     def _batch(self, index: Tensor, augment: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The copies of an example one after the other."""
@@ -233,4 +226,7 @@ def clipped_update(change: Sequence[Tensor], privacy: Privacy) -> tuple[list[Ten
     below: Arrays = {}
     if privacy.quantile is not None:
         below["below"] = np.array(0.5 if norm <= privacy.clip else -0.5)
-    return [c * factor for c in change], below
+    if factor == 1:
+        return list(change), below
+    # In float64: a float32 factor below 1e-38 is rounded by as much as itself.
+    return [(c.double() * factor).to(c.dtype) for c in change], below

@@ -49,15 +49,16 @@ def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
 
     def gradient(rows: list[Tensor], x: Tensor, y: Tensor, share: Tensor) -> list[Tensor]:
         back = dense.output_gradient(space, torch.bmm(x, rows[0].mT), y, share)
-        # In float64: squares of tiny output gradients at huge inputs would vanish in float32.
-        norms = back.double().norm(dim=-1) * x.double().norm(dim=-1)
-        factor = (clip / norms.clamp_min(1e-300)).clamp_max(1).to(back)
-        back = back * factor.unsqueeze(-1)
+        # In float64, as a site alone: squares of tiny output gradients at huge inputs would vanish
+        # in float32, and the rounding of a float32 sum is bounded by nothing.
+        back, x = back.double(), x.double()
+        norms = back.norm(dim=-1) * x.norm(dim=-1) * (1 + 2.0**-40)
+        back = back * (clip / norms).clamp_max(1).unsqueeze(-1)
         if not bool(torch.isfinite(norms).all()):
             # An example whose gradient overflows counts as zero: an error would tell of it.
             finite = torch.isfinite(norms).unsqueeze(-1)
             back, x = torch.where(finite, back, 0), torch.where(finite, x, 0)
-        sums = torch.bmm(back.mT, x).double().cpu().numpy()
+        sums = torch.bmm(back.mT, x).cpu().numpy()
         # In the order of a site alone: all weights, then all biases.
         flat = np.concatenate([sums[..., :-1].reshape(len(sums), -1), sums[..., -1]], 1)
         if noise:

@@ -6,7 +6,7 @@ with anything else runs under `vmap`; layers that mix samples are refused (`unsu
 layer joins with `@rule(MyLayer)`; see `rules`.
 """
 
-from cupola.privacy.persample.clipping import Clipped, PerSample
+from cupola.privacy.persample.clipping import ROUNDING, Clipped, PerSample
 from cupola.privacy.persample.rules import Rule, rule
 from cupola.privacy.persample.suitability import unsupported
 
@@ -19,4 +19,4 @@ from cupola.privacy.persample import (  # isort: skip  # noqa: F401
     recurrent,
 )
 
-__all__ = ["Clipped", "PerSample", "Rule", "rule", "unsupported"]
+__all__ = ["ROUNDING", "Clipped", "PerSample", "Rule", "rule", "unsupported"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
-from cupola.privacy.persample.company import depends_on_company
+from cupola.privacy.persample.company import DRAWS, depends_on_company
 from cupola.privacy.persample.convolution import weights_channels_last
 from cupola.privacy.persample.rules import Room, Sums
 from cupola.privacy.persample.suitability import (
@@ -30,7 +30,7 @@ from cupola.privacy.persample.suitability import (
     trial,
     unsupported,
 )
-from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
+from cupola.privacy.persample.tape import Layout, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,8 +67,8 @@ class Clipped:
 class Form:
     """How a module's batches are computed; public facts alone decide.
 
-    samples: of every micro-batch. fallback: why the module runs under `vmap`, if it does. alone: why
-    samples go one by one, if they do.
+    samples: of every micro-batch. fallback: why the module runs under `vmap`, if it does.
+    alone: why samples go one by one, if they do.
     """
 
     layout: Layout
@@ -149,9 +149,7 @@ class PerSample:
         with torch.no_grad():
             return Clipped(sums.all(form.layout.trained), norms, losses)
 
-    def _batch(
-        self, module: nn.Module, form: Form, clip: float, copies: int, sums: Sums
-    ) -> _Batch:
+    def _batch(self, module: nn.Module, form: Form, clip: float, copies: int, sums: Sums) -> _Batch:
         room = Room(ROOM) if self._has_factors(form) else None
         return _Batch(module, self.loss, form, clip, copies, sums, room)
 
@@ -193,9 +191,9 @@ class PerSample:
             if self._company(wider, x, y, copies) is None:
                 return wider
         alone = replace(form, samples=1, alone=reason)
-        if again := self._company(alone, x, y, copies):
-            if not again.startswith("the model draws"):
-                raise PlanError(f"DP-SGD is refused on this machine: one sample by itself, {again}")
+        again = self._company(alone, x, y, copies)
+        if again is not None and again != DRAWS:
+            raise PlanError(f"DP-SGD is refused on this machine: of a sample by itself, {again}")
         return alone
 
     def _company(self, form: Form, x: Tensor, y: Tensor, copies: int) -> str | None:
@@ -204,7 +202,9 @@ class PerSample:
             module = redrawn(self.module)
             for part in module.modules():
                 calm(part)
-            own = replace(form, layout=replace(layout(module), channels_last=form.layout.channels_last))
+            own = replace(
+                form, layout=replace(layout(module), channels_last=form.layout.channels_last)
+            )
             batch = self._batch(module, own, 1.0, copies, Sums())
             x, y = drawn_like(module, x, y, form.samples * copies)
             with _in_order(module, own):
@@ -238,7 +238,9 @@ def _fitting(most: int, expected: float | None) -> int:
     if expected is None:
         return min(most, USUAL)
     whole = -(-math.ceil(expected + 4 * math.sqrt(expected)) // LANES) * LANES  # nearly all batches
-    return whole if whole <= most else min(most, max(FEWEST, 1 << int(expected / 8).bit_length() - 1))
+    return (
+        whole if whole <= most else min(most, max(FEWEST, 1 << int(expected / 8).bit_length() - 1))
+    )
 
 
 def _filled(rows: Tensor, size: int) -> Tensor:
@@ -249,7 +251,8 @@ def _filled(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
 
 
-def _in_order(module: nn.Module, form: Form):  # type: ignore[no-untyped-def]
+def _in_order(module: nn.Module, form: Form) -> AbstractContextManager[None]:
+    """Weights as the images of this form want them."""
     return weights_channels_last(module) if form.layout.channels_last else nullcontext()
 
 
@@ -321,5 +324,7 @@ def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:
         )
     n = len(x) // multiplicity
     if n > MOST_SAMPLES:
-        raise PlanError(f"a private batch of {n:,} samples: its clip is proven up to {MOST_SAMPLES:,}")
+        raise PlanError(
+            f"a private batch of {n:,} samples: its clip is proven up to {MOST_SAMPLES:,}"
+        )
     return n

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Numbers = Callable[[Tensor, Tensor], list[Tensor]]
+DRAWS = "the model draws random numbers in a way that cannot be switched off for a test"
 
 
 def depends_on_company(numbers: Numbers, x: Tensor, y: Tensor, copies: int) -> str | None:
@@ -28,7 +29,7 @@ def depends_on_company(numbers: Numbers, x: Tensor, y: Tensor, copies: int) -> s
     start = torch.default_generator.get_state()
     among = [_bits(t) for t in numbers(x, y)]
     if not torch.equal(start, torch.default_generator.get_state()):
-        return "the model draws random numbers in a way that cannot be switched off for a test"
+        return DRAWS
     for i in sorted({0, samples // 2, samples - 1}):
         own = torch.arange(i * copies, (i + 1) * copies, device=x.device).repeat(samples)
         alone = [_bits(t) for t in numbers(x[own], y[own.to(y.device)])]

@@ -93,10 +93,13 @@ class ConvolutionRule(Rule):
         bias = {"bias": over_places(g)} if "bias" in names else {}
         if prefers_gram(layer, x, g):
             squared = gram(layer, x, g, padding)
-        elif by_windows(layer) and (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
+        elif (
+            by_windows(layer)
+            and (held := room.lend((len(g), *product_shape(layer)), g)) is not None
+        ):
             found = {"weight": write_products(layer, x, g, padding, held)} | bias
             return Products(Materialised(found), layer)
-        elif layer.groups > 1 or not by_windows(layer) and room.take(len(g), layer.weight):
+        elif layer.groups > 1 or (not by_windows(layer) and room.take(len(g), layer.weight)):
             return Materialised({"weight": _grouped(layer, x, g, padding)} | bias)
         else:
             squared = product_squares(layer, x, g, padding)

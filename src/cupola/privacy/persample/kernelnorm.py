@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -47,7 +46,6 @@ from cupola.privacy.persample.rules import (
 from cupola.privacy.persample.tape import NotCoveredError
 
 
-
 @rule(KNConv1d, KNConv2d, KNConv3d)
 class KNConvRule(Rule):
     """Weight and bias; keeps the input, mean and 1/std of every window."""
@@ -78,11 +76,14 @@ class KNConvRule(Rule):
         padding = tuple(layer.padding)
         if prefers_gram(layer, x, scaled):
             squared = gram(layer, x, scaled, padding, mu)
-        elif by_windows(layer) and (held := room.lend((len(g), *product_shape(layer)), g)) is not None:
+        elif (
+            by_windows(layer)
+            and (held := room.lend((len(g), *product_shape(layer)), g)) is not None
+        ):
             products = write_products(layer, x, scaled, padding, held)
             products -= shared(scaled, mu).unsqueeze(1)
             return Products(Materialised({"weight": products} | bias), layer)
-        elif layer.groups > 1 or not by_windows(layer) and room.take(len(g), layer.weight):
+        elif layer.groups > 1 or (not by_windows(layer) and room.take(len(g), layer.weight)):
             return Materialised({"weight": _weights(layer, x, scaled, mu)} | bias)
         else:
             squared = product_squares(layer, x, scaled, padding, mu)
@@ -126,7 +127,7 @@ def _prepared(layer: KNConv, kept: Kept, g: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _weights(layer: KNConv, x: Tensor, scaled: Tensor, mu: Tensor) -> Tensor:
     """Per-sample gradients (n, *weight.shape)."""
-    found = weight_gradients(layer, x, tuple(layer.padding), scaled)
+    found = weight_gradients(layer, x, layer.geometry.padding, scaled)
     filters = shared(scaled, mu)
     return found - filters.view(*filters.shape, *[1] * (layer.weight.dim() - 1))
 

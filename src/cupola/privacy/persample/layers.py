@@ -98,7 +98,7 @@ class LinearRule(Rule):
         bias = {"bias": g.sum(1)} if "bias" in names else {}
         if positions == 1:
             product = sizes(x, (1, 2)) * sizes(g, (1, 2))
-            squared = guarded(product.square(), product, 2 * (inputs + outputs))
+            squared = bounded(product.square() * (1 + (inputs + outputs + 8) * 2.0**-51))  # A = |G|
         elif prefers_gram(positions, inputs, outputs):
             squared = gram_squared(x, g)
         elif (held := room.lend((n, outputs, inputs), g)) is not None:

@@ -94,7 +94,7 @@ def sizes(rows: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def live(rows: Tensor, weights: Tensor) -> Tensor:
-    """rows (n, ...) with zeros for the samples of weight 0, whose numbers may be infinite or NaN."""
+    """rows (n, ...) with zeros for samples of weight 0, whose numbers may be infinite or NaN."""
     if bool(weights.all()):
         return rows
     return torch.where(weights.view(-1, *[1] * (rows.dim() - 1)) != 0, rows, 0)

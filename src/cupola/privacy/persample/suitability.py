@@ -195,9 +195,10 @@ def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             else:
                 p.copy_(0.5 + torch.rand(p.shape))
         for part in () if own else copied.modules():
-            if isinstance(part, _BatchNorm) and part.running_var is not None:
-                part.running_var.copy_(0.5 + torch.rand(part.running_var.shape))
-                part.running_mean.copy_(torch.rand(part.running_var.shape))
+            if isinstance(part, _BatchNorm):
+                for statistic in (part.running_var, part.running_mean):
+                    if statistic is not None:
+                        statistic.copy_(0.5 + torch.rand(statistic.shape))
     return copied
 
 
@@ -205,7 +206,8 @@ def drawn_like(
     module: nn.Module, x: Tensor, y: Tensor, n: int, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """n random samples of the shapes and types of these: numbers in [0, 1), tokens, labels."""
-    tokens = min((m.num_embeddings for m in module.modules() if _embeds(m)), default=2)
+    embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    tokens = min((m.num_embeddings for m in embeddings), default=2)
 
     def draw(like: Tensor, below: int) -> Tensor:
         shape = (n, *like.shape[1:])
@@ -214,7 +216,3 @@ def drawn_like(
         return torch.randint(0, below, shape).to(like.device, like.dtype)
 
     return draw(x, tokens), draw(y, 2)
-
-
-def _embeds(part: nn.Module) -> bool:
-    return isinstance(part, nn.Embedding | nn.EmbeddingBag)

@@ -108,7 +108,7 @@ def test_every_model_equals_its_samples_alone_and_opacus(variant):
             part.dropout = 0.0
     gradients = oracles.alone(module, loss, x, y)
     clip = float(oracles.norms(gradients).median())
-    persample = PerSample(module, loss)
+    persample = PerSample(module, loss, microbatch=4)
     found = persample.clipped_sum(x, y, clip)
     assert persample.fallback is None, persample.fallback
     oracles.assert_equal(found, gradients, clip)

@@ -610,3 +610,18 @@ def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode, value):
         state = drive(program, federation)
     assert np.isfinite(flat(state)).all()
     assert not np.array_equal(flat(state), flat(program.start()))
+
+
+def test_a_real_site_draws_masks_and_augmentations_from_the_system():
+    """All of a generator's state is secret, not 32 bits of a seed."""
+    from cupola.learn import local
+
+    one, other = local.secret_generator(), local.secret_generator()
+    state = one.get_state().numpy()
+    key = state[local._STATE].view(np.uint64).astype(np.uint32)
+    assert not np.array_equal(key, other.get_state().numpy()[local._STATE].view(np.uint64))
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
+    drawn = torch.rand(64, generator=one, dtype=torch.float32)
+    expected = (twister.random_raw(64) & (2**24 - 1)) * 2.0**-24  # so the words are where we think
+    assert np.array_equal(drawn.numpy(), expected.astype(np.float32))

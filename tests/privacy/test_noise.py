@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from cupola.privacy import noise as noise_module
 from cupola.privacy.noise import (
     GRID_BITS,
     OperatingSystem,
@@ -110,3 +111,54 @@ def test_every_grid_point_can_come_up_in_the_tails():
     assert edges[1] - edges[0] > 10_000
     assert len(np.unique(steps)) > 8_000
     assert stats.kstest(steps, "uniform", (edges[0], edges[1] - edges[0])).pvalue > 1e-9
+
+
+class Scripted(OperatingSystem):
+    """The system's source with words that repeat."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.chance = np.random.default_rng(seed)
+
+    def words(self, n: int) -> np.ndarray:
+        return self.chance.integers(0, 2**64, n, dtype=np.uint64)
+
+
+def test_normals_are_as_near_to_exact_ones_as_rounding_takes_them_to_be():
+    from mpmath import erfinv, mp
+
+    chance = np.random.default_rng(0)
+    places = np.concatenate([chance.uniform(0, 0.5, 150), 10.0 ** -chance.uniform(1, 30, 150)])
+    with mp.workprec(200):
+        exact = [mp.sqrt(2) * erfinv(2 * mp.mpf(p) - 1) for p in places]
+        for x, computed in zip(exact, noise_module.ndtri(places)):
+            assert abs(x - mp.mpf(computed)) <= noise_module._ERROR / 8 * (1 + abs(x))
+
+
+def test_rounded_normals_are_those_of_exact_numbers(monkeypatch):
+    """All decided by many digits, or only those near the middle of two points: the same."""
+    quick = [Scripted(seed).rounded_normals(60, 2.0**30.7) for seed in range(3)]
+    monkeypatch.setattr(noise_module, "_ERROR", 1.0)
+    assert all(
+        np.array_equal(Scripted(seed).rounded_normals(60, 2.0**30.7), quick[seed])
+        for seed in range(3)
+    )
+    plain = np.rint(Scripted(0).normals(60) * 2.0**30.7)
+    assert np.abs(plain - quick[0]).max() <= 1
+
+
+def test_a_number_near_the_middle_is_decided_by_its_own_digits(monkeypatch):
+    asked = []
+    below = noise_module._below
+    monkeypatch.setattr(noise_module, "_below", lambda *a: asked.append(a) or below(*a))
+    Scripted(1).rounded_normals(300_000, 2.0**30.9)
+    assert 0 < len(asked) < 100
+    for place, finer, low, edge, deviation in asked[:20]:
+        number = noise_module.ndtri((place + finer * 2.0**-53) * 2.0**-53) * (1 if low else -1)
+        assert abs(number * deviation - edge) < 1e-3
+
+
+def test_rounded_normals_have_the_variance_of_their_law():
+    for random in (Scripted(5), Simulated(5, "noise", 1)):
+        drawn = random.rounded_normals(200_000, 3.0)
+        assert np.array_equal(drawn, np.rint(drawn))
+        assert abs(drawn.var() / (9 + 1 / 12) - 1) < 6.2 * math.sqrt(2 / len(drawn))

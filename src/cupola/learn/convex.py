@@ -78,7 +78,10 @@ def solved(
         classes=max(2, outputs),
     )
     x, y = space.batch(site.data.train, slice(None))
-    inputs, labels = x.double().cpu().numpy(), y.reshape(-1).long().cpu().numpy()
+    x = x.double()
+    # An example that is not finite counts as zeros: an error would tell of it.
+    x = torch.where(x.isfinite().flatten(1).all(1).view(-1, *[1] * (x.dim() - 1)), x, 0)
+    inputs, labels = x.cpu().numpy(), y.reshape(-1).long().cpu().numpy()
     start = to_start(problem, weight, bias)
     random = source(site.secret_seed, "privacy noise", question.round, site.index)
     if privacy.mechanism == "output":

@@ -7,6 +7,7 @@ once are in `together`; tests hold them equal.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,6 +34,7 @@ from cupola.learn.shares import noised_share
 from cupola.learn.workspace import Workspace, workspace_of
 
 NOISELESS = ("none", "central", "dp-ftrl")  # what a site answers has no noise in it yet
+_STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
 MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
 
 
@@ -229,6 +231,8 @@ def _variates(question: Question, space: Workspace, travelled: float) -> dict[st
 def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> torch.Generator | None:
     if site.data.train.transform is None and privacy.augmentations == 1:
         return None
+    if site.seed is None:
+        return secret_generator()
     seed = int(site.generator("augment", question.round).integers(2**62))
     return torch.Generator().manual_seed(seed)
 
@@ -237,11 +241,28 @@ def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> tor
 def own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
     """Random layers draw from this site's generator; the process-wide one is left as it was.
 
-    A real site has no seed: there they draw from the process-wide generator and move it on.
+    A real site has no seed: its draws are nobody's, which a private clip rests on.
     """
-    if not space.serial or site.seed is None:
+    if not space.serial:
         yield
         return
     with torch.random.fork_rng():
-        torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
+        if site.seed is None:
+            secret = secret_generator()
+            torch.manual_seed(secret.initial_seed())  # of other devices, too
+            torch.default_generator.set_state(secret.get_state())
+        else:
+            torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
         yield
+
+
+def secret_generator() -> torch.Generator:
+    """A generator whose whole state comes from the operating system.
+
+    A seed would not do: torch's generator takes 32 bits of it, which can be tried one by one.
+    """
+    made = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+    state = made.get_state().numpy().copy()
+    words = state[_STATE].view(np.uint64)  # 32 bits in 64 each
+    words[:] = np.frombuffer(os.urandom(4 * len(words)), np.uint32)
+    return made.set_state(torch.from_numpy(state))

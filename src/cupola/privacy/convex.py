@@ -369,6 +369,9 @@ class _Adapter:
     def normals(self, n: int) -> np.ndarray:
         return np.asarray(self.rng.standard_normal(n))
 
+    def rounded_normals(self, n: int, deviation: float) -> np.ndarray:
+        return np.rint(self.normals(n) * deviation)
+
     def uniforms(self, n: int) -> np.ndarray:
         raise NotImplementedError("these mechanisms draw normal numbers only")
 

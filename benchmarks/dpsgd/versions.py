@@ -34,7 +34,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 def serve(workload: str, threads: int, plain: bool) -> None:
-    """Make one step on a batch of the size that stdin names, and print its seconds; until it ends."""
+    """Make steps on batches of the sizes that a line of stdin names, and print their seconds."""
     import torch
 
     from cupola.nn import build, find_loss

@@ -129,6 +129,7 @@ def _summed(cohort: Cohort, stack: list[Tensor], weight: np.ndarray) -> list[Ten
         norms = torch.stack(parts).norm(dim=0).cpu().numpy()
         weight = weight * np.minimum(1.0, privacy.clip / np.maximum(norms, 1e-300))
         cohort.halves.extend(np.where(norms <= privacy.clip, 0.5, -0.5).tolist())
+        stack = [p.double() for p in stack]  # what one site adds is not to drown in rounding
     return [weighted_sum(torch.from_numpy(weight).to(p), p) for p in stack]
 
 

@@ -28,8 +28,8 @@ from cupola.federation.randomness import generator
 
 GRID_BITS = 30  # the grid is this many bits finer than the noise's standard deviation
 _PIECE = 1 << 18  # numbers per request to the cipher; bounds memory
-#: Of a computed normal number x, over 1 + |x|: ndtri's own error (measured below 2^-51 |x|), and that of
-#: the probability, 2^-53 of it, which is worth at most 1.3 2^-53. With 8 to spare.
+#: Of a computed normal number x, over 1 + |x|: ndtri's own error (measured below 2^-51 |x|), and
+#: that of the probability, 2^-53 of it, which is worth at most 1.3 2^-53. With 8 to spare.
 _ERROR = 2.0**-48
 
 

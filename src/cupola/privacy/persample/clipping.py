@@ -144,7 +144,7 @@ class PerSample:
         if n:
             pieces = zip(x.split(step), y.split(step))
             with _in_order(self.module, form):
-                each = [batch.add(_filled(a, step), _filled(b, step), len(a)) for a, b in pieces]
+                each = [batch.add(filled(a, step), filled(b, step), len(a)) for a, b in pieces]
             norms, losses = (torch.cat(column) for column in zip(*each))
         with torch.no_grad():
             return Clipped(sums.all(form.layout.trained), norms, losses)
@@ -206,9 +206,14 @@ class PerSample:
                 form, layout=replace(layout(module), channels_last=form.layout.channels_last)
             )
             batch = self._batch(module, own, 1.0, copies, Sums())
-            x, y = drawn_like(module, x, y, form.samples * copies)
+            rows = form.samples * copies
+            x, y = drawn_like(module, x, y, rows)
+
+            def numbers(x: Tensor, y: Tensor) -> list[Tensor]:
+                return batch.numbers(filled(x, rows), filled(y, rows))
+
             with _in_order(module, own):
-                return depends_on_company(batch.numbers, x, y, copies)
+                return depends_on_company(numbers, x, y, copies)
 
     def _most(self, form: Form, kept: int, copies: int) -> int:
         """Samples at a time."""
@@ -243,12 +248,17 @@ def _fitting(most: int, expected: float | None) -> int:
     )
 
 
-def _filled(rows: Tensor, size: int) -> Tensor:
-    """rows with the last one repeated up to this number; a copy of its own, so that all
-    micro-batches lie in memory alike."""
-    if len(rows) == size:
-        return rows.clone()
-    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
+def filled(rows: Tensor, size: int) -> Tensor:
+    """rows with the last one repeated up to this number, in memory of its own and in one order,
+    whatever the order of the rows: kernels are chosen by it, too."""
+    grey = rows.dim() == 4 and rows.shape[1] == 1  # channels last by a word; CNNs are faster then
+    order = torch.channels_last if grey else torch.contiguous_format
+    made = torch.empty(
+        (size, *rows.shape[1:]), dtype=rows.dtype, device=rows.device, memory_format=order
+    )
+    made[: len(rows)] = rows
+    made[len(rows) :] = rows[-1]
+    return made
 
 
 def _in_order(module: nn.Module, form: Form) -> AbstractContextManager[None]:
@@ -283,8 +293,7 @@ class _Batch:
     def numbers(self, x: Tensor, y: Tensor) -> list[Tensor]:
         """All that is computed from single samples, (samples, ...) each."""
         losses, kept, parts = self._shares(x, y)
-        own = [getattr(part.contribution, "gradients", {}) for part in parts]
-        made = [t for g in own for t in getattr(g, "gradients", g).values()]
+        made = [t for part in parts for t in part.contribution.numbers]
         return [losses, *kept, *made, _norms(parts, losses)]
 
     def _shares(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor], list[Share]]:

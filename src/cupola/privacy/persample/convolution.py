@@ -11,7 +11,7 @@ the size of the terms (see `rules`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple
@@ -123,6 +123,10 @@ class Products(NamedTuple):
     @property
     def squared(self) -> Tensor:
         return self.gradients.squared
+
+    @property
+    def numbers(self) -> Sequence[Tensor]:
+        return self.gradients.numbers
 
     def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
         for name, rows in self.gradients.gradients.items():

@@ -32,7 +32,7 @@ and the data (docs/privacy.md, "The clip, proven"): its `squared` is an upper bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -163,6 +163,10 @@ class Contribution(Protocol):
     def squared(self) -> Tensor:
         """Upper bounds (n,), float64, of the squared norms over the layer's wanted parameters."""
 
+    @property
+    def numbers(self) -> Sequence[Tensor]:
+        """Gradients of samples (n, ...) as far as they are there."""
+
     def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
         """Add sum_i weights_i g_i; weights (n,), float64, are 0 for samples to leave out, whose
         numbers may be infinite or NaN."""
@@ -173,6 +177,7 @@ class Factored(NamedTuple):
 
     squared: Tensor
     add: Callable[[Sums, Parameters, Tensor], None]
+    numbers: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True)
@@ -184,6 +189,10 @@ class Materialised:
     @property
     def squared(self) -> Tensor:
         return torch.stack([squares(g) for g in self.gradients.values()]).sum(0)
+
+    @property
+    def numbers(self) -> Sequence[Tensor]:
+        return list(self.gradients.values())
 
     def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
         for name, rows in self.gradients.items():

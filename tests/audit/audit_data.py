@@ -33,6 +33,17 @@ PLANS = {
         "local": {"work": "batches", "batches": 1, "batch_size": 18, "lr": 0.1},
         "privacy": {"mechanism": "dp-sgd", "epsilon": 1.4},
     },
+    "dp-sgd, sampled": {
+        "data": {"name": "digits", "partition": {"kind": "iid", "sites": 10}},
+        "local": {"epochs": 1, "batch_size": 16, "lr": 0.1},
+        "privacy": {"mechanism": "dp-sgd", "epsilon": 3.0},
+    },
+    "dp-sgd, mlp": {
+        "model": {"name": "mlp", "hidden": [16]},
+        "data": {"name": "digits", "partition": {"kind": "iid", "sites": 10}},
+        "local": {"work": "batches", "batches": 2, "batch_size": 16, "lr": 0.1},
+        "privacy": {"mechanism": "dp-sgd", "epsilon": 3.0},
+    },
     "dp-sgd, replace-one": {
         "data": SMALL,
         "local": {"work": "batches", "batches": 1, "batch_size": 18, "lr": 0.1},

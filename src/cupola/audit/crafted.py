@@ -15,10 +15,11 @@ from cupola.federation.randomness import generator
 from cupola.learn.workspace import Problem
 
 SIZES = (1, 2, 3, 5, 4, 1, 8, 17, 2, 33, 3, 68)  # of batches: other kernels for other sizes
-INPUTS = ("ordinary", "huge", "cancelling", "spread", "tiny", "constant", "one-hot", "repeated",
-          "vast", "not finite")  # fmt: skip
-TOKENS = ("ordinary", "repeated", "random", "alternating")
-WEIGHTS = ("first", "final", "loud", "cancelling", "spread", "quiet", "vast")
+INPUTS = ("ordinary", "huge", "three", "cancelling", "spread", "tiny", "three", "constant",
+          "one-hot", "repeated", "three", "vast", "not finite")  # fmt: skip
+TOKENS = ("ordinary", "repeated", "random", "alternating", "three")
+WEIGHTS = ("first", "final", "loud", "cancelling", "spread", "even", "quiet", "vast", "zero")
+BIG, SMALL = 2.0**60, 2.0**20  # SMALL^2 is lost beside BIG^2, also in float64
 
 
 def inputs(problem: Problem, data: Dataset, kind: str, n: int, seed: int) -> Dataset:
@@ -32,12 +33,21 @@ def inputs(problem: Problem, data: Dataset, kind: str, n: int, seed: int) -> Dat
     return Dataset(x, _targets(problem, y, random))
 
 
+def opposite(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """An augmentation that takes the large numbers of an example away from its other copies."""
+    del generator
+    return torch.where(x.abs() >= BIG, -x, torch.zeros_like(x)) if x.is_floating_point() else x
+
+
 def _tokens(vocabulary: int, x: torch.Tensor, kind: str, random: np.random.Generator):  # noqa: ANN202
     shape = tuple(x.shape)
     if kind == "repeated":  # the same token at every place: its gradients add up
         return torch.from_numpy(random.integers(vocabulary, size=(shape[0], 1))).expand(shape)
     if kind == "random":
         return torch.from_numpy(random.integers(vocabulary, size=shape))
+    if kind == "three":  # whose embeddings take each other away, with 'even' weights
+        few = np.concatenate([np.arange(3), random.integers(vocabulary, size=shape[1])])
+        return torch.from_numpy(np.resize(few[: shape[1]], shape)).contiguous()
     if kind == "alternating":
         pair = random.integers(vocabulary, size=(shape[0], 2))
         return torch.from_numpy(np.resize(pair.T, (shape[1], shape[0])).T.copy())
@@ -74,6 +84,18 @@ def _numbers(x: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarra
         return 1e3 * flat.reshape(x.shape)
     if kind == "repeated":  # one row of every example at all places
         return np.broadcast_to(normal[..., :1], x.shape) * 1e2
+    if kind == "three":  # a norm from products loses the third, a sum does not
+        three = np.zeros_like(x)
+        for row in three:  # at three places of one line through the input, evenly apart
+            axis = int(random.choice([a for a, size in enumerate(row.shape) if size >= 3] or [0]))
+            line = [int(random.integers(size)) for size in row.shape]
+            apart = int(random.integers(1, max(2, (row.shape[axis] + 1) // 2)))
+            first = int(random.integers(max(1, row.shape[axis] - 2 * apart)))
+            places = [p for p in range(first, row.shape[axis], apart)][:3]
+            for place, value in zip(places, random.permutation([BIG, -BIG, SMALL])):
+                line[axis] = place
+                row[tuple(line)] = value
+        return three
     if kind == "not finite":
         flat[0, 0] = (np.nan, np.inf, 1e38)[random.integers(3)]
         return flat.reshape(x.shape)
@@ -92,10 +114,14 @@ def weights(model: Arrays, kind: str, seed: int) -> Arrays:
             values = array * 30.0 + 0.1 * normal
         elif kind == "vast":
             values = array * 1e6 + normal
-        elif kind == "quiet":
-            values = array * 1e-6
+        elif kind in ("quiet", "zero"):
+            values = array * (1e-6 if kind == "quiet" else 0.0)
         elif kind == "spread":
             values = array * np.exp(3 * normal)
+        elif kind == "even":  # every place counts alike
+            values = np.full(array.shape, 2.0**-3)
+            if array.ndim > 1 and len(array) >= 3:
+                values[:3] = np.array([BIG, -BIG, SMALL]).reshape(3, *[1] * (array.ndim - 1))
         else:  # cancelling: every other row is the one before, nearly, taken away
             values = normal * max(float(np.abs(array).mean()), 1e-3) * 10
             if array.ndim > 1:

@@ -214,8 +214,10 @@ def _objective(site: Solver) -> Iterator[Test]:
     many = min(RELEASES, max(VECTORS, -(-NUMBERS // site.start.size)))
     own = site.data.train
     for real in (False, True):
+        # A real site draws anew whatever it is asked: the same round, every time.
         b = np.stack([
-            linear(site.answer(site.seed, r + 1, real=real), own) for r in range(many)
+            linear(site.answer(site.seed, 1 if real else r + 1, real=real), own)
+            for r in range(many)
         ])  # fmt: skip
         more = ", real site" if real else ""
         about = f"linear terms of {many} answers" + real * " with the operating system's randomness"

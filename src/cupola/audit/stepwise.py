@@ -32,7 +32,7 @@ VECTORS = 8  # noise vectors to compare with each other, at least
 KEPT = 1 << 16  # numbers of a noise vector that are looked at, of every tensor some
 DRAWS = 2_000_000  # chances to be drawn
 LEAST_BATCHES, MOST_BATCHES = 40, 4000
-CASES = 48  # crafted clips; fewer for large models
+CASES = 208  # crafted clips; for large models an eighth
 LARGE = 300_000  # parameters
 COSTLY = 10**8  # examples of a batch times parameters: fewer releases then
 SAME = 1e-3  # relative; what is divided alike agrees to this
@@ -270,9 +270,11 @@ def _clip(site: Site) -> Test:
     """The sum without noise, with and without one example, for crafted inputs and weights."""
     worst, where, longest = 0.0, "", 0.0
     large = site.space.flat.numel() > LARGE
-    random_layers = site.space.serial
-    for number in range(CASES // 2 if large else CASES):
-        case = _Case.number(site, number, 8 if large else 1 if random_layers else 70)
+    # Where layers or augmentations draw, leaving one out gives the others other draws: examples
+    # alone then. The draws are secret. Copies are crafted, too, and draw nothing.
+    alone = site.space.serial or not isinstance(site.privacy.augmentations, int)
+    for number in range(CASES // 8 if large else CASES):
+        case = _Case.number(site, number, 1 if alone else 8 if large else 70)
         moved = case.moved(site)
         longest = max(longest, case.length(site) if number < len(crafted.WEIGHTS) else 0.0)
         if not moved <= worst:
@@ -301,7 +303,8 @@ class _Case:
         seed = derive(site.seed, "clip", number)
         model = site.subject.models[0 if how == "first" else -1]
         rows = crafted.inputs(site.space.problem, site.data.train, kind, size, seed)
-        rows = replace(rows, transform=site.data.train.transform)
+        if site.privacy.augmentations != 1:
+            rows = replace(rows, transform=crafted.opposite)
         name = f"{kind} inputs, {how} weights, batch of {size}"
         out = 0 if kind == "not finite" else seed % size
         return cls(name, SiteData(rows), crafted.weights(model, how, seed), out)

@@ -3,7 +3,6 @@
 from torch import nn
 
 
-
 class Mean(nn.Module):
     """Over places."""
 

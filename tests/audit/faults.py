@@ -53,7 +53,9 @@ def less_noise(kind, patch, factor):
         module = {"dp-sgd": private, "central": noised, "output": convex}[name]
         add = module.add_noise
         patch.setattr(
-            module, "add_noise", lambda value, s, noise, random: add(value, s, factor * noise, random)
+            module,
+            "add_noise",
+            lambda value, s, noise, random: add(value, s, factor * noise, random),
         )
 
 
@@ -139,9 +141,7 @@ def reused_noise(kind, patch):
 def same_noise_at_all_sites(kind, patch):
     module = SOURCES[mechanism(kind)]
     honest = module.source
-    patch.setattr(
-        module, "source", lambda seed, purpose, round, site=0: honest(seed, purpose, round, 0)
-    )
+    patch.setattr(module, "source", lambda *names: honest(*names[:3], 0))
 
 
 def same_noise_in_all_steps(kind, patch):  # noqa: ARG001

@@ -50,8 +50,8 @@ def audit(
 ) -> dict[str, Any]:
     """Audit a finished run and write audit.json into its folder.
 
-    trials: repetitions with a canary, and as many without (None: as many as a minute allows, up to
-    1000; 0: none, only the parts are tested). rounds: at most so many are repeated.
+    trials: repetitions with a canary, and as many without (None: as many as fit into 45 s, up to
+    5000; 0: none, only the parts are tested). rounds: at most so many are repeated.
     shadows: runs for the likelihood-ratio attack (0: none; None: if they are quick). seed: of all
     that the audit draws. workers: processes for the trials. step: told of progress.
     Nothing is charged to the sites' books.
@@ -104,5 +104,7 @@ def _verdict(*found: dict[str, Any] | None) -> str | None:
 
 def _false_alarm(parts: dict[str, Any] | None, canaries: dict[str, Any] | None) -> float:
     """The probability, at most, that a sound mechanism is refuted: the sum of all levels."""
-    tried = canaries is not None and canaries["canaries"]
-    return (parts["false_alarm"] if parts else 0.0) + (1 - canaries["confidence"] if tried else 0.0)
+    rate = parts["false_alarm"] if parts else 0.0
+    if canaries is not None and canaries["canaries"]:
+        rate += 1 - canaries["confidence"]
+    return rate

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cupola.audit import onerun
 from cupola.audit.canaries import Experiment, experiments
 from cupola.audit.subject import Subject
 from cupola.federation.inprocess import one_core_each
@@ -30,8 +31,8 @@ from cupola.privacy.lower_bounds import (
 
 FALSE_ALARM = 5e-4  # of all canaries together: half of the verdict's
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2)  # where the claim is tested, beside its own
-PATIENCE = 60.0  # seconds that canaries may take unless trials are asked for
-MOST_TRIALS, LEAST_TRIALS = 1000, 100
+PATIENCE = 45.0  # seconds that canaries may take unless trials are asked for
+MOST_TRIALS, LEAST_TRIALS = 5000, 100
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
@@ -146,14 +147,15 @@ def canary_audit(
 ) -> dict[str, Any]:
     """Lower bounds from every canary that fits, the claim for the same rounds, and a verdict.
 
-    trials: None for as many as a minute allows. The confidence is shared between the canaries, so
+    trials: None for as many as PATIENCE allows. The confidence is shared between the canaries, so
     that the verdict has it as a whole.
     """
     site = subject.site()
     events = subject.events(site)
     claim, delta = subject.epsilon(events), subject.privacy.delta
     made = experiments(subject, site, derive(seed, "audit", 0, site))
-    each = 1 - (1 - confidence) / len(made)
+    pooled = onerun.possible(subject, site)
+    each = 1 - (1 - confidence) / (len(made) + pooled)
     found: list[Finding] = []
     why = None
     if trials is None:
@@ -162,7 +164,12 @@ def canary_audit(
         claims = [(delta, claim), *((d, subject.epsilon(events, d)) for d in DELTAS if d > delta)]
         effort: dict[str, Any] = {"trials": trials, "seed": seed, "workers": workers, "step": step}
         found = [finding(subject, e, confidence=each, claims=claims, **effort) for e in made]
-    refuted = any(f.curve.refutes for f in found)
+    many = None
+    if trials and pooled:
+        many = onerun.one_run_audit(
+            subject, site, events, trials=trials, seed=seed, level=1 - each, step=step
+        )
+    refuted = any(f.curve.refutes for f in found) or bool(many and many["refutes"])
     return {
         "mechanism": subject.privacy.mechanism,
         "unit": "site" if subject.privacy.of_sites else "example",
@@ -180,6 +187,7 @@ def canary_audit(
         "lower_bound": max((f.bound.epsilon for f in found), default=0.0),
         "reach": reach(trials, delta, each) if trials else 0.0,
         "canaries": [f.as_dict() for f in found],
+        "many_canaries": many,
         "verdict": "refuted" if refuted else "consistent",
     }
 

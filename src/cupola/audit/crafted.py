@@ -39,7 +39,9 @@ def opposite(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(x.abs() >= BIG, -x, torch.zeros_like(x)) if x.is_floating_point() else x
 
 
-def _tokens(vocabulary: int, x: torch.Tensor, kind: str, random: np.random.Generator):  # noqa: ANN202
+def _tokens(
+    vocabulary: int, x: torch.Tensor, kind: str, random: np.random.Generator
+) -> torch.Tensor:
     shape = tuple(x.shape)
     if kind == "repeated":  # the same token at every place: its gradients add up
         return torch.from_numpy(random.integers(vocabulary, size=(shape[0], 1))).expand(shape)
@@ -91,7 +93,7 @@ def _numbers(x: np.ndarray, kind: str, random: np.random.Generator) -> np.ndarra
             line = [int(random.integers(size)) for size in row.shape]
             apart = int(random.integers(1, max(2, (row.shape[axis] + 1) // 2)))
             first = int(random.integers(max(1, row.shape[axis] - 2 * apart)))
-            places = [p for p in range(first, row.shape[axis], apart)][:3]
+            places = range(first, row.shape[axis], apart)[:3]
             for place, value in zip(places, random.permutation([BIG, -BIG, SMALL])):
                 line[axis] = place
                 row[tuple(line)] = value

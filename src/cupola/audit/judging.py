@@ -165,7 +165,7 @@ def freshness_test(z: np.ndarray, labels: Sequence[str], part: str = "freshness 
     many, d = z.shape
     unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-300)
     cosines = np.where(np.tri(many, dtype=bool), 0.0, unit @ unit.T)
-    one, two = np.unravel_index(int(np.argmax(np.abs(cosines))), cosines.shape)
+    one, two = divmod(int(np.argmax(np.abs(cosines))), many)
     r, pairs = float(cosines[one, two]), many * (many - 1) // 2
     return Test(
         part,
@@ -244,9 +244,7 @@ def rate_test(hits: int, chances: int, rate: float, part: str, about: str) -> Te
         f"rate is {hits / chances:.4g}, promised is {rate:.4g}",
         TWICE,
         float(binom.sf(hits - 1, chances, rate)),
-        lambda level: float(
-            binom.sf(binom.isf(level, chances, rate), chances, min(1.0, 2 * rate))
-        ),
+        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, min(1.0, 2 * rate))),
     )
 
 
@@ -275,9 +273,7 @@ def overlap_test(overlaps: int, chances: int, rate: float, about: str) -> Test:
             float(binom.cdf(overlaps, chances, chance)),
             float(binom.sf(overlaps - 1, chances, chance)),
         ),
-        lambda level: float(
-            binom.sf(binom.isf(level / 2, chances, chance), chances, rate)
-        ),
+        lambda level: float(binom.sf(binom.isf(level / 2, chances, chance), chances, rate)),
     )
 
 

@@ -87,7 +87,8 @@ class Solver:
         flat = x.double().cpu().numpy().reshape(len(x), -1)
         constant = self.problem.constant
         room = math.sqrt(self.bound**2 - constant**2)
-        flat = flat * np.minimum(1, room / np.maximum(np.linalg.norm(flat, axis=1), 1e-300))[:, None]
+        norms = np.maximum(np.linalg.norm(flat, axis=1), 1e-300)
+        flat = flat * np.minimum(1, room / norms)[:, None]
         if constant:
             flat = np.hstack([flat, np.full((len(flat), 1), constant)])
         labels = y.reshape(-1).long().cpu().numpy()
@@ -98,14 +99,14 @@ class Solver:
         """Data that differ in one row, far beyond the norm bound and on opposite sides; the model
         of the question is wrong about both."""
         held = self.data.train
-        x, y = self.subject.space.batch(held, slice(0, 1))
+        x, _ = self.subject.space.batch(held, slice(0, 1))
         weight = np.asarray(question.arrays[self.names[0]], np.float64)
         label = min(1, len(weight) - 1)
-        toward = weight[label] - (weight[0] if self.problem.classes == 2 and len(weight) == 2 else 0)
+        toward = weight[label] - weight[0] if len(weight) == 2 else weight[label]
         toward = toward / max(np.linalg.norm(toward), 1e-300)
         across = generator(self.seed, "across").standard_normal(x.numel())
         across -= (across @ toward) * toward
-        across /= max(np.linalg.norm(across), 1e-300)
+        across /= max(float(np.linalg.norm(across)), 1e-300)
         made = []
         for sign in (1, -1):
             row = (sign * math.cos(0.2) * across - math.sin(0.2) * toward) * 10 * self.bound
@@ -159,7 +160,8 @@ def _output(site: Solver) -> Iterator[Test]:
     labels = [f"draw {i + 1}" for i in range(VECTORS)]
     yield judging.freshness_test(z[:VECTORS], labels, "freshness of noise, real site")
     question = site.wrong()
-    pair = [site.answer(site.seed, data=data, question=question) for data in site.neighbours(question)]
+    beside = site.neighbours(question)
+    pair = [site.answer(site.seed, data=data, question=question) for data in beside]
     moved = float(np.linalg.norm(pair[0] - pair[1], axis=1).max())
     # Answers are cast to the model's type, beside the accounted noise: post-processing.
     cast = 2.0**-22 * float(np.linalg.norm(site.weights(question.arrays)))
@@ -182,9 +184,7 @@ def _output(site: Solver) -> Iterator[Test]:
 def _alike(site: Solver, question: Question) -> Dataset:
     """A site whose rows all pull the same way."""
     one = site.neighbours(question)[0].subset(slice(0, 1))
-    return Dataset(
-        one.x.expand(site.n, *one.x.shape[1:]).clone(), one.y.expand(site.n, *one.y.shape[1:]).clone()
-    )
+    return one.subset(np.zeros(site.n, np.int64))
 
 
 def _fresh(z: np.ndarray, other: np.ndarray, number: int) -> tuple[np.ndarray, list[str]]:

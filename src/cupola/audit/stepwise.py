@@ -18,7 +18,6 @@ from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
 from cupola.audit.subject import Subject, as_tensor, flat
 from cupola.data import Dataset, SiteData
-from cupola.errors import CupolaError
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
 from cupola.learn import batches, private
@@ -377,6 +376,7 @@ def _together(site: Site) -> Iterator[Test]:
     datas: list[Dataset | None] = [None, loud]
     worst = 0.0
     for data in datas:
+
         def contexts() -> list[SiteContext]:
             held = [site.subject.host.data(i) if data is None else SiteData(data) for i in numbers]  # noqa: B023
             return [site.context(site.seed, site=i, data=h) for i, h in zip(numbers, held)]
@@ -393,5 +393,3 @@ def _together(site: Site) -> Iterator[Test]:
         worst, 0.01, "sites together", f"{len(numbers)} sites at once against one by one",
         "any of these, there only", f"differ by at most {worst:.2g} deviations of the noise",
     )  # fmt: skip
-
-

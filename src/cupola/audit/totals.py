@@ -20,7 +20,7 @@ from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
 from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places, slack
 from cupola.audit.subject import Subject, as_tensor, flat
-from cupola.data import SiteData
+from cupola.data import Dataset, SiteData
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
 from cupola.federation.randomness import derive, generator
@@ -93,7 +93,8 @@ def _central(subject: Subject, seed: int) -> Iterator[Test]:
     question = subject.question(1)
     state, total = _state(question), _total(_update(subject, seed))
     clip = privacy.clip * (1 + slack(coordinator.expected))
-    deviation = _sum_noise(subject) * clip / expected_sites(coordinator.participation, len(subject.host))
+    sites = expected_sites(coordinator.participation, len(subject.host))
+    deviation = _sum_noise(subject) * clip / sites
     exact = _mean(_quiet(coordinator), state, total, 1)
 
     def noise(by: Coordinator, round: int) -> np.ndarray:
@@ -146,7 +147,8 @@ def _counts(subject: Subject, coordinator: Coordinator, state: State) -> Test:
     small = 0
     for round in range(1, many + 1):
         _, values = coordinator.mean(state, Total(), round)
-        below = (privacy.quantile or 0.0) - math.log(values["clip"] / privacy.clip) / privacy.clip_rate
+        moved = math.log(values["clip"] / privacy.clip) / privacy.clip_rate
+        below = (privacy.quantile or 0.0) - moved
         small += abs(below - 0.5) * expected < near
     rates = [2 * float(ndtr(k * near / deviation)) - 1 for k in (1, 2)]
     return judging.count_test(small, many, rates[0], rates[1], "counts of updates below the clip")
@@ -195,7 +197,7 @@ def _prefix_noise(subject: Subject, by: Coordinator, after: int, steps: int) -> 
     question = subject.question(1)
     total = _total(_update(subject, by.seed or 0))
     state = State(after, dict(question.arrays), {"round": after})
-    before, found = 0.0, []
+    before, found = np.zeros(1), []
     for step in range(1, steps + 1):
         state = state.next(by.follow(state, total, after + step, 1.0))
         velocity = state.arrays["ftrl/velocity"]
@@ -240,7 +242,7 @@ def _sensitivity(subject: Subject, coordinator: Coordinator) -> Iterator[Test]:
 
 def _clip(subject: Subject, seed: int) -> Test:
     """What a site sends, with crafted data and weights."""
-    privacy, site = subject.privacy, subject.site()
+    site = subject.site()
     held = subject.host.data(site).train
     kinds = crafted.INPUTS if subject.space.problem.tokens is None else crafted.TOKENS
     worst, where, longest, sent = 0.0, "", 0.0, 0
@@ -265,7 +267,10 @@ def _clip(subject: Subject, seed: int) -> Test:
     )  # fmt: skip
 
 
-def _length(subject: Subject, site: int, rows, question: Question, clip: float | None):  # noqa: ANN001, ANN202
+def _length(
+    subject: Subject, site: int, rows: Dataset, question: Question, clip: float | None
+) -> float | None:
+    """Norm of what a site sends, in clips; None where it sends nothing."""
     if clip is not None:
         privacy = {**question.options["privacy"], "clip": clip}
         question = replace(question, options={**question.options, "privacy": privacy})
@@ -318,9 +323,11 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
         found.party, found.hidden = party, layout
         return found
 
-    def share(round: int, number: int = site, update=none, own: int = seed, real: bool = False):  # noqa: ANN001, ANN202
+    def share(
+        round: int, number: int = site, update: list[torch.Tensor] = none, real: bool = False
+    ) -> np.ndarray:
         asked = replace(question, round=round)
-        return flat(noised_share(context(number, own, real), asked, privacy, space, update))
+        return flat(noised_share(context(number, seed, real), asked, privacy, space, update))
 
     many = max(VECTORS, -(-NUMBERS // len(places.index)))
     z = np.stack([share(r)[places.index] for r in range(1, many + 1)]) / deviation
@@ -329,7 +336,8 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
     yield judging.blocks_test(z, places.blocks, about)
     others = [i for i in range(subject.program.sites) if i != site][:2]
     fresh = [*z[:VECTORS], *(share(1, i)[places.index] for i in others)]
-    labels = [*(f"round {i + 1}" for i in range(VECTORS)), *(f"round 1 of site {i}" for i in others)]
+    labels = [f"round {i + 1}" for i in range(VECTORS)]
+    labels += [f"round 1 of site {i}" for i in others]
     yield judging.freshness_test(np.stack(fresh), labels)
     z = np.stack([share(1, real=True)[places.index] for _ in range(many)]) / deviation
     about = "shares with the operating system's randomness"

@@ -24,7 +24,7 @@ def audit(
         typer.Option(
             min=0,
             help="Repetitions with a canary, and as many without; 0: none.",
-            show_default="what a minute allows, up to 1000",
+            show_default="what 45 s allow, up to 5000",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Repeat at most so many rounds.")] = 6,
@@ -119,6 +119,8 @@ def _percent(share: float) -> str:
 
 
 def _show_verdict(line: Callable[[str, str], None], found: dict[str, Any]) -> None:
+    from cupola.audit.judging import said_p
+
     parts, canaries = found["parts"], found["epsilon"]
     rate = f"a sound run is refuted with probability at most {100 * found['false_alarm']:.3g} %"
     if found["verdict"] == "refuted":
@@ -130,6 +132,8 @@ def _show_verdict(line: Callable[[str, str], None], found: dict[str, Any]) -> No
                     f"{canary['canary']} canary: epsilon is at least {curve['epsilon']:.3g} at "
                     f"delta {curve['delta']:g}, claimed is {curve['claim']:.3g}"
                 )
+        if (canaries["many_canaries"] or {}).get("refutes"):
+            said.append(f"many canaries ({said_p(canaries['many_canaries']['p'])})")
         line("verdict", f"[red]refuted[/]: {'; '.join(said)}; {rate}")
         return
     weak = [test["part"] for test in parts["tests"] if test["power"] < 0.99]
@@ -142,6 +146,8 @@ def _show_verdict(line: Callable[[str, str], None], found: dict[str, Any]) -> No
 
 
 def _show_epsilon(line: Callable[[str, str], None], found: dict[str, Any]) -> None:
+    from cupola.audit.judging import said_p
+
     percent = f"{100 * found['confidence']:g} %"
     line(
         "mechanism",
@@ -164,10 +170,19 @@ def _show_epsilon(line: Callable[[str, str], None], found: dict[str, Any]) -> No
             f"least {curve['epsilon']:.3g}, claimed {curve['claim']:.3g}; so many trials {could} "
             "refute it",
         )
+    many = found["many_canaries"]
+    if many:
+        line(
+            "  many",
+            f"{many['canaries']} canaries in each of {many['runs']:,} runs: {many['right']:,} of "
+            f"{many['guesses']:,} guesses right ({said_p(many['p'])} if epsilon is "
+            f"{many['claim']:.3g} at delta {many['delta']:g}); could have shown epsilon "
+            f"{many['reach']:.3g}",
+        )
     line(
         "reach",
-        f"so many trials can show at most epsilon {found['reach']:.3g} at delta {found['delta']:g}, "
-        f"at confidence {percent}",
+        f"so many trials can show at most epsilon {found['reach']:.3g} at delta "
+        f"{found['delta']:g}, at confidence {percent}",
     )
 
 

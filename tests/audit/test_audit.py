@@ -100,7 +100,8 @@ def test_json_is_one_document_and_the_same_again(private):
     options = ("--trials", 30, "--rounds", 1, "--shadows", 0, "--json")
     documents = []
     for workers in (1, 2):
-            document = json.loads(command(private, *options, "--workers", workers, code=EITHER).stdout)
+        result = command(private, *options, "--workers", workers, code=EITHER)
+        document = json.loads(result.stdout)
         many = document["epsilon"]["many_canaries"]
         for part in (document, document["parts"], many, *document["epsilon"]["canaries"]):
             del part["seconds"]

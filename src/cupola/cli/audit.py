@@ -96,21 +96,20 @@ def _show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_parts(console: Console, found: dict[str, Any]) -> None:
-    """A table of what was tested and with which power."""
-    from rich.table import Table
-
+    """A table of what was tested, with which power, and what it showed."""
     from cupola.audit.judging import said_p
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("part", "found", "", "power for its fault", "verdict"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    rows = [("part", "verdict", "power for its fault", "found")]
     for test in found["tests"]:
         shown = said_p(test["p"]) if "p" in test else f"limit {test['limit']:.4g}"
-        refuted = test["verdict"] == "refuted"
-        verdict = "[red]refuted[/]" if refuted else "[green]holds[/]"
+        verdict = "refuted" if test["verdict"] == "refuted" else "holds"
         power = f"{_percent(test['power'])}, {test['fault']}"
-        table.add_row(test["part"], test["found"], shown, power, verdict)
-    console.print(table, width=None if console.is_terminal else 170)
+        rows.append((test["part"], verdict, power, f"{test['found']} ({shown})"))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for number, row in enumerate(rows):
+        text = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]])
+        style = "bold" if number == 0 else "red" if row[1] == "refuted" else None
+        console.print(text, soft_wrap=True, markup=False, style=style)
 
 
 def _percent(share: float) -> str:

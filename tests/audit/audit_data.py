@@ -1,5 +1,7 @@
 """Data and plans small enough to be repeated thousands of times."""
 
+import numpy as np
+import torch
 from torch.nn.functional import avg_pool2d
 
 from cupola.data import Dataset, Source, load
@@ -14,6 +16,14 @@ def two_digits():
         return Dataset(avg_pool2d(chosen.inputs(), 2), chosen.y)
 
     return Source("two digits", "classification", only(whole.train), only(whole.test), classes=2)
+
+
+def texts():
+    """Sequences of six of twelve tokens, each followed by its successor."""
+    start = torch.from_numpy(np.random.default_rng(1).integers(12, size=(80, 1)))
+    tokens = (start + torch.arange(7)) % 12
+    rows = Dataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return Source("texts", "language", rows, rows.subset(slice(0, 8)), classes=12, vocabulary=12)
 
 
 BASE = {

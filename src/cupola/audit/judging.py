@@ -67,7 +67,8 @@ class Test:
             assert self.p is not None
             assert self.power_at is not None
             refuted = not self.p > level
-            numbers = {"p": float(self.p), "level": level, "power": float(self.power_at(level))}
+            p = 0.0 if np.isnan(self.p) else float(self.p)
+            numbers = {"p": p, "level": level, "power": float(self.power_at(level))}
         return {
             "part": self.part,
             "about": self.about,

@@ -163,7 +163,7 @@ def tests(subject: Subject, seed: int) -> Iterator[Test]:
 def _noise(site: Site) -> Iterator[Test]:
     d = len(site.places.index)
     costly = site.expected * site.space.flat.numel() > COSTLY
-    rounds = 4 if costly else max(VECTORS, -(-NUMBERS // d))
+    rounds = 2 if costly else max(VECTORS, -(-NUMBERS // d))
     z = [site.noise(site.seed, round) for round in range(1, rounds + 1)]
     labels = [f"round {round}" for round in range(1, rounds + 1)]
     sizes = [len(_batches(site, site.seed, round)[0]) for round in range(1, rounds + 1)]

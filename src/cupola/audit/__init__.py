@@ -50,7 +50,7 @@ def audit(
 ) -> dict[str, Any]:
     """Audit a finished run and write audit.json into its folder.
 
-    trials: repetitions with a canary, and as many without (None: as many as fit into 45 s, up to
+    trials: repetitions with a canary, and as many without (None: as many as fit into 60 s, up to
     5000; 0: none, only the parts are tested). rounds: at most so many are repeated.
     shadows: runs for the likelihood-ratio attack (0: none; None: if they are quick). seed: of all
     that the audit draws. workers: processes for the trials. step: told of progress.

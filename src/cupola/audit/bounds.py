@@ -31,7 +31,7 @@ from cupola.privacy.lower_bounds import (
 
 FALSE_ALARM = 5e-4  # of all canaries together: half of the verdict's
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2)  # where the claim is tested, beside its own
-PATIENCE = 45.0  # seconds that canaries may take unless trials are asked for
+PATIENCE = 60.0  # seconds that canaries may take unless trials are asked for
 MOST_TRIALS, LEAST_TRIALS = 5000, 100
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 

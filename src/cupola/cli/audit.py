@@ -24,7 +24,7 @@ def audit(
         typer.Option(
             min=0,
             help="Repetitions with a canary, and as many without; 0: none.",
-            show_default="what 45 s allow, up to 5000",
+            show_default="what 60 s allow, up to 5000",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Repeat at most so many rounds.")] = 6,

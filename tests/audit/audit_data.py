@@ -1,5 +1,7 @@
 """Data and plans small enough to be repeated thousands of times."""
 
+import numpy as np
+import torch
 from torch.nn.functional import avg_pool2d
 
 from cupola.data import Dataset, Source, load
@@ -14,6 +16,14 @@ def two_digits():
         return Dataset(avg_pool2d(chosen.inputs(), 2), chosen.y)
 
     return Source("two digits", "classification", only(whole.train), only(whole.test), classes=2)
+
+
+def texts():
+    """Sequences of six of twelve tokens, each followed by its successor."""
+    start = torch.from_numpy(np.random.default_rng(1).integers(12, size=(80, 1)))
+    tokens = (start + torch.arange(7)) % 12
+    rows = Dataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return Source("texts", "language", rows, rows.subset(slice(0, 8)), classes=12, vocabulary=12)
 
 
 BASE = {
@@ -75,6 +85,30 @@ PLANS = {
     },
 }  # fmt: skip
 
+#: Small rates, and a model that trains one site at a time.
+SAMPLED = {
+    "dp-sgd, sampled": {
+        "data": {"name": "digits", "partition": {"kind": "iid", "sites": 10}},
+        "local": {"epochs": 1, "batch_size": 16, "lr": 0.1},
+        "privacy": {"mechanism": "dp-sgd", "epsilon": 3.0},
+    },
+    "dp-sgd, mlp": {
+        "model": {"name": "mlp", "hidden": [16]},
+        "data": {"name": "digits", "partition": {"kind": "iid", "sites": 10}},
+        "local": {"work": "batches", "batches": 2, "batch_size": 16, "lr": 0.1},
+        "privacy": {"mechanism": "dp-sgd", "epsilon": 3.0},
+    },
+}
+
+#: Parts that a sound plan fails for now: with crafted weights, how an example counts depends on how
+#: many others share its batch. Empty it when every batch is computed at one fixed shape.
+FAILS_FOR_NOW = {"dp-sgd": {"clip"}}
+
+
+def known(kind):
+    """Parts of this plan that fail for now."""
+    return FAILS_FOR_NOW.get(plan(kind)["privacy"]["mechanism"], set())
+
 
 def plan(kind):
-    return {**BASE, "name": "audited", **PLANS[kind]}
+    return {**BASE, "name": "audited", **(PLANS | SAMPLED)[kind]}

@@ -44,7 +44,8 @@ def audited(subject, kind, state, monkeypatch, only=None):
     """Findings, and lower bounds by canary; printed for who asks (pytest -s)."""
     if only is not None:
         monkeypatch.setattr(bounds_of, "experiments", lambda *given: [only(*given)])
-    found = canary_audit(subject, trials=TRIALS.get(kind, {}).get(state, 700), seed=SEED)
+    trials = TRIALS.get(kind, {}).get(state, 700)
+    found = canary_audit(subject, trials=trials, seed=SEED, confidence=0.99)
     bounds = {c["canary"]: c["lower_bound"]["epsilon"] for c in found["canaries"]}
     said = ", ".join(f"{name} {value:.2f}" for name, value in bounds.items())
     claim, most = found["claim"], found["reach"]

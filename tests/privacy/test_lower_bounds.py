@@ -15,6 +15,7 @@ from scipy.stats import binom
 from cupola.errors import DataError, PlanError
 from cupola.privacy.lower_bounds import (
     LinearScore,
+    contradiction,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_lower_bound,
@@ -291,3 +292,32 @@ def test_bad_vectors_and_guesses_are_refused():
         one_run_lower_bound(np.zeros(10), np.ones(10, bool), DELTA, guesses=6)
     with pytest.raises(DataError, match="canaries"):
         one_run_lower_bound(np.zeros(10), np.ones(9, bool), DELTA, guesses=2)
+
+
+def curve(mu):
+    """What a Gaussian mechanism promises at several deltas."""
+    return [(delta, gaussian_epsilon(mu, delta)) for delta in (DELTA, 1e-3, 0.01, 0.03, 0.1, 0.2)]
+
+
+def vectors_of(seed, trials, mu):
+    return [scores[:, None] for scores in gaussian(seed, trials, mu)]
+
+
+def test_a_whole_curve_refutes_half_of_the_noise_where_one_point_does_not():
+    one, two = vectors_of(1, 5000, 1.0)
+    promised = curve(0.5)
+    found = contradiction(one, two, promised, confidence=0.999)
+    assert found.refutes
+    assert found.epsilon > found.claim
+    assert found.reach > found.margin
+    at_delta = contradiction(one, two, promised[:1], confidence=0.999)
+    assert not at_delta.refutes
+
+
+def test_a_curve_that_holds_is_seldom_contradicted():
+    promised = curve(0.5)
+    refuted = [
+        contradiction(*vectors_of(seed, 200, 0.5), promised, confidence=0.95).refutes
+        for seed in range(100)
+    ]
+    assert sum(refuted) <= 5

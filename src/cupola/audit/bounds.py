@@ -1,4 +1,8 @@
-"""From repeated rounds to a lower bound on epsilon, beside what is claimed for the same rounds."""
+"""From repeated rounds to a lower bound on epsilon, beside what is claimed for the same rounds.
+
+The claim is a whole curve: the accountant knows an epsilon for every delta, and repeated rounds may
+contradict it anywhere. At a delta of 1e-5 alone only rare events count, of which there are few.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,52 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from cupola.audit import onerun
 from cupola.audit.canaries import Experiment, experiments
 from cupola.audit.subject import Subject
 from cupola.federation.inprocess import one_core_each
 from cupola.federation.randomness import derive
-from cupola.privacy.lower_bounds import CONFIDENCE, Bound, upper_rate, vector_lower_bound
+from cupola.privacy.lower_bounds import (
+    Bound,
+    Contradiction,
+    contradiction,
+    upper_rate,
+    vector_lower_bound,
+)
 
+FALSE_ALARM = 5e-4  # of all canaries together: half of the verdict's
+DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2)  # where the claim is tested, beside its own
+PATIENCE = 60.0  # seconds that canaries may take unless trials are asked for
+MOST_TRIALS, LEAST_TRIALS = 5000, 100
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one canary showed. bound decides; gaussian rests on its assumption."""
+    """What one canary showed. curve decides; bound is at the run's own delta, gaussian rests on its
+    assumption."""
 
     experiment: Experiment
     bound: Bound
     gaussian: Bound
+    curve: Contradiction
     seconds: float
 
-    def as_dict(self, claim: float) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "canary": self.experiment.canary,
             "about": self.experiment.about,
             "norm_in_clips": self.experiment.strength,
             "lower_bound": _plain(self.bound),
             "gaussian_estimate": _plain(self.gaussian),
-            "refutes": self.bound.refutes(claim),
+            "curve": asdict(self.curve),
+            "refutes": self.curve.refutes,
             "seconds": round(self.seconds, 3),
         }
 
@@ -102,6 +120,7 @@ def finding(
     trials: int,
     seed: int,
     confidence: float,
+    claims: list[tuple[float, float]],
     workers: int = 1,
     step: Step | None = None,
 ) -> Finding:
@@ -113,30 +132,44 @@ def finding(
         vector_lower_bound(one, two, delta, confidence=confidence, gaussian=assumed)
         for assumed in (False, True)
     )
-    return Finding(experiment, bound, gaussian, time.monotonic() - began)
+    curve = contradiction(one, two, claims, confidence=confidence)
+    return Finding(experiment, bound, gaussian, curve, time.monotonic() - began)
 
 
 def canary_audit(
     subject: Subject,
     *,
-    trials: int,
+    trials: int | None,
     seed: int,
-    confidence: float = CONFIDENCE,
+    confidence: float = 1 - FALSE_ALARM,
     workers: int = 1,
     step: Step | None = None,
 ) -> dict[str, Any]:
     """Lower bounds from every canary that fits, the claim for the same rounds, and a verdict.
 
-    The confidence is shared between the canaries, so that the verdict has it as a whole.
+    trials: None for as many as PATIENCE allows. The confidence is shared between the canaries, so
+    that the verdict has it as a whole.
     """
     site = subject.site()
     events = subject.events(site)
-    claim = subject.epsilon(events)
+    claim, delta = subject.epsilon(events), subject.privacy.delta
     made = experiments(subject, site, derive(seed, "audit", 0, site))
-    each = 1 - (1 - confidence) / len(made)
-    effort: dict[str, Any] = {"trials": trials, "seed": seed, "workers": workers, "step": step}
-    found = [finding(subject, e, confidence=each, **effort) for e in made]
-    refuted = any(f.bound.refutes(claim) for f in found)
+    pooled = onerun.possible(subject, site)
+    each = 1 - (1 - confidence) / (len(made) + pooled)
+    found: list[Finding] = []
+    why = None
+    if trials is None:
+        trials, why = _affordable(made, workers)
+    if trials:
+        claims = [(delta, claim), *((d, subject.epsilon(events, d)) for d in DELTAS if d > delta)]
+        effort: dict[str, Any] = {"trials": trials, "seed": seed, "workers": workers, "step": step}
+        found = [finding(subject, e, confidence=each, claims=claims, **effort) for e in made]
+    many = None
+    if trials and pooled:
+        many = onerun.one_run_audit(
+            subject, site, events, trials=trials, seed=seed, level=1 - each, step=step
+        )
+    refuted = any(f.curve.refutes for f in found) or bool(many and many["refutes"])
     return {
         "mechanism": subject.privacy.mechanism,
         "unit": "site" if subject.privacy.of_sites else "example",
@@ -145,16 +178,40 @@ def canary_audit(
         "rounds": subject.rounds,
         "models": "first and final, in turn",
         "trials": trials,
+        "without_trials": why,
         "confidence": confidence,
-        "delta": subject.privacy.delta,
+        "delta": delta,
         "events": [event.as_dict() for event in events],
         "claim": claim,
         "run_epsilon": (subject.run.result.get("privacy") or {}).get("epsilon"),
-        "lower_bound": max(f.bound.epsilon for f in found),
-        "reach": reach(trials, subject.privacy.delta, each),
-        "canaries": [f.as_dict(claim) for f in found],
+        "lower_bound": max((f.bound.epsilon for f in found), default=0.0),
+        "reach": reach(trials, delta, each) if trials else 0.0,
+        "canaries": [f.as_dict() for f in found],
+        "many_canaries": many,
         "verdict": "refuted" if refuted else "consistent",
     }
+
+
+def _affordable(made: list[Experiment], workers: int) -> tuple[int, str | None]:
+    """Trials that fit into the patience, or why there are none."""
+    began = time.monotonic()
+    for experiment in made:
+        _pair(experiment, 0, 0)  # the first one prepares much
+    first = time.monotonic() - began
+    if first * LEAST_TRIALS > 20 * PATIENCE * workers:
+        return 0, _too_long(first * LEAST_TRIALS / workers)
+    began = time.monotonic()
+    for experiment in made:
+        _pair(experiment, 0, 1)
+    takes = (time.monotonic() - began) / workers
+    trials = min(MOST_TRIALS, int(PATIENCE / max(takes, 1e-9)))
+    if trials < LEAST_TRIALS:
+        return 0, _too_long(takes * LEAST_TRIALS)
+    return trials, None
+
+
+def _too_long(seconds: float) -> str:
+    return f"{LEAST_TRIALS} trials would take about {seconds:,.0f} s; ask for them (--trials)"
 
 
 def reach(trials: int, delta: float, confidence: float) -> float:

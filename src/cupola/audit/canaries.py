@@ -7,7 +7,9 @@ round, so that noise which is used again cancels and shows it.
 
 - gradient (dp-sgd): an example with a gradient a hundred times the clip, in a fixed direction with
   alternating sign; the site draws it into its batches like any other example.
-- row (dp-sgd, output, objective): a crafted example, through everything the site does.
+- row (dp-sgd, output, objective): a crafted example, through everything the site does. Texts cannot
+  be made large: there it is a rare token at every place, and the model that the site receives is
+  made loud instead, as a coordinator could.
 - site (central, dp-ftrl): a site of crafted examples, through the site's training and clipping
   and the coordinator's noise.
 - update (distributed): a site's update far longer than the clip, through the site's clipping,
@@ -16,7 +18,7 @@ round, so that noise which is used again cancels and shows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -37,6 +39,7 @@ from cupola.secure.hidden import layout_of
 
 LOUD = 100.0  # norm of a gradient canary, in clips
 LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones
+LOUDER = (1.0, 3.0, 10.0, 30.0, 100.0)  # times the weights, where inputs are tokens
 ENOUGH = 10.0  # a crafted contribution should be so many clips long
 CRAFTED_ROWS = 64  # at most so many examples at a crafted site
 NO_CLIP = 1e30
@@ -96,9 +99,8 @@ def gradient_canary(subject: Subject, site: int, seed: int) -> Experiment:
 
 def row_canary(subject: Subject, site: int, seed: int) -> Experiment:
     """A crafted example of two kinds in turn; the attacker looks along the gradients of both."""
-    questions = _questions(subject)
     held = subject.host.data(site)
-    size, pair = _loud_rows(subject, held.train, questions, seed)
+    size, pair, questions = _loud_rows(subject, held.train, _questions(subject), seed)
     datas = [SiteData(_with_row(held.train, row)) for row in pair]
     directions = np.stack(
         [_gradient(subject, q, pair[i])[1] for i, q in enumerate((questions * 2)[:2])]
@@ -158,8 +160,7 @@ def convex_canary(subject: Subject, site: int, seed: int) -> Experiment:
 
 def site_canary(subject: Subject, site: int, seed: int) -> Experiment:
     program, privacy = subject.program, subject.privacy
-    questions = _questions(subject)
-    strength, answers = _loud_answers(subject, site, questions, seed)
+    strength, answers, questions = _loud_answers(subject, site, _questions(subject), seed)
     directions = np.stack([_unit(flat(answer.arrays)) for answer in answers])
     choice = program.participation
     secret = choice.kind == "poisson" or (
@@ -262,9 +263,9 @@ Row = tuple[torch.Tensor, torch.Tensor]
 
 
 def _craftable(subject: Subject) -> bool:
-    """Whether inputs are numbers that can be made large, with one target each."""
+    """Whether inputs are tokens, or numbers that can be made large, with one target each."""
     problem = subject.space.problem
-    return problem.tokens is None and problem.kind in ("classification", "regression")
+    return problem.tokens is not None or problem.kind in ("classification", "regression")
 
 
 def _with_row(data: Dataset, row: Row) -> Dataset:
@@ -312,17 +313,51 @@ def _gradient(subject: Subject, question: Question, row: Row) -> tuple[float, np
     return float(found.norms[0]), _unit(vector)
 
 
+def _rare_rows(subject: Subject, data: Dataset) -> tuple[Row, Row]:
+    """Two texts of one token each, the rarest of this site's, and targets as rare."""
+    problem, (x, y) = subject.space.problem, subject.space.batch(data, slice(0, 1))
+    seen = np.bincount(data.x.reshape(-1).numpy(), minlength=problem.tokens or 0)
+    targets = np.bincount(data.y.reshape(-1).long().numpy(), minlength=problem.classes or 2)
+    targets[list(problem.ignore)] = len(data) * y.numel() + 1  # they count in no loss
+    rare, wrong = np.argsort(seen, kind="stable"), np.argsort(targets, kind="stable")
+    return tuple(  # type: ignore[return-value]
+        (torch.full_like(x, int(rare[i])).cpu(), torch.full_like(y, int(wrong[i])).cpu())
+        for i in (0, 1)
+    )
+
+
+Loud = tuple[tuple[Row, Row], list[Question]]
+
+
+def _candidates(
+    subject: Subject, data: Dataset, questions: list[Question], seed: int
+) -> Iterator[Loud]:
+    """Pairs of crafted examples, and the questions that they meet, loudest inputs first."""
+    if subject.space.problem.tokens is not None:
+        pair = _rare_rows(subject, data)
+        yield from ((pair, [_louder(q, factor) for q in questions]) for factor in LOUDER)
+        return
+    for scale in LARGE:
+        yield _crafted(subject, data, scale * _ordinary(subject, data), seed), questions
+
+
+def _louder(question: Question, factor: float) -> Question:
+    """The same question with larger weights."""
+    made = {n: a * a.dtype.type(factor) if n.startswith("model/") else a
+            for n, a in question.arrays.items()}  # fmt: skip
+    return replace(question, arrays=made)
+
+
 def _loud_rows(
     subject: Subject, data: Dataset, questions: list[Question], seed: int
-) -> tuple[float, tuple[Row, Row]]:
+) -> tuple[float, tuple[Row, Row], list[Question]]:
     """Crafted examples whose gradients are finite and as long as can be, in clips."""
-    best: tuple[float, tuple[Row, Row]] | None = None
-    for scale in LARGE:
-        pair = _crafted(subject, data, scale * _ordinary(subject, data), seed)
-        norms = [_gradient(subject, q, pair[i])[0] for i, q in enumerate((questions * 2)[:2])]
+    best: tuple[float, tuple[Row, Row], list[Question]] | None = None
+    for pair, asked in _candidates(subject, data, questions, seed):
+        norms = [_gradient(subject, q, pair[i])[0] for i, q in enumerate((asked * 2)[:2])]
         size = min(norms) / subject.privacy.clip
         if np.isfinite(size) and (best is None or size > best[0]):
-            best = (size, pair)
+            best = (size, pair, asked)
         if best is not None and best[0] >= ENOUGH:
             return best
     if best is None:
@@ -332,20 +367,15 @@ def _loud_rows(
 
 def _loud_answers(
     subject: Subject, site: int, questions: list[Question], seed: int
-) -> tuple[float, list[Contribution]]:
-    """A crafted site's two answers through its own task, and their norms before clipping."""
+) -> tuple[float, list[Contribution], list[Question]]:
+    """A crafted site's two answers through its own task, their norms before clipping, and the
+    questions that they answer."""
     held = subject.host.data(site).train
     if not len(held):
         raise CupolaError(f"site {site} has no samples; the audit cannot go on")
-    pairs = [(questions * 2)[0], (questions * 2)[1]]
-    best: tuple[float, list[Contribution]] | None = None
-    for scale in LARGE if _craftable(subject) else (1.0,):
-        datas = [held, held]
-        if _craftable(subject):
-            rows = _crafted(subject, held, scale * _ordinary(subject, held), seed)
-            many = min(len(held), CRAFTED_ROWS)
-            datas = [Dataset(x.expand(many, *x.shape[1:]), y.expand(many, *y.shape[1:]))
-                     for x, y in rows]  # fmt: skip
+    best: tuple[float, list[Contribution], list[Question]] | None = None
+    for datas, asked in _sites(subject, held, questions, seed):
+        pairs = (asked * 2)[:2]
         contexts = [subject.context(site, SiteData(d), subject.program.seed) for d in datas]
         try:
             free = [_answer(c, q, NO_CLIP) for c, q in zip(contexts, pairs)]
@@ -353,12 +383,25 @@ def _loud_answers(
             continue  # the crafted inputs were too large
         size = min(float(np.linalg.norm(flat(a.arrays))) for a in free) / subject.privacy.clip
         if best is None or size > best[0]:
-            best = (size, [train(c, q) for c, q in zip(contexts, pairs)])
+            best = (size, [train(c, q) for c, q in zip(contexts, pairs)], asked)
         if best[0] >= ENOUGH:
             return best
     if best is None:
         raise CupolaError("no crafted site has a finite update; the audit cannot go on")
     return best
+
+
+def _sites(
+    subject: Subject, held: Dataset, questions: list[Question], seed: int
+) -> Iterator[tuple[list[Dataset], list[Question]]]:
+    """Sites of crafted examples; ordinary ones where examples cannot be crafted."""
+    if not _craftable(subject):
+        yield [held, held], questions
+        return
+    many = min(len(held), CRAFTED_ROWS)
+    for rows, asked in _candidates(subject, held, questions, seed):
+        yield [Dataset(x.expand(many, *x.shape[1:]), y.expand(many, *y.shape[1:]))
+               for x, y in rows], asked  # fmt: skip
 
 
 def _answer(context: SiteContext, question: Question, clip: float) -> Contribution:

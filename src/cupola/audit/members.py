@@ -33,7 +33,7 @@ ROWS = 20_000  # of members and of others, at most, for the loss threshold
 SMALL = 200_000  # parameters of a model that shadow runs are made for
 SHADOW_ROWS = 100_000
 SHADOWS = 16
-PATIENCE = 300.0  # seconds that shadow runs may take unless they are asked for
+PATIENCE = 60.0  # seconds that shadow runs may take unless they are asked for
 BATCH = 1024
 
 

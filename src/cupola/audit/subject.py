@@ -147,10 +147,21 @@ class Subject:
                 )
         return tuple(events)
 
-    def epsilon(self, events: tuple[Event, ...]) -> float:
+    def program_events(self) -> tuple[Event, ...]:
+        """What the whole run does to any one site, where whole sites are hidden."""
+        program = self.program
+        return coordinator_events(
+            self.privacy, program.participation, program.sites, program.training_rounds
+        )
+
+    def epsilon(self, events: tuple[Event, ...], delta: float | None = None) -> float:
+        """Of these events, at the run's delta or another."""
         privacy = self.privacy
         return epsilon(
-            events, privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant
+            events,
+            privacy.delta if delta is None else delta,
+            neighbours=privacy.neighbours,
+            method=privacy.accountant,
         )
 
     # Members

@@ -155,6 +155,13 @@ class Canary:
     row: int
     gradients: Mapping[int, Tensor]
 
+    def drawn(self, index: np.ndarray, round: int) -> tuple[np.ndarray, list[Tensor]]:
+        """A batch without the canary's place, and the gradients of canaries that were drawn."""
+        if self.row not in index:
+            return index, []
+        mark = self.gradients.get(round)
+        return index[index != self.row], [] if mark is None else [mark]
+
 
 class PrivateGradient:
     """The noised mean gradient of a batch of one site, in one round."""
@@ -179,16 +186,15 @@ class PrivateGradient:
         self.round = question.round
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
-        mark = None
-        if self.canary is not None and self.canary.row in index:
-            index = index[index != self.canary.row]
-            mark = self.canary.gradients.get(self.round)
+        marks: list[Tensor] = []
+        if self.canary is not None:
+            index, marks = self.canary.drawn(index, self.round)
         copies = len(self.copies)
         x, y = self._batch(torch.from_numpy(index), augment)
         clip, noise = self.privacy.clip, _noise(self.privacy)
         clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies, expected=self.expected)
         flat = torch.cat([s.reshape(-1) for s in clipped.sums])
-        if mark is not None:
+        for mark in marks:
             (own,), _ = clipped_update([mark], self.privacy)
             flat += own
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)

@@ -14,6 +14,8 @@ other trials than those that give the bound, so that the choice needs no correct
   *assumes that the trade-off curve is that of a Gaussian mechanism*.
 - `LinearScore`, `vector_lower_bound`: a score from vectors (say, projections on the canary in every
   round), fitted so that noise which is shared between entries cancels.
+- `contradiction`: the same against a whole promised curve, epsilon at every delta, of which a
+  mechanism with a known accountant promises all: far more power than at one tiny delta.
 - `one_run_lower_bound`: many canaries in one run, each included by its own fair coin
   (Steinke, Nasr and Jagielski, 2023).
 """
@@ -171,6 +173,63 @@ def vector_lower_bound(
     score = LinearScore.fit(one[:a], two[:b])
     bound = gaussian_lower_bound if gaussian else lower_bound
     return bound(score(one[a:]), score(two[b:]), delta, confidence=confidence)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """How far a lower bound is above what is promised, at the delta where it is furthest.
+
+    margin: epsilon less claim; above 0 it refutes, with `confidence`. reach: the largest margin
+    that an attack without errors would have had.
+    """
+
+    margin: float
+    epsilon: float
+    delta: float
+    claim: float
+    confidence: float
+    trials: int
+    reach: float
+
+    @property
+    def refutes(self) -> bool:
+        return self.margin > 0
+
+
+def contradiction(
+    included: np.ndarray,
+    excluded: np.ndarray,
+    claims: Sequence[tuple[float, float]],
+    *,
+    confidence: float = CONFIDENCE,
+) -> Contradiction:
+    """One vector per trial, (m, d) and (k, d), against promised pairs (delta, epsilon).
+
+    A third of the trials fits a linear score, a third chooses a threshold, the last is counted.
+    Bounds on the two error rates hold for all pairs at once, so that the best pair may be taken.
+    """
+    one, two = _matrix(included, "included"), _matrix(excluded, "excluded")
+    a, b = len(one) // 3, len(two) // 3
+    score = LinearScore.fit(one[:a], two[:b])
+
+    def margins(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
+        return np.stack([_epsilon_of_rates(fpr, fnr, d) - e for d, e in claims])
+
+    def worth(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
+        return margins(fpr, fnr).max(0)
+
+    found = _bound(score(one[a:]), score(two[b:]), claims[0][0], confidence, worth, ANY)
+    assert found.fpr is not None
+    assert found.fnr is not None
+    each = margins(np.array([found.fpr]), np.array([found.fnr]))[:, 0]
+    place = int(np.argmax(each))
+    delta, claim = claims[place]
+    least = float(upper_rate(0, max(1, (len(one) - a) // 2), (1 - confidence) / 2))
+    reach = float(worth(np.array([least]), np.array([least]))[0])
+    margin = float(each[place])
+    return Contradiction(
+        margin, max(0.0, margin + claim), delta, claim, confidence, found.trials, reach
+    )
 
 
 def one_run_lower_bound(

@@ -1,0 +1,208 @@
+"""Mechanisms broken on purpose, by changing what the run calls."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cupola.learn import batches, noised, private, shares
+from cupola.learn import convex as convex_task
+from cupola.learn import local as local_task
+from cupola.learn import training as training_of
+from cupola.privacy import convex, distributed
+from cupola.privacy.persample import PerSample
+
+SOURCES = {
+    "dp-sgd": private,
+    "central": noised,
+    "dp-ftrl": noised,
+    "distributed": shares,
+    "output": convex_task,
+    "objective": convex_task,
+}
+
+
+def mechanism(kind):
+    return kind.split(",")[0]
+
+
+class Scaled:
+    """Less noise."""
+
+    def __init__(self, inner, factor):
+        self.inner, self.factor = inner, factor
+
+    def uniforms(self, n):
+        return self.inner.uniforms(n)
+
+    def normals(self, n):
+        return self.inner.normals(n) * self.factor
+
+
+def less_noise(kind, patch, factor):
+    name = mechanism(kind)
+    if name == "distributed":
+        draw = distributed.discrete_gaussian
+        patch.setattr(distributed, "discrete_gaussian", lambda s, *how: draw(s * factor, *how))
+    elif name == "objective":
+        draw_vector = convex._spherical
+        patch.setattr(convex, "_spherical", lambda *how: factor * draw_vector(*how))
+    elif name == "dp-ftrl":
+        honest = noised.source
+        patch.setattr(noised, "source", lambda *names: Scaled(honest(*names), factor))
+    else:
+        module = {"dp-sgd": private, "central": noised, "output": convex}[name]
+        add = module.add_noise
+        patch.setattr(
+            module,
+            "add_noise",
+            lambda value, s, noise, random: add(value, s, factor * noise, random),
+        )
+
+
+def half_noise(kind, patch):
+    less_noise(kind, patch, 0.5)
+
+
+def longer_clip(kind, patch, factor):
+    name = mechanism(kind)
+    if name == "dp-sgd":
+        honest = PerSample.clipped_sum
+        patch.setattr(
+            PerSample,
+            "clipped_sum",
+            lambda self, x, y, clip, **more: honest(self, x, y, clip * factor, **more),
+        )
+    elif name in ("output", "objective"):
+        rows = convex.Logistic.rows
+        patch.setattr(
+            convex.Logistic,
+            "rows",
+            lambda self, x: rows(replace(self, bound=min(factor, 1e6) * self.bound), x),
+        )
+    elif name == "distributed":
+        rounded = distributed.Shares._rounded
+
+        def longer(self, update):
+            norm = float(np.linalg.norm(update))
+            scaled = update * min(1.0, factor * self.clip / norm) if norm > 0 else update
+            below = replace(self, clip=self.clip)
+            object.__setattr__(below, "clip", 1e300)
+            object.__setattr__(below, "fraction", self.fraction)
+            return rounded(below, scaled)
+
+        patch.setattr(distributed.Shares, "_rounded", longer)
+    else:
+        honest = local_task.clipped_update
+
+        def longer_update(change, privacy):
+            return honest(change, privacy.model_copy(update={"clip": privacy.clip * factor}))
+
+        patch.setattr(local_task, "clipped_update", longer_update)
+
+
+def double_clip(kind, patch):
+    longer_clip(kind, patch, 2.0)
+
+
+def no_clip(kind, patch):
+    longer_clip(kind, patch, 1e12)
+
+
+def double_rate(kind, patch):
+    if mechanism(kind) == "dp-sgd":
+        drawn = batches.drawn_batches
+        patch.setattr(
+            batches,
+            "drawn_batches",
+            lambda site, round, n, rate, steps: drawn(site, round, n, min(1.0, 2 * rate), steps),
+        )
+        return
+    draw = training_of.draw
+
+    def more(choice, *where):
+        return draw(choice.model_copy(update={"fraction": min(1.0, 2 * choice.fraction)}), *where)
+
+    patch.setattr(training_of, "draw", more)
+
+
+def reused_noise(kind, patch):
+    """The same noise in every round; batches stay fresh."""
+    name, module = mechanism(kind), SOURCES[mechanism(kind)]
+    honest = module.source
+
+    def broken(seed, purpose, round, site=0):
+        if name == "dp-ftrl":
+            return honest(seed, "ftrl noise", round, site)
+        return honest(seed, purpose, 0 if "noise" in purpose else round, site)
+
+    patch.setattr(module, "source", broken)
+
+
+def same_noise_at_all_sites(kind, patch):
+    module = SOURCES[mechanism(kind)]
+    honest = module.source
+    patch.setattr(module, "source", lambda *names: honest(*names[:3], 0))
+
+
+def same_noise_in_all_steps(kind, patch):  # noqa: ARG001
+    honest = private.PrivateGradient.__call__
+
+    def again(self, index, augment):
+        self.random = private.source(7, "privacy noise", self.round)
+        return honest(self, index, augment)
+
+    patch.setattr(private.PrivateGradient, "__call__", again)
+
+
+def real_noise_that_repeats(kind, patch):
+    """A real site or coordinator whose randomness is seeded after all."""
+    module = SOURCES[mechanism(kind)]
+    honest = module.source
+    patch.setattr(
+        module, "source", lambda seed, *names: honest(3 if seed is None else seed, *names)
+    )
+
+
+def drawn_division(kind, patch):
+    """By what came, not by what was expected."""
+    name = mechanism(kind)
+    if name == "dp-sgd":
+        honest = private.PrivateGradient.__call__
+
+        def by_drawn(self, index, augment):
+            self.expected = max(len(index), 1)
+            return honest(self, index, augment)
+
+        patch.setattr(private.PrivateGradient, "__call__", by_drawn)
+        return
+    method = {"central": "mean", "dp-ftrl": "follow", "distributed": "mean_of_shares"}[name]
+    honest_mean = getattr(noised.Coordinator, method)
+
+    def by_came(self, state, total, *more):
+        class Came(noised.Coordinator):
+            expected = max(len(total.sites), 1)
+
+        return honest_mean(Came(**vars(self)), state, total, *more)
+
+    patch.setattr(noised.Coordinator, method, by_came)
+
+
+FAULTS = {
+    "noise / 2": half_noise,
+    "clip x 2": double_clip,
+    "rate x 2": double_rate,
+    "reused noise": reused_noise,
+    "division by the drawn": drawn_division,
+    "no clipping": no_clip,
+}
+#: Faults that a mechanism cannot have: it does not sample, or divides nothing.
+LESS = {
+    "central": {"rate x 2"},
+    "dp-ftrl": {"rate x 2"},
+    "distributed": {"rate x 2"},
+    "output": {"rate x 2", "division by the drawn"},
+    "objective": {"rate x 2", "division by the drawn"},
+}
+KINDS = ("dp-sgd, sampled", "dp-sgd, mlp", "central", "central, poisson", "dp-ftrl", "distributed",
+         "output", "objective")  # fmt: skip
+PAIRS = [(k, f) for k in KINDS for f in FAULTS if f not in LESS.get(k, ())]

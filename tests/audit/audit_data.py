@@ -100,15 +100,6 @@ SAMPLED = {
     },
 }
 
-#: Parts that a sound plan fails for now: with crafted weights, how an example counts depends on how
-#: many others share its batch. Empty it when every batch is computed at one fixed shape.
-FAILS_FOR_NOW = {"dp-sgd": {"clip"}}
-
-
-def known(kind):
-    """Parts of this plan that fail for now."""
-    return FAILS_FOR_NOW.get(plan(kind)["privacy"]["mechanism"], set())
-
 
 def plan(kind):
     return {**BASE, "name": "audited", **(PLANS | SAMPLED)[kind]}

@@ -37,12 +37,6 @@ COSTLY = 10**8  # examples of a batch times parameters: fewer releases then
 SAME = 1e-3  # relative; what is divided alike agrees to this
 
 
-def slack(expected: float) -> float:
-    """The share of the clip that is added to it for rounding. One place to read it."""
-    found: Any = private.ROUNDING
-    return float(found(expected)) if callable(found) else float(found)
-
-
 @dataclass
 class Places:
     """Which numbers of a noise vector are looked at, tensor by tensor."""
@@ -88,7 +82,7 @@ class Site:
     @cached_property
     def deviation(self) -> float:
         """Of the noise in one released mean gradient, as promised."""
-        clip = self.privacy.clip * (1 + slack(self.expected))
+        clip = self.privacy.clip * (1 + private.ROUNDING)
         return self.promise.noise * clip / self.expected
 
     def question(self, round: int, steps: int = 1, noise: bool = True) -> Question:
@@ -152,7 +146,7 @@ def tests(subject: Subject, seed: int) -> Iterator[Test]:
     yield from _sampling(site)
     yield _steps(site)
     yield _clip(site)
-    yield from invariance(subject)
+    yield _company(site)
     yield _division(site)
     yield from _together(site)
 
@@ -279,7 +273,7 @@ def _clip(site: Site) -> Test:
         if not moved <= worst:
             worst, where = moved, case.name
     # Beside the documented slack, the answer is cast to the model's type.
-    limit = 1 + slack(site.expected) + 70 * 2.0**-23
+    limit = 1 + private.ROUNDING + 70 * 2.0**-23
     return judging.bound_test(
         worst, limit, "clip", f"one example's part in {number + 1} crafted sums without noise",
         judging.DOUBLED, f"at most {worst:.4g} clips ({where})", could=min(2.0, longest),
@@ -331,10 +325,21 @@ class _Case:
         return float(norms.max()) / site.privacy.clip if len(norms) else 0.0
 
 
-def invariance(subject: Subject) -> Iterator[Test]:
-    """Whether an example's bits depend on its neighbours: the engine's own self-test goes here."""
-    del subject
-    yield from ()
+def _company(site: Site) -> Test:
+    """Whether an example's bits depend on its place in a batch or on its neighbours there."""
+    rows = replace(site.data.train, transform=None)
+    x, y = site.space.batch(rows, slice(0, 1))
+    copies = len(private.copies_of(site.data.train, site.privacy))
+    form, problem = private.per_sample(site.space).self_test(
+        x, y, multiplicity=copies, expected=site.expected
+    )
+    how = "one by one" if form.samples == 1 else f"{form.samples} at a time"
+    return judging.bound_test(
+        float(problem is not None), 0.0, "company of an example",
+        f"bits of random examples, alone and among others, {how}",
+        "a library whose bits depend on the place", problem or "the same bits in every place",
+        could=1.0,
+    )  # fmt: skip
 
 
 # Division

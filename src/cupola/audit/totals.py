@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
-from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places, slack
+from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places
 from cupola.audit.subject import Subject, as_tensor, flat
 from cupola.data import Dataset, SiteData
 from cupola.errors import FederationError
@@ -28,6 +28,7 @@ from cupola.learn import training as program_of
 from cupola.learn.local import train
 from cupola.learn.noised import Coordinator
 from cupola.learn.participation import expected_sites
+from cupola.learn.private import ROUNDING
 from cupola.learn.shares import noised_share
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
@@ -92,7 +93,7 @@ def _central(subject: Subject, seed: int) -> Iterator[Test]:
     places = Places.of(subject.space)
     question = subject.question(1)
     state, total = _state(question), _total(_update(subject, seed))
-    clip = privacy.clip * (1 + slack(coordinator.expected))
+    clip = privacy.clip * (1 + ROUNDING)
     sites = expected_sites(coordinator.participation, len(subject.host))
     deviation = _sum_noise(subject) * clip / sites
     exact = _mean(_quiet(coordinator), state, total, 1)
@@ -166,7 +167,7 @@ def _correlated(subject: Subject, seed: int) -> Iterator[Test]:
     factor = find_matrix(privacy.matrix).dense(steps)[0]
     root = np.linalg.cholesky(factor @ factor.T)
     sites = expected_sites(coordinator.participation, len(subject.host))
-    deviation = _promise(subject) * privacy.clip * (1 + slack(sites)) / sites
+    deviation = _promise(subject) * privacy.clip * (1 + ROUNDING) / sites
 
     def whitened(by: Coordinator, after: int) -> np.ndarray:
         noise = _prefix_noise(subject, by, after, min(steps, by.pattern(after + 1)["steps"]))
@@ -260,7 +261,7 @@ def _clip(subject: Subject, seed: int) -> Test:
         longest = max(longest, _length(subject, site, rows, question, NO_CLIP) or 0.0)
         if not length <= worst:
             worst, where = length, f"{kind} inputs, {how} weights"
-    limit = 1 + slack(subject.program.coordinator.expected)
+    limit = 1 + ROUNDING
     return judging.bound_test(
         worst, limit, "clip", f"what a site sends, {sent} crafted data sets and models",
         judging.DOUBLED, f"at most {worst:.4g} clips ({where})", could=min(2.0, longest),

@@ -163,6 +163,13 @@ class Canary:
         return index[index != self.row], [] if mark is None else [mark]
 
 
+def per_sample(space: Workspace) -> PerSample:
+    """The engine of a worker's model, made once."""
+    if "per-sample gradients" not in space.cache:
+        space.cache["per-sample gradients"] = PerSample(space.module, space.problem.loss)
+    return space.cache["per-sample gradients"]
+
+
 class PrivateGradient:
     """The noised mean gradient of a batch of one site, in one round."""
 
@@ -179,9 +186,7 @@ class PrivateGradient:
         n = len(site.data.train)
         self.expected = sampling_rate(n, local) * n
         self.random: Source = source(site.secret_seed, "privacy noise", question.round, site.index)
-        if "per-sample gradients" not in space.cache:
-            space.cache["per-sample gradients"] = PerSample(space.module, space.problem.loss)
-        self.engine: PerSample = space.cache["per-sample gradients"]
+        self.engine = per_sample(space)
         self.canary: Canary | None = site.canary
         self.round = question.round
 

@@ -105,6 +105,7 @@ class PerSample:
         self.form: Form | None = None
         self._factors = factors
         self._parts = list(module.modules())
+        self._largest: dict[tuple[object, ...], Form] = {}
         self._forms: dict[tuple[object, ...], Form] = {}
         self._refuse()
 
@@ -161,18 +162,24 @@ class PerSample:
     # How batches are computed
 
     def _form(self, x: Tensor, y: Tensor, copies: int, expected: float | None) -> Form:
-        """Found, and tried, once for every state of the layers and shape of samples."""
+        """Found, and tried, once for every state of the layers, shape and number of samples."""
         training = [part.training for part in self._parts]
         trained = [p.requires_grad for p in self.module.parameters()]
         shapes = [(t.shape[1:], t.dtype) for t in (x, y)]
-        key = (*training, *trained, *shapes, copies, expected, torch.get_num_threads())
-        if key not in self._forms:
+        key = (*training, *trained, *shapes, copies, torch.get_num_threads())
+        if key not in self._largest:
             self._refuse()
-            self._forms[key] = self._found(x, y, copies, expected)
-        self.form = self._forms[key]
+            self._largest[key] = self._tried(x, y, copies)
+        largest = self._largest[key]
+        samples = largest.samples if self.microbatch else _fitting(largest.samples, expected)
+        if (*key, samples) not in self._forms:
+            form = replace(largest, samples=samples)
+            self._forms[(*key, samples)] = self._sound(form, largest.samples, x, y, copies)
+        self.form = self._forms[(*key, samples)]
         return self.form
 
-    def _found(self, x: Tensor, y: Tensor, copies: int, expected: float | None) -> Form:
+    def _tried(self, x: Tensor, y: Tensor, copies: int) -> Form:
+        """By rules or by `vmap`, with the largest micro-batches."""
         found = layout(self.module)
         _require(found)
         tried = trial(self.module, self.loss, x, y, channels_last=found.channels_last)
@@ -180,8 +187,10 @@ class PerSample:
             found = replace(found, channels_last=False)
             tried = trial(self.module, self.loss, x, y)
         form = Form(found, 1, tried.problem)
-        most = self._most(form, max(1, tried.kept), copies)
-        form = replace(form, samples=most if self.microbatch else _fitting(most, expected))
+        return replace(form, samples=self._most(form, max(1, tried.kept), copies))
+
+    def _sound(self, form: Form, most: int, x: Tensor, y: Tensor, copies: int) -> Form:
+        """This form, or one near it, in which a sample's bits do not depend on its company."""
         reason = self._company(form, x, y, copies)
         if reason is None:
             return form
@@ -196,9 +205,27 @@ class PerSample:
             raise PlanError(f"DP-SGD is refused on this machine: of a sample by itself, {again}")
         return alone
 
-    def _company(self, form: Form, x: Tensor, y: Tensor, copies: int) -> str | None:
+    def self_test(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        multiplicity: int = 1,
+        expected: float | None = None,
+        times: int = 8,
+    ) -> tuple[Form, str | None]:
+        """The form of such batches, and what is wrong with it: whether the bits of a sample depend
+        on its company, tried with other random weights and samples than at the first batch."""
+        form = self._form(x, y, multiplicity, expected)
+        for seed in range(1, times + 1):
+            reason = self._company(form, x, y, multiplicity, seed)
+            if reason is not None and not (reason == DRAWS and form.samples == 1):
+                return form, reason
+        return form, None
+
+    def _company(self, form: Form, x: Tensor, y: Tensor, copies: int, seed: int = 0) -> str | None:
         """Try micro-batches of this form on a copy with random weights and samples."""
-        with chance():
+        with chance(seed):
             module = redrawn(self.module)
             for part in module.modules():
                 calm(part)

@@ -174,10 +174,10 @@ def calm(part: nn.Module) -> None:
 
 
 @contextmanager
-def chance() -> Iterator[None]:
+def chance(seed: int = 0) -> Iterator[None]:
     """The process-wide generator at a fixed place, meanwhile; nothing private depends on it."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED + seed)
         yield
 
 

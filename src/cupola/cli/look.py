@@ -84,13 +84,7 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
     if model["trainable"] == model["parameters"] and not model["levels"]:
         return []
     share = 100 * model["trainable"] / model["parameters"]
-    lines = [
-        (
-            "trainable",
-            f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
-            f"are frozen and come from {_origin(model)}",
-        )
-    ]
+    lines = [("trainable", "; ".join([f"{model['trainable']:,} ({share:.2f} %)", *_frozen(model)]))]
     lines += [
         ("", f"{words.count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
@@ -98,10 +92,16 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _origin(model: dict[str, Any]) -> str:
-    if not model["source"]:
-        return "a seed"
-    return f"'{model['source']}' at every site (checksum {model['checksum'][:8]})"
+def _frozen(model: dict[str, Any]) -> list[str]:
+    """What is not trained: how many parameters, where they come from, and that none are sent."""
+    counts, mark = model["frozen"], f"(checksum {(model['checksum'] or '')[:8]})"
+    origins = {
+        "seed": "are frozen and come from a seed",
+        "source": f"are frozen and come from '{model['source']}' at every site {mark}",
+        "own": "are frozen by the model's own code: each site makes them, none are sent; a site "
+        f"whose values differ is refused before it trains {mark}",
+    }
+    return [f"{counts[kind]:,} {said}" for kind, said in origins.items() if counts[kind]]
 
 
 def _rounds(facts: dict[str, Any]) -> str:

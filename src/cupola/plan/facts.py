@@ -26,7 +26,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     cost = predict(program)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
-    counted = share(program.space.module)
+    counted, frozen = share(program.space.module), program.space.frozen
     return {
         "name": plan.name,
         "recipe": plan.recipe,
@@ -53,7 +53,8 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "parameters": counted.parameters,
             "trainable": counted.trained,
             "source": plan.model.options.get("source"),
-            "checksum": program.space.frozen.installed,
+            "frozen": frozen.parameters,
+            "checksum": frozen.regenerate(host.problem.frozen_seed).hex() or None,
             "levels": _levels(program),
         },
         "bytes": {

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from cupola.report import words
-from cupola.report.privacy import epsilon
+from cupola.report.privacy import cell, epsilon, heading
 
 if TYPE_CHECKING:
     from cupola.plan.folder import Run
@@ -131,8 +131,8 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
     if spent := result.get("privacy"):
         unit = "a site" if spent["unit"] == "site" else "an example, at the site that spent most"
         console.print(
-            f"epsilon {epsilon(spent['epsilon'])} at delta {spent['delta']:g} for {unit} "
-            f"({spent['status']})",
+            f"epsilon {epsilon(spent['epsilon'])} at delta {spent['delta']:g} "
+            f"({spent['neighbours']}) for {unit} ({spent['status']})",
             highlight=False,
         )
     if result.get("reason"):
@@ -160,8 +160,8 @@ def methods(personal: dict[str, Any]) -> Table:
         said += f", adjusted Rand index {groups['ari']:.3g}"
     table = Table(title=said, title_justify="left")
     table.add_column("")
-    for heading in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
-        table.add_column(heading, justify="right")
+    for column in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
+        table.add_column(column, justify="right")
     for method, facts in personal["methods"].items():
         table.add_row(
             METHODS.get(method, method),
@@ -186,13 +186,13 @@ def comparison(
     table.add_column("")
     private = any(row["epsilon"] is not None for row in rows)
     costs = ["bytes", f"rounds to {goal}", f"bytes to {goal}", "time"]
-    for heading in (metric, *(["epsilon"] if private else []), *costs):
-        table.add_column(heading, justify="right")
+    for column in (metric, *([heading(rows)] if private else []), *costs):
+        table.add_column(column, justify="right")
     for i, row in enumerate(rows):
         table.add_row(
             labels[i] if len(labels) == len(rows) else row["label"],
             words.metric(metric, row[metric], row["spread"]),
-            *([_epsilon(row["epsilon"])] if private else []),
+            *([_epsilon(row, heading(rows))] if private else []),
             words.size(row["bytes"]),
             words.number(row["rounds_to_target"]),
             words.size(row["bytes_to_target"]),
@@ -201,5 +201,5 @@ def comparison(
     return table
 
 
-def _epsilon(value: float | None) -> str:
-    return "–" if value is None else epsilon(value)
+def _epsilon(row: dict[str, Any], column: str) -> str:
+    return "–" if row["epsilon"] is None else cell(row, column)

@@ -84,13 +84,7 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
     if model["trainable"] == model["parameters"] and not model["levels"]:
         return []
     share = 100 * model["trainable"] / model["parameters"]
-    lines = [
-        (
-            "trainable",
-            f"{model['trainable']:,} ({share:.2f} %); {model['parameters'] - model['trainable']:,} "
-            f"are frozen and come from {_origin(model)}",
-        )
-    ]
+    lines = [("trainable", "; ".join([f"{model['trainable']:,} ({share:.2f} %)", *_frozen(model)]))]
     lines += [
         ("", f"{words.count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
@@ -98,10 +92,16 @@ def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _origin(model: dict[str, Any]) -> str:
-    if not model["source"]:
-        return "a seed"
-    return f"'{model['source']}' at every site (checksum {model['checksum'][:8]})"
+def _frozen(model: dict[str, Any]) -> list[str]:
+    """What is not trained: how many parameters, where they come from, and that none are sent."""
+    counts, mark = model["frozen"], f"(checksum {(model['checksum'] or '')[:8]})"
+    origins = {
+        "seed": "are frozen and come from a seed",
+        "source": f"are frozen and come from '{model['source']}' at every site {mark}",
+        "own": "are frozen by the model's own code: each site makes them, none are sent; a site "
+        f"whose values differ is refused before it trains {mark}",
+    }
+    return [f"{counts[kind]:,} {said}" for kind, said in origins.items() if counts[kind]]
 
 
 def _rounds(facts: dict[str, Any]) -> str:
@@ -125,7 +125,11 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
         f"{promise['mechanism']}{noise}: hides every {promise['unit']} from "
         f"{promise['against']} ({promise['neighbours']})",
     )
-    line("epsilon", f"{promise['epsilon']:.4g} at delta {promise['delta']:g}, after all rounds")
+    line(
+        "epsilon",
+        f"{promise['epsilon']:.4g} at delta {promise['delta']:g} ({promise['neighbours']}), "
+        "after all rounds",
+    )
     for group in promise["groups"][:GROUPS_PRINTED]:
         if group["samples"]:
             line(
@@ -173,14 +177,25 @@ def _judged(data: dict[str, Any]) -> str:
 def _print_personalise(console: Console, facts: dict[str, Any]) -> None:
     told = f"{', '.join(facts['methods'])}; {facts['rounds']} rounds of adaptation"
     console.print(f"[bold]personal  [/] {told}", soft_wrap=True)
+    said = _released(facts["release"])
     for layer in facts["layers"]:
-        release = facts["epsilon"]
-        said = "exact: nothing protects it" if release is None else f"epsilon {release:.3g} a site"
         console.print(
             f"[bold]          [/] each site tells how often {layer['channels']} of "
             f"{layer['of']} channels of layer '{layer['name']}' are silent ({said})",
             soft_wrap=True,
         )
+
+
+def _released(release: dict[str, Any] | None) -> str:
+    """What protects a site's vectors: an epsilon, and for which neighbours."""
+    if release is None:
+        return "exact: nothing protects it"
+    said = f"epsilon {release['epsilon']:.3g} a site at delta {release['delta']:g} "
+    said += f"({release['neighbours']})"
+    if counted := release["in_total"]:
+        other = "" if counted["delta"] == release["delta"] else f" at delta {counted['delta']:g}"
+        said += f", {counted['epsilon']:.3g}{other} ({counted['neighbours']}) in the total"
+    return said
 
 
 @app.command()

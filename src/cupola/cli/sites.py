@@ -137,8 +137,8 @@ def _show(found: dict[str, Any]) -> None:
     if cost is not None:
         budget = "no budget" if cost["budget"] is None else f"budget {cost['budget']:g}"
         typer.echo(
-            f"\nepsilon {cost['epsilon']:.3g} at delta {cost['delta']:g} for each {cost['unit']}, "
-            f"against {cost['against']} ({budget})"
+            f"\nepsilon {cost['epsilon']:.3g} at delta {cost['delta']:g} ({cost['neighbours']}) "
+            f"for each {cost['unit']}, against {cost['against']} ({budget})"
         )
         for what in cost["unprotected"]:
             typer.echo(f"unprotected: {what}")
@@ -218,6 +218,9 @@ def ledger(
     typer.echo(f"{len(lines):,} questions, {len(told):,} answered, {size:,} bytes told")
     if cost is not None:
         budget = "" if cost["budget"] is None else f" of {cost['budget']:g}"
-        typer.echo(f"spent: epsilon {cost['epsilon']:.4g}{budget} at delta {cost['delta']:g}")
+        typer.echo(
+            f"spent: epsilon {cost['epsilon']:.4g}{budget} at delta {cost['delta']:g} "
+            f"({cost['neighbours']})"
+        )
         for task, many in cost["unprotected"].items():
             typer.echo(f"unprotected answers to '{task}': {many:,}")

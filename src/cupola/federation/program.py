@@ -28,10 +28,12 @@ class State:
 
     def next(self, arrays: dict[str, np.ndarray] | None = None, **values: Any) -> State:
         """The state after this step, with some arrays and values replaced."""
+        # A sum of numpy arrays without dimensions (a model's scalar) is no array any more.
+        new = {name: np.asarray(array) for name, array in (arrays or {}).items()}
         return replace(
             self,
             step=self.step + 1,
-            arrays={**self.arrays, **(arrays or {})},
+            arrays={**self.arrays, **new},
             values={**self.values, **values},
         )
 

@@ -9,7 +9,9 @@ normalisation layers are trained unless a plan says otherwise. With the seed goe
 all frozen bits: a site that made others says so before it trains.
 
 A trained source model that another is built on (Reprogrammable-FL, 000) is frozen as well, but
-comes from a file at every site: only the checksum travels.
+comes from a file at every site: only the checksum travels. The same holds for what a model freezes
+itself (`requires_grad_(False)`: the base of an adapter, word vectors). Nobody else can make that
+again, so it is saved with the trained model.
 
 Levels, which the paper left open: some sites train less than others. They receive all that is
 trained anywhere, since their forward pass needs it as it is now, and answer for their own part; a
@@ -127,7 +129,8 @@ def partly(problem: Problem, choice: Trainable, seed: int) -> Problem:
 
 
 class FrozenPart:
-    """The tensors of one module that do not travel: made of a seed, or installed from a file."""
+    """The tensors of one module that do not travel: made of a seed, installed from a file, or
+    frozen by the model itself."""
 
     def __init__(self, module: nn.Module) -> None:
         names = getattr(module, _MARK, ())
@@ -137,16 +140,25 @@ class FrozenPart:
             for name in names
         }
         self._all = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        self._own = sorted(self._all.keys() - set(names) - {n for n, _ in self._installed})
         self._seed: int | None = None
         self._checksum = b""
 
     def __bool__(self) -> bool:
-        return bool(self._made or self._installed)
+        return bool(self._all or self._installed)
 
     @property
     def installed(self) -> str | None:
         """Checksum of what comes from a file, if anything does."""
         return self.regenerate(0).hex() if self._installed else None
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """How many parameters come from a 'seed', from a 'source' (a file), and are the model's
+        'own': what it freezes itself."""
+        sizes = {name: p.numel() for name, p in self._all.items()}
+        own, seed = sum(sizes[n] for n in self._own), sum(sizes[n] for n in self._made)
+        return {"seed": seed, "source": sum(sizes.values()) - own - seed, "own": own}
 
     def regenerate(self, seed: int) -> bytes:
         """Fill the tensors from this seed, if they are not; the checksum of all."""
@@ -183,21 +195,34 @@ class FrozenPart:
         if not shaped or told.dtype != np.uint8 or told.shape != (16,):
             raise FederationError("the seed or the checksum of the frozen part is ill-formed")
         if self.regenerate(0 if seed is None else int(seed)) != told.tobytes():
-            if self._installed:
-                raise FederationError(
-                    f"the source model here is not the coordinator's (checksum "
-                    f"{self._checksum.hex()[:8]}, not {told.tobytes().hex()[:8]}): another file of "
-                    "weights, another section [model], or another version of cupola"
-                )
+            what, why = self._about()  # both in 200 letters: a site's codes are not longer
             raise FederationError(
-                f"the frozen part made here is not the coordinator's (checksum "
-                f"{self._checksum.hex()[:8]}, not {told.tobytes().hex()[:8]}): another seed, "
-                "another section [trainable] or model, or another version of cupola"
+                f"{what} not the coordinator's (checksum {self._checksum.hex()[:8]}, not "
+                f"{told.tobytes().hex()[:8]}): {why}"
             )
 
+    def _about(self) -> tuple[str, str]:
+        """What differs where checksums do, and why it may."""
+        if self._installed:
+            return (
+                "the source model here is",
+                "another file of weights, another section [model], or another version of cupola",
+            )
+        if not self._own:
+            return (
+                "the frozen part made here is",
+                "another seed, another section [trainable] or model, or another version of cupola",
+            )
+        more = f" and {len(self._own) - 1} more" if len(self._own) > 1 else ""
+        return (
+            f"what the model freezes itself ('{self._own[0]}'{more}) is",
+            "its code must give the same weights everywhere"
+            + (", and [trainable] must be the same" if self._made else ""),
+        )
+
     def arrays(self, seed: int) -> Arrays:
-        """The tensors made of the seed, for the finished model; files need not be copied."""
-        if not self._made:
+        """The frozen tensors for the finished model; files need not be copied."""
+        if self._installed:
             return {}
         self.regenerate(seed)
         return {name: p.detach().cpu().numpy().copy() for name, p in self._all.items()}

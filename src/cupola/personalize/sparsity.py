@@ -35,7 +35,7 @@ from cupola.learn.workspace import Workspace, workspace_of
 from cupola.personalize.choices import Release
 from cupola.personalize.layers import Layer, watch
 from cupola.privacy.accounting import calibrate, epsilon
-from cupola.privacy.events import Gaussian
+from cupola.privacy.events import Gaussian, Neighbours
 from cupola.privacy.noise import Source, add_noise, source
 
 BATCH = 256  # samples per pass; changes no result
@@ -82,9 +82,16 @@ def noise_of(release: Release) -> float:
     )
 
 
-def epsilon_of(release: Release) -> float:
-    """What a site's vectors spend."""
-    return epsilon([Gaussian(noise_of(release))], release.delta, neighbours=release.neighbours)
+def epsilon_of(
+    release: Release, neighbours: Neighbours | None = None, delta: float | None = None
+) -> float:
+    """What a site's vectors spend, by the release's own neighbours and delta unless others are
+    given: its noise is measured against one example more or less, and counts in either."""
+    return epsilon(
+        [Gaussian(noise_of(release))],
+        delta or release.delta,
+        neighbours=neighbours or release.neighbours,
+    )
 
 
 def drawn_channels(layers: Sequence[Layer], count: int, seed: int) -> list[list[int]]:

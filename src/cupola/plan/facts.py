@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from cupola.data import FederatedData
     from cupola.federation import Program
     from cupola.learn import Training, TrainingHost
+    from cupola.personalize import Personalisation
     from cupola.plan.plan import Plan
 
 
@@ -26,7 +27,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     cost = predict(program)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
-    counted = share(program.space.module)
+    counted, frozen = share(program.space.module), program.space.frozen
     return {
         "name": plan.name,
         "recipe": plan.recipe,
@@ -53,7 +54,8 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "parameters": counted.parameters,
             "trainable": counted.trained,
             "source": plan.model.options.get("source"),
-            "checksum": program.space.frozen.installed,
+            "frozen": frozen.parameters,
+            "checksum": frozen.regenerate(host.problem.frozen_seed).hex() or None,
             "levels": _levels(program),
         },
         "bytes": {
@@ -91,7 +93,6 @@ def _levels(program: Training) -> list[dict[str, int]]:
 
 def _personalise(whole: Program) -> dict[str, Any] | None:
     from cupola.personalize import Personalisation
-    from cupola.personalize.sparsity import epsilon_of
 
     if not isinstance(whole, Personalisation):
         return None
@@ -104,8 +105,26 @@ def _personalise(whole: Program) -> dict[str, Any] | None:
             for layer, (_, chosen) in zip(whole.layers, whole.channels)
         ],
         "vector_bytes": 4 * sum(len(chosen) for _, chosen in whole.channels),
-        "epsilon": None if choice.release is None else epsilon_of(choice.release),
+        "release": _release(whole),
         "minimum": choice.minimum,
+    }
+
+
+def _release(whole: Personalisation) -> dict[str, Any] | None:
+    """What a site's vectors spend by themselves, and as they count in the training's total, which
+    may be for other neighbours."""
+    from cupola.personalize.sparsity import epsilon_of
+
+    release, privacy = whole.choice.release, whole.training.privacy
+    if release is None:
+        return None
+    own = {"delta": release.delta, "neighbours": release.neighbours}
+    total = {"delta": privacy.delta, "neighbours": privacy.neighbours}
+    counted = {"epsilon": epsilon_of(release, privacy.neighbours, privacy.delta), **total}
+    return {
+        "epsilon": epsilon_of(release),
+        **own,
+        "in_total": counted if privacy.on and total != own else None,
     }
 
 

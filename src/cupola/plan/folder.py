@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from cupola.errors import CupolaError, PlanError
 from cupola.learn.frozen import FrozenPart
+from cupola.nn.models.pretrained import INSTALLED
 from cupola.plan.compose import federated_data, problem
 from cupola.plan.holding import LOCK
 from cupola.plan.holding import locked as locked
@@ -77,17 +78,39 @@ class Run:
         if source and source != FrozenPart(module).installed:
             raise CupolaError(
                 f"the weights of the source model '{self.plan.model.options['source']}' are not "
-                f"those that {self.folder} was trained with"
+                f"those that {self.folder} was trained with; put that file back in its place"
             )
-        # What a model freezes itself need not be in the file; all that is trained must be.
-        missing, strange = module.load_state_dict(load_file(path), strict=False)
-        trained = {name for name, p in module.named_parameters() if p.requires_grad}
-        if strange or trained.intersection(missing):
-            raise CupolaError(
-                f"{path} does not fit the model '{self.plan.model.name}' of this version of cupola "
-                f"('{[*strange, *missing][0]}'); open it with the version that made it"
-            )
+        self._fill(module, load_file(path))
         return module.eval()
+
+    def _fill(self, module: nn.Module, saved: dict[str, Tensor]) -> None:
+        """Put all saved values into a module. What it freezes itself must be among them, or it
+        would keep what its code makes today; a source model's weights were compared before."""
+        name, path = self.plan.model.name, self.folder / "model.safetensors"
+        here = {**dict(module.named_buffers()), **module.state_dict()}
+        for n in sorted(saved.keys() & here.keys()):
+            if saved[n].shape != here[n].shape:
+                raise CupolaError(
+                    f"{path} does not fit the model '{name}': '{n}' is {list(saved[n].shape)} "
+                    f"there, {list(here[n].shape)} here; open it with the code that made it"
+                )
+        missing, left = module.load_state_dict(saved, strict=False)
+        for n in here.keys() & left:  # buffers that are no part of the state
+            here[n].copy_(saved[n])
+        strange = [n for n in left if n not in here]
+        needed = dict(module.named_parameters())
+        lost = [n for n in missing if n in needed and n not in getattr(module, INSTALLED, ())]
+        if strange or any(needed[n].requires_grad for n in lost):
+            raise CupolaError(
+                f"{path} does not fit the model '{name}' of this version of cupola "
+                f"('{[*strange, *lost][0]}'); open it with the version that made it"
+            )
+        if lost:
+            raise CupolaError(
+                f"{path} lacks '{lost[0]}', which '{name}' freezes itself: an earlier version of "
+                "cupola left it out, and nothing tells whether the model's code makes the same "
+                "values today. Run the plan again, or load the file into a model that you trust"
+            )
 
     @property
     def resume(self) -> str:

@@ -250,6 +250,16 @@ _KINDS: dict[str, type[Event]] = {
 }
 
 
+def common_neighbours(events: Iterable[Event]) -> Neighbours:
+    """For which neighbours all of these events say something: a record more or less, unless one
+    holds for replacements only, into which the others can be converted."""
+    for event in events:
+        fixed = getattr(event, "sampling", "") == "without-replacement"
+        if fixed or getattr(event, "neighbours", "add-remove") == "replace-one":
+            return "replace-one"
+    return "add-remove"
+
+
 def merge(events: Iterable[Event]) -> tuple[Event, ...]:
     """Equal events counted together, in order of first appearance; those made 0 times left out."""
     counts: dict[Event, int] = {}

@@ -15,8 +15,7 @@ of C x that are complete at step t (Denisov et al. 2022; Kairouz et al. 2021 for
 - independent: C = 1, for comparison.
 
 A site may take part several times: `participations` times at most, at least `separation` steps
-apart. Whoever promises a sensitivity must enforce that pattern. All entries of C are at least 0,
-so that the worst contributions point in one direction and one number per step says it all.
+apart. Whoever promises a sensitivity must enforce that pattern.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 
 from cupola.errors import PlanError
 from cupola.privacy.events import check_count
+from cupola.privacy.worst_pattern import WorstPattern
 
 Vector = NDArray[np.float64]
 Draw = Callable[[int], Vector]
@@ -39,6 +39,7 @@ Draw = Callable[[int], Vector]
 
 Steps share blocks. Fresh values at every step would average out: the guarantee would be void."""
 
+EXACT_STEPS = 1 << 14  # of a tree; a question with more must not keep a site busy for minutes
 _ROUND_UP = 1 + 1e-12  # a sensitivity is an upper bound in floating point too
 
 
@@ -48,16 +49,25 @@ class PrefixMechanism(ABC):
     name: ClassVar[str]
 
     def sensitivity(self, steps: int, participations: int = 1, separation: int = 1) -> float:
-        """L2 norm of C x at most, for contributions of norm 1 (add-remove) in `steps` steps.
+        """The largest L2 norm of C x, for contributions of norm at most 1 (add-remove).
 
-        Exact for 'toeplitz', 'independent' and one participation; for trees with several it is an
-        upper bound, block by block.
+        Exact, but for `_ROUND_UP`; for trees of more than `EXACT_STEPS` steps an upper bound.
+
+        The maximum is over all allowed patterns S, sets of steps, and over all contributions: a
+        vector x_i with |x_i| <= 1 for every i in S, in any direction. With G = C'C
+
+            |C x|^2 = sum over i, j in S of G_ij <x_i, x_j> <= sum over i, j in S of G_ij
+
+        since <x_i, x_j> <= 1 and G_ij >= 0: no entry of C is negative. Equal unit vectors reach it.
+        So the worst contributions are equal, and what is left is the largest sum of G over S, which
+        never falls when S gets larger. Contributions may depend on earlier outputs: the bound holds
+        for each of their values.
         """
         check_count("steps", steps, least=1)
         check_count("participations", participations, least=1)
         check_count("separation", separation, least=1)
         most = min(participations, -(-steps // separation))
-        return math.sqrt(self._squared(steps, most, separation)) * _ROUND_UP
+        return math.sqrt(_remembered(self, steps, most, separation)) * _ROUND_UP
 
     @abstractmethod
     def _squared(self, steps: int, participations: int, separation: int) -> float:
@@ -101,6 +111,11 @@ class PrefixMechanism(ABC):
         """B and C as plain arrays (steps x blocks, blocks x steps): the slow, obvious reference."""
 
 
+@lru_cache(maxsize=1024)
+def _remembered(mechanism: PrefixMechanism, steps: int, most: int, separation: int) -> float:
+    return mechanism._squared(steps, most, separation)
+
+
 class Independent(PrefixMechanism):
     """Fresh noise for every contribution; a prefix sum gathers all of it."""
 
@@ -132,9 +147,10 @@ class Toeplitz(PrefixMechanism):
     name = "toeplitz"
 
     def _squared(self, steps: int, participations: int, separation: int) -> float:
-        # The earliest pattern 0, b, 2b, ... is the worst (Kalinin and Lampert 2024): the product of
-        # two columns falls with their distance and with the later one's start, as the coefficients
-        # are positive and fall, and no pattern has smaller ones.
+        # The earliest pattern 0, b, 2b, ... is the worst (Kalinin and Lampert 2024). Counting steps
+        # from 0, G_ij for i <= j is the sum over u < n - j of r_u r_(u + j - i). The coefficients r
+        # are positive and fall, so that G_ij falls with j and with j - i. The earliest pattern has
+        # the least of both for its k-th and its l-th step, among all patterns.
         rows = -(-steps // separation)
         padded = np.zeros(rows * separation)
         padded[:steps] = _coefficients(steps)
@@ -175,8 +191,12 @@ class Tree(PrefixMechanism):
     _lone_halves: ClassVar[bool] = False  # whether second halves are released too
 
     def _squared(self, steps: int, participations: int, separation: int) -> float:
+        if steps <= EXACT_STEPS:
+            pattern = (steps, participations, separation)
+            return WorstPattern(*pattern, second_halves=self._lone_halves).squared()
         # Level by level: a block of 2^h steps holds at most ceil(2^h / separation) participations,
-        # and the sum of squares is largest when as many blocks as possible are full.
+        # and the sum of squares is largest when as many blocks as possible are full. No one pattern
+        # need do so at all levels, so it is an upper bound (some per cent, at most 15 found).
         total = 0
         for height in range(steps.bit_length()):
             blocks = steps >> height

@@ -66,6 +66,14 @@ class Group:
         spent = [run.result["privacy"]["epsilon"] for run in self.runs if run.result.get("privacy")]
         return max((math.inf if e is None else float(e) for e in spent), default=None)
 
+    def neighbours(self) -> str | None:
+        """For which neighbouring data sets its epsilon holds: of the run that spent most."""
+        spent = [run.result["privacy"] for run in self.runs if run.result.get("privacy")]
+        if not spent:
+            return None
+        most = max(spent, key=lambda s: math.inf if s["epsilon"] is None else s["epsilon"])
+        return most.get("neighbours")
+
     def row(self, metric: str, target: float | None) -> dict[str, Any]:
         """One line of the table; means over the runs, None where a run did not reach the target."""
         mean, spread = mean_spread(self.finals(metric))
@@ -89,6 +97,7 @@ class Group:
             "rounds": average([run.rounds for run in self.runs]),
             "bytes": None if self.central else average([run.bytes_sent for run in self.runs]),
             "epsilon": self.epsilon(),
+            "neighbours": self.neighbours(),
             "seconds": average([run.seconds for run in self.runs]),
             "target": target,
             "reached": len(met),

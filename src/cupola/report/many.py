@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
-from cupola.report.privacy import epsilon
+from cupola.report.privacy import cell, heading
 from cupola.report.single import plan_section, x_axis, y_axis
 from cupola.report.words import (
     LOWER_IS_BETTER,
@@ -133,7 +134,7 @@ def _table(
     ]  # fmt: skip
     private = any(row["epsilon"] is not None for row in rows)
     if private:
-        head.insert(3, ("epsilon", True))
+        head.insert(3, (heading(rows), True))
     lines = []
     for i, (g, row) in enumerate(zip(groups, rows)):
         value = text(metric(measured, row[measured], row["spread"]))
@@ -143,7 +144,7 @@ def _table(
                 text(g.label),
                 f"{row['runs']}",
                 f"<b>{value}</b>" if i == winner else value,
-                *([_epsilon(row["epsilon"], g)] if private else []),
+                *([_epsilon(row, heading(rows), g)] if private else []),
                 text(metric(measured, row["best"])),
                 number(row["rounds"], 3),
                 size(row["bytes"]),
@@ -162,9 +163,9 @@ def _table(
     return page.section("Side by side", lead, page.table(head, lines))
 
 
-def _epsilon(value: float | None, group: Group) -> str:
-    if value is not None:
-        return epsilon(value)
+def _epsilon(row: dict[str, Any], column: str, group: Group) -> str:
+    if row["epsilon"] is not None:
+        return cell(row, column)
     choice = group.runs[0].plan.get("privacy")
     hidden = isinstance(choice, dict) and choice.get("mechanism", "none") != "none"
     return "only sites know it" if hidden else "not private"

@@ -160,7 +160,8 @@ def _curve(groups: dict[str, Any]) -> str:
         Line("sites in the right group", x, [p["matched"] for p in points], colour=1),
     ]
     chart = charts.lines(
-        lines, Axis("log10 of epsilon of a site's vector"), Axis("agreement with types", top=1.0),
+        lines, Axis("log10 of epsilon (replace-one) of a site's vector"),
+        Axis("agreement with types", top=1.0),
         "groups against epsilon",
     )  # fmt: skip
     return page.figure("What noise on the vectors would do to the groups", chart)

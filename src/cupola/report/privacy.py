@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cupola.report import charts, page
@@ -26,12 +27,25 @@ def headline(run: RunFolder) -> tuple[str, str, str] | None:
     if not spent:
         return None
     where = "at the site that spent most" if spent["unit"] == "example" else "for every site"
-    return ("Epsilon", epsilon(spent["epsilon"]), f"delta {spent['delta']:g}, {where}")
+    about = f"delta {spent['delta']:g}, {spent['neighbours']}, {where}"
+    return ("Epsilon", epsilon(spent["epsilon"]), about)
 
 
 def epsilon(value: Any) -> str:
     """Epsilon as written in tables; JSON has no infinity."""
     return "∞" if value is None or value == float("inf") else number(value, 3)
+
+
+def heading(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of a table's column of epsilons: with the neighbours they hold for, if all are alike."""
+    said = {row["neighbours"] for row in rows if row["epsilon"] is not None}
+    return f"epsilon ({said.pop()})" if len(said) == 1 else "epsilon"
+
+
+def cell(row: Mapping[str, Any], column: str) -> str:
+    """A row's epsilon under that heading; with its neighbours where the heading names none."""
+    said = epsilon(row["epsilon"])
+    return f"{said} ({row['neighbours']})" if column == "epsilon" else said
 
 
 def privacy_section(run: RunFolder) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from cupola.errors import DataError
 from cupola.federation import Declined, Question
 from cupola.privacy.budget import Book
+from cupola.privacy.events import common_neighbours
 from cupola.sites.consent import look, study_folder
 from cupola.sites.hosts import OWNER, spent_file
 from cupola.sites.settings import SiteSettings
@@ -92,10 +93,11 @@ def spent(folder: Path, study: str) -> dict[str, Any] | None:
     book, budget = Book.read(path), joined.settings.budget
     delta = 1e-5 if budget is None else budget.delta
     history = book.history(OWNER)
-    neighbours = "add-remove" if budget is None else budget.neighbours
+    neighbours = common_neighbours(history) if budget is None else budget.neighbours
     return {
         "data": data,
         "delta": delta,
+        "neighbours": neighbours,
         "epsilon": book.spent(OWNER, delta, neighbours) if history else 0.0,
         "budget": None if budget is None else budget.epsilon,
         "unprotected": dict(book.unprotected),

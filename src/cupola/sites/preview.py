@@ -156,6 +156,7 @@ def _cost(training: Training, host: TrainingHost, settings: SiteSettings) -> dic
     return {
         "epsilon": promise.epsilon,
         "delta": promise.delta,
+        "neighbours": promise.neighbours,
         "against": promise.against,
         "unit": promise.unit,
         "unprotected": list(promise.unprotected),

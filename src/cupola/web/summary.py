@@ -16,6 +16,7 @@ def of_run(run: RunFolder) -> dict[str, Any]:
         "bytes": run.bytes_sent,
         "seconds": run.result.get("seconds"),
         "epsilon": spent.get("epsilon"),
+        "neighbours": spent.get("neighbours"),
         "unit": spent.get("unit"),
         "private": bool((run.plan.get("privacy") or {}).get("mechanism", "none") != "none"),
         "recipe": run.recipe,

@@ -52,6 +52,9 @@ class Work:
         self.order = self.order[:held]
 
 
+NO_WORK = Work(np.empty(0, np.int64), np.empty(0, np.int64), 0, fixed=True)
+
+
 def share_out(sites: Sequence[SiteContext], question: Question, local: Local) -> list[Work]:
     """Every site's work in this round."""
     seed = sites[0].seed if sites[0].seed is not None else secrets.randbits(62)
@@ -81,6 +84,15 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     for item, size, reason in zip(work, sizes, declined):
         item.declined = reason or (None if size else "no samples")
     return work
+
+
+def declined_by(sites: Sequence[SiteContext], question: Question, local: Local) -> list[str | None]:
+    """Why each of these sites would give no answer in this round; None if it would."""
+    _, _, declined = _who_works(sites[0].seed or 0, question, local, [s.index for s in sites])
+    return [
+        reason or (None if len(site.data.train) else "no samples")
+        for site, reason in zip(sites, declined)
+    ]
 
 
 def _some(whole: int, part: float | None) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from cupola.data import Dataset
 from cupola.errors import PlanError
 from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
+from cupola.federation.message import blank
 from cupola.federation.site import Partial
 from cupola.learn.workspace import Problem, Workspace, workspace_of
 
@@ -35,6 +36,13 @@ def evaluate(site: SiteContext, question: Question) -> Contribution:
     space = workspace_of(site)
     space.load(question.arrays)
     return Contribution(count(space, [data], question.options))
+
+
+@evaluate.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    counts: Arrays = {name: blank(spec) for name, spec in question.expects.items()}
+    split = question.options["split"]
+    return [counts if len(getattr(site.data, split)) else "no samples" for site in sites]
 
 
 @evaluate.many

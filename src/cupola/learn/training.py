@@ -49,7 +49,8 @@ class Training:
     their round; records and evaluation go by all rounds.
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
-    user's own with the same arrays in and out.
+    user's own with the same arrays in and out. members: the numbers of these sites in the whole
+    federation, where they are a part of it.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
     seed and the checksum of what is not trained, see `frozen`).
@@ -73,6 +74,7 @@ class Training:
     sum: Sum = field(default_factory=Sum)
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
+    members: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
@@ -157,6 +159,14 @@ class Training:
             return self._upcycled(state)
         assert isinstance(reply, Total)
         return self._trained(state, reply)
+
+    def skip(self, state: State) -> State:
+        """The state after the next step as if its answer changed nothing and validation never
+        stopped the training: a rehearsal needs the questions only."""
+        done, pending = state.values["round"], state.values["pending"][1:]
+        if not state.values["pending"]:
+            pending = [ask for ask in self._due(done + 1) if ask[0] != "public"]
+        return state.next(pending=pending, round=done + (not pending))
 
     # Training
 
@@ -253,8 +263,7 @@ class Training:
     def _complete(self, state: State, round: int) -> State:
         """The model of this round stands: judge it if it is time."""
         self._require_finite(state.arrays, round)
-        due = round % self.evaluation.every == 0 or round == self.rounds
-        return self._next_judgement(state, self._judgements() if due else [])
+        return self._next_judgement(state, self._due(round))
 
     def _move(self, state: State, update: Arrays, round: int) -> Arrays:
         """Model and optimizer after a step along the mean update."""
@@ -311,6 +320,11 @@ class Training:
         if len(self.public.get("validation", ())):
             return "public"
         return "sites" if "validation" in self.site_splits else None
+
+    def _due(self, round: int) -> list[list[str]]:
+        """What to ask after this round."""
+        due = round % self.evaluation.every == 0 or round == self.rounds
+        return self._judgements() if due else []
 
     def _judgements(self) -> list[list[str]]:
         """What to ask sites in an evaluated round, as (kind, split)."""

@@ -198,6 +198,7 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
             participation=adapted.participation,
             evaluation=Evaluation(),
             site_splits=frozenset(),
+            members=tuple(sites),
         )
 
     splits = _splits(plan, of.sites)

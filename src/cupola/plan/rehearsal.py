@@ -1,0 +1,234 @@
+"""A rehearsal: the questions of a program, put to nobody.
+
+The program is taken through all its steps. In the place of an answer stand its names, types and
+shapes; who gives none (no samples, a simulated drop-out, a budget that is used up) is found out
+from the sizes of data and the seed, as in the run. Bytes go to a ledger and charges to a book, by
+the functions that a run uses, so that what a plan is promised to send and spend is what it does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cupola.federation import (
+    Ask,
+    Contribution,
+    Failure,
+    Federation,
+    Ledger,
+    Program,
+    Question,
+    SiteContext,
+    State,
+    StateStore,
+)
+from cupola.federation.ledger import COMPENSATOR, Entry, common
+from cupola.federation.message import Arrays, blank, contribution_size, question_fields
+from cupola.federation.site import admit, find_task, is_known
+from cupola.learn import TrainingHost
+from cupola.privacy.budget import Book
+from cupola.secure.hidden import Sent, Traffic
+from cupola.secure.masked import TOO_FEW
+from cupola.secure.simulation import Parties, expected_traffic
+
+LOOKED = 5000  # sites whose held-out data are looked for; others are taken to have some
+
+
+class Sizes:
+    """How much data sites hold, found out once."""
+
+    def __init__(self, host: TrainingHost) -> None:
+        self.host = host
+        self.guessed = False  # whether some were not looked at
+        self._held: dict[int, dict[str, int]] = {}
+
+    @cached_property
+    def train(self) -> np.ndarray:
+        return self.host.sites.sizes()
+
+    def held(self, site: int, split: str) -> int:
+        if split == "train":
+            return int(self.train[site])
+        if site >= LOOKED:
+            self.guessed = True
+            return 1
+        if site not in self._held:
+            data = self.host.data(site)
+            self._held[site] = {s: len(getattr(data, s)) for s in ("validation", "test")}
+        return self._held[site][split]
+
+
+class _Counted:
+    """A site's data, of which only the sizes are known."""
+
+    def __init__(self, sizes: Sizes, site: int) -> None:
+        self._sizes, self._site = sizes, site
+
+    def __getattr__(self, split: str) -> range:
+        return range(self._sizes.held(self._site, split))
+
+
+class Rehearsal(Federation):
+    """Sites that answer nothing, but whose answers' bytes and charges are booked.
+
+    parties: where sums are masked. book: where sites keep accounts. phase: under which what is
+    asked now is counted. guessed: why some figure is not exact.
+    """
+
+    def __init__(
+        self,
+        host: TrainingHost,
+        workspace: Any,
+        *,
+        seed: int,
+        quorum: float = 0.0,
+        parties: Parties | None = None,
+        book: Book | None = None,
+    ) -> None:
+        super().__init__(len(host), quorum=quorum, ledger=Ledger(self._count))
+        self.sizes, self.workspace, self.seed = Sizes(host), workspace, seed
+        self.parties, self.book = parties, book
+        self.phase = ""
+        self.rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.first: dict[str, tuple[int, int]] = {}  # task -> bytes to and from a site
+        self.charged: Counter[int] = Counter()  # site -> answers that are charged for
+        self.sparse = False
+        self._store = StateStore()
+        self._traffic: dict[tuple[Any, ...], Traffic] = {}
+
+    def put(self, ask: Ask) -> None:
+        """What would happen if this were asked; nobody is."""
+        question = replace(ask.question, confirmed=-1)
+        if ask.kind == "gather" or self.parties is None:
+            self._openly(question, ask.kind, sorted(ask.sites))
+        else:
+            self._hidden(question, sorted(ask.sites), self.parties)
+
+    # As Federation.sum and gather do it
+
+    def _openly(self, question: Question, kind: str, sites: Sequence[int]) -> None:
+        failed = self._charged(question, sites)
+        answers = self._answers(question, [site for site in sites if site not in failed])
+        sizes = {s: contribution_size(a) for s, a in answers.items() if not isinstance(a, str)}
+        failed |= {site: told for site, told in answers.items() if isinstance(told, str)}
+        self._book(question, kind, list(sizes), failed, list(sizes.values()))
+        self._require_quorum(question, len(sizes), len(sites), failed, [])
+
+    # As Hidden.sum does it
+
+    def _hidden(self, question: Question, sites: Sequence[int], parties: Parties) -> None:
+        failed: dict[int, str] = dict.fromkeys(sites, TOO_FEW)
+        told = Traffic()
+        if len(sites) >= parties.minimum:
+            failed = self._charged(question, sites)
+            able = [site for site in sites if site not in failed]
+            answers = self._answers(question, able)
+            sent = {s: frozenset(a) for s, a in answers.items() if not isinstance(a, str)}
+            told = self._sent(question, parties, able, sent)
+            failed = {s: str(answers.get(s, "")) for s in sites if s not in sent or not told.up}
+        answered = [site for site in sites if site not in failed]
+        self.sparse |= not told.exact
+        at, up = (question.step, question.round), common(list(told.up))
+        self.ledger.add(Entry(*at, question.task, "sum", answered, failed, told.down, up, ""))
+        if told.beside_down:
+            down, up = told.beside_down, told.beside_up
+            self.ledger.add(Entry(*at, "unmask", "unmask", [COMPENSATOR], {}, down, up, ""))
+        self._require_quorum(question, len(answered), len(sites), failed, [])
+
+    def _sent(
+        self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent
+    ) -> Traffic:
+        """Sizes follow from the question's words, how long its step is, and who sends what."""
+        fields = json.dumps(question_fields(question))
+        key = (fields, len(str(question.step)), len(asked), tuple(sent.values()))
+        if key not in self._traffic:
+            self._traffic = {key: expected_traffic(question, parties, asked, sent)}
+        return self._traffic[key]
+
+    # Sites
+
+    def _contexts(self, sites: Sequence[int]) -> list[SiteContext]:
+        member = None if self.parties is None else self.parties.member
+        return [
+            SiteContext(
+                site,
+                _Counted(self.sizes, site),
+                self.workspace,
+                self._store,
+                self.seed,
+                party=None if member is None else member(site),
+            )
+            for site in sites
+        ]
+
+    def _charged(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+        """Sites that refuse because of what it would cost them."""
+        if self.book is None or not sites:
+            return {}
+        task, bare = find_task(question.task), replace(question, arrays={})
+        refused = admit(self.book, task, self._contexts(sites), bare)  # which goes by the options
+        if task.charge is not None:
+            self.charged.update(site for site in sites if site not in refused)
+        return refused
+
+    def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
+        """What sites would answer, or why they would not."""
+        task = find_task(question.task) if is_known(question.task) else None
+        if sites and task is not None and task.rehearsed is not None:
+            return dict(zip(sites, task.rehearsed(self._contexts(sites), question)))
+        arrays = {n: blank(s, question.arrays.get(n)) for n, s in question.expects.items()}
+        return dict.fromkeys(sites, arrays)
+
+    # Counting
+
+    def _count(self, entry: dict[str, Any]) -> None:
+        booked = Entry(**entry)
+        asked, up = len(booked.sites) + len(booked.failed), booked.up()
+        key = (self.phase, booked.task, booked.kind)
+        row = self.rows.setdefault(
+            key,
+            {"phase": key[0], "task": key[1], "kind": key[2], "questions": 0, "down": 0, "up": 0},
+        )
+        row["questions"] += 1
+        row["down"] += booked.bytes_down * asked
+        row["up"] += sum(up)
+        if up:
+            self.first.setdefault(booked.task, (booked.bytes_down, max(up)))
+
+    def _ask(
+        self, question: Question, sites: Sequence[int]
+    ) -> Iterator[tuple[int, Contribution | Failure]]:
+        raise NotImplementedError("a rehearsal asks nobody")
+
+
+def rehearse(
+    program: Program,
+    reach: Rehearsal,
+    skip: Callable[[State], State],
+    phase: Callable[[State], str],
+) -> State:
+    """Take a program through all its steps; its last state. skip: the state after a step whose
+    answer is nothing; phase: what a step belongs to."""
+    state = program.start()
+    while (ask := program.ask(state)) is not None:
+        reach.phase = phase(state)
+        if ask.kind != "alone":
+            reach.put(ask)
+        state = skip(state)
+    return state
+
+
+def asked(program: Program, skip: Callable[[State], State]) -> Iterator[Ask]:
+    """All questions of a program."""
+    state = program.start()
+    while (ask := program.ask(state)) is not None:
+        if ask.kind != "alone":
+            yield ask
+        state = skip(state)

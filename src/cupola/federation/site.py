@@ -266,11 +266,20 @@ def admit(
     refused: dict[int, str] = {}
     charges: dict[int, Charge | None] = {}
     for site in sites:
-        try:
-            charges[site.index] = None if task.charge is None else task.charge(site, question)
-        except Declined as declined:
-            refused[site.index] = declined.code
+        charge = charge_of(task, site, question)
+        if isinstance(charge, str):
+            refused[site.index] = charge
+        else:
+            charges[site.index] = charge
     return refused | accounts.charge(question, charges)
+
+
+def charge_of(task: Task, site: SiteContext, question: Question) -> Charge | str | None:
+    """What an answer costs a site (None: it is unprotected), or why it may give none."""
+    try:
+        return None if task.charge is None else task.charge(site, question)
+    except Declined as declined:
+        return declined.code
 
 
 _TASKS: dict[str, Task] = {}

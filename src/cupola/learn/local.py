@@ -76,7 +76,7 @@ def train_together(sites: Sequence[SiteContext], question: Question) -> list[Par
 def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
     """Who would answer, and with which arrays; for dp-ftrl a site keeps that it was asked."""
     local = Local.model_validate(question.options["local"])
-    layouts: dict[int, Arrays] = {}
+    layouts: dict[int, Arrays] = {}  # by level
     found: list[Arrays | str] = []
     for site, declined in zip(sites, declined_by(sites, question, local)):
         if declined is None and "pattern" in question.options:

@@ -225,15 +225,11 @@ def _most_bytes(
         trains = ask.question.task == whole.training.task
         share = _most_asked(whole.adaptation.participation, whole.choice.minimum, len(sites))
         many = math.ceil(len(sites) * share) if trains else len(sites)
-        down, up, kind = 0.0, 0.0, ask.kind
+        down, up = 0.0, 0.0
         for size in {whole.choice.minimum, len(sites)}:
             there, back = _of_each(reach, ask, sites[:size])
             down, up = max(down, there), max(up, back)
-        key = (reach.phase, ask.question.task, kind)
-        row = reach.rows.setdefault(
-            key,
-            {"phase": key[0], "task": key[1], "kind": key[2], "questions": 0, "down": 0, "up": 0},
-        )
+        row = reach.row(ask.question.task, ask.kind)
         row["questions"] += 1
         row["down"] += math.ceil(many * down)
         row["up"] += math.ceil(many * up)

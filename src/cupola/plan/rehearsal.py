@@ -31,13 +31,15 @@ from cupola.federation import (
 )
 from cupola.federation.ledger import COMPENSATOR, Entry, common
 from cupola.federation.message import Arrays, blank, contribution_size, question_fields
-from cupola.federation.site import admit, find_task, is_known
+from cupola.federation.site import Charge, charge_of, find_task, is_known
 from cupola.learn import TrainingHost
 from cupola.privacy.budget import Book
 from cupola.secure.hidden import Sent, Traffic
 from cupola.secure.masked import TOO_FEW
 from cupola.secure.simulation import Parties, expected_traffic
 
+_NOTHING = {"questions": 0, "down": 0, "up": 0}
+REMEMBERED = 100_000  # sites
 LOOKED = 5000  # sites whose held-out data are looked for; others are taken to have some
 
 
@@ -84,7 +86,7 @@ class Rehearsal(Federation):
 
     def __init__(
         self,
-        host: TrainingHost,
+        host: Any,
         workspace: Any,
         *,
         seed: int,
@@ -101,7 +103,8 @@ class Rehearsal(Federation):
         self.charged: Counter[int] = Counter()  # site -> answers that are charged for
         self.sparse = False
         self._store = StateStore()
-        self._traffic: dict[tuple[Any, ...], Traffic] = {}
+        self._traffic: dict[tuple[Any, ...], tuple[int, Traffic]] = {}  # of the last question
+        self._known: dict[int, SiteContext] = {}
 
     def put(self, ask: Ask) -> None:
         """What would happen if this were asked; nobody is."""
@@ -145,35 +148,50 @@ class Rehearsal(Federation):
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent
     ) -> Traffic:
-        """Sizes follow from the question's words, how long its step is, and who sends what."""
-        fields = json.dumps(question_fields(question))
-        key = (fields, len(str(question.step)), len(asked), tuple(sent.values()))
-        if key not in self._traffic:
-            self._traffic = {key: expected_traffic(question, parties, asked, sent)}
-        return self._traffic[key]
+        """Sizes follow from who sends what, how long the step is, and how long the question, whose
+        words go to each site once."""
+        words = question_fields(question)
+        length = len(json.dumps(words, separators=(",", ":")))
+        shapes = json.dumps([words["task"], words["expects"]])
+        who = (shapes, len(str(question.step)), len(asked), tuple(sent.values()))
+        if who not in self._traffic:
+            self._traffic = {who: (length, expected_traffic(question, parties, asked, sent))}
+        before, told = self._traffic[who]
+        return replace(told, down=told.down + length - before) if told.down else told
 
     # Sites
 
     def _contexts(self, sites: Sequence[int]) -> list[SiteContext]:
-        member = None if self.parties is None else self.parties.member
-        return [
-            SiteContext(
-                site,
-                _Counted(self.sizes, site),
-                self.workspace,
-                self._store,
-                self.seed,
-                party=None if member is None else member(site),
-            )
-            for site in sites
-        ]
+        if len(self._known) > REMEMBERED:
+            self._known = {}
+        for site in sites:
+            if site not in self._known:
+                party = None if self.parties is None else self.parties.member(site)
+                data = _Counted(self.sizes, site)
+                self._known[site] = SiteContext(
+                    site, data, self.workspace, self._store, self.seed, party=party
+                )
+        return [self._known[site] for site in sites]
 
     def _charged(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
         """Sites that refuse because of what it would cost them."""
         if self.book is None or not sites:
             return {}
-        task, bare = find_task(question.task), replace(question, arrays={})
-        refused = admit(self.book, task, self._contexts(sites), bare)  # which goes by the options
+        task, bare = find_task(question.task), replace(question, arrays={})  # options decide
+        charges: dict[int, Charge | None] = {}
+        refused: dict[int, str] = {}
+        known: dict[int, Charge | str | None] = {}
+        for site in self._contexts(sites):
+            # Equal sizes, equal charges, unless they hang on when a site was asked before.
+            alike = site.index if "pattern" in bare.options else len(site.data.train)
+            if alike not in known:
+                known[alike] = charge_of(task, site, bare)
+            charge = known[alike]
+            if isinstance(charge, str):
+                refused[site.index] = charge
+            else:
+                charges[site.index] = charge
+        refused |= self.book.charge(bare, charges)
         if task.charge is not None:
             self.charged.update(site for site in sites if site not in refused)
         return refused
@@ -188,14 +206,15 @@ class Rehearsal(Federation):
 
     # Counting
 
+    def row(self, task: str, kind: str) -> dict[str, Any]:
+        """What is counted of a task in this phase."""
+        facts = {"phase": self.phase, "task": task, "kind": kind}
+        return self.rows.setdefault((self.phase, task, kind), facts | _NOTHING)
+
     def _count(self, entry: dict[str, Any]) -> None:
         booked = Entry(**entry)
         asked, up = len(booked.sites) + len(booked.failed), booked.up()
-        key = (self.phase, booked.task, booked.kind)
-        row = self.rows.setdefault(
-            key,
-            {"phase": key[0], "task": key[1], "kind": key[2], "questions": 0, "down": 0, "up": 0},
-        )
+        row = self.row(booked.task, booked.kind)
         row["questions"] += 1
         row["down"] += booked.bytes_down * asked
         row["up"] += sum(up)

@@ -73,8 +73,8 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
         f"{told.people:,} people, {words.count(told.variants, 'variant')}"
     )
     for row in told.rows:
-        sent = f"{words.size(row['down'])} down, {words.size(row['up'])} up"
-        typer.echo(f"  {row['task']:<18} {words.count(row['questions'], 'time')}: {sent}")
+        each = f"{words.size(row['down'])} down, {words.size(row['up'])} up"
+        typer.echo(f"  {row['task']:<18} {words.count(row['questions'], 'time')}: {each}")
     most = "at most " if told.at_most else ""
     usual = f" ({words.size(told.usual)} as it usually goes)" if told.usual < told.total else ""
     typer.echo(f"{most}{words.size(told.total)} sent in all{usual}")

@@ -9,13 +9,19 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupola.errors import PlanError
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.learn.choices import Local, Participation
 from cupola.learn.private import drawn_batches, privacy_of, private_steps, sampling_rate
+from cupola.learn.workspace import probe_inputs
+
+if TYPE_CHECKING:
+    from cupola.learn.training import Training
 
 
 @dataclass
@@ -84,6 +90,29 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     for item, size, reason in zip(work, sizes, declined):
         item.declined = reason or (None if size else "no samples")
     return work
+
+
+def require_batches(training: Training, sizes: np.ndarray) -> None:
+    """Refuse batches of a single sample where a layer needs several (batch normalisation)."""
+    local, mixes = training.local, training.problem.properties.batch_dependent
+    alone = [site for site, n in enumerate(sizes.tolist()) if mixes and 1 in _sizes_of(n, local)]
+    if not alone:
+        return
+    module = training.problem.build().to(training.problem.dtype)
+    try:
+        module(probe_inputs(training.problem, 1))
+    except ValueError:
+        raise PlanError(
+            f"layer '{mixes[0]}' needs at least two samples in a batch, and site {alone[0]} would "
+            "train on a batch of one: choose another local.batch_size, or local.drop_last = true"
+        ) from None
+
+
+def _sizes_of(n: int, local: Local) -> set[int]:
+    """Sizes that the batches of a site of n samples have."""
+    if local.work == "epochs":
+        return set(_cut(_used(n, local), local.batch_size, 1).tolist())
+    return {n if local.work == "gradient" else min(n, local.batch_size)}
 
 
 def declined_by(sites: Sequence[SiteContext], question: Question, local: Local) -> list[str | None]:

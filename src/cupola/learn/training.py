@@ -21,7 +21,7 @@ from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.learn.frozen import SEED, levels, require_trainable
 from cupola.learn.guarantee import protection, require_possible
-from cupola.learn.metrics import confusion, count, expected, metrics
+from cupola.learn.metrics import confusion, count, expected, metrics, require_measured
 from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
 from cupola.learn.participation import draw
@@ -50,7 +50,7 @@ class Training:
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out. members: the numbers of these sites in the whole
-    federation, where they are a part of it.
+    federation, where they are a part of it; federation: how many that has.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
     seed and the checksum of what is not trained, see `frozen`).
@@ -75,6 +75,7 @@ class Training:
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
     members: tuple[int, ...] | None = None
+    federation: int | None = None
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
@@ -93,6 +94,7 @@ class Training:
         require_possible(self)
         self.shares = shares_of(self)
         judge = self.evaluation
+        require_measured(self.problem, judge)
         if (judge.best or judge.patience) and not self._validation():
             raise PlanError(
                 "evaluation.best and evaluation.patience need validation data: set "
@@ -160,12 +162,12 @@ class Training:
         assert isinstance(reply, Total)
         return self._trained(state, reply)
 
-    def skip(self, state: State) -> State:
+    def skip(self, state: State, answered: bool = True) -> State:
         """The state after the next step as if its answer changed nothing and validation never
-        stopped the training: a rehearsal needs the questions only."""
+        stopped the training: a rehearsal needs the questions only. answered: by anybody."""
         done, pending = state.values["round"], state.values["pending"][1:]
         if not state.values["pending"]:
-            pending = [ask for ask in self._due(done + 1) if ask[0] != "public"]
+            pending = [ask for ask in self._due(done + 1, answered) if ask[0] != "public"]
         return state.next(pending=pending, round=done + (not pending))
 
     # Training
@@ -247,7 +249,8 @@ class Training:
                 values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
         if upcycle is not None:
             arrays |= remembered(state.arrays)
-        return self._complete(state.next(arrays, record=record, **values), done)
+        state = state.next(arrays, record=record, **values)
+        return self._complete(state, done, bool(total.sites))
 
     def _upcycled(self, state: State) -> State:
         """A round by the coordinator alone."""
@@ -260,10 +263,10 @@ class Training:
         kept = {n: a for n, a in state.arrays.items() if not n.startswith("before/")}
         return self._complete(State(state.step, kept, state.values), done)
 
-    def _complete(self, state: State, round: int) -> State:
+    def _complete(self, state: State, round: int, answered: bool = True) -> State:
         """The model of this round stands: judge it if it is time."""
         self._require_finite(state.arrays, round)
-        return self._next_judgement(state, self._due(round))
+        return self._next_judgement(state, self._due(round, answered))
 
     def _move(self, state: State, update: Arrays, round: int) -> Arrays:
         """Model and optimizer after a step along the mean update."""
@@ -321,8 +324,12 @@ class Training:
             return "public"
         return "sites" if "validation" in self.site_splits else None
 
-    def _due(self, round: int) -> list[list[str]]:
-        """What to ask after this round."""
+    def _due(self, round: int, answered: bool) -> list[list[str]]:
+        """What to ask after this round. Where nobody answered, a part of a federation has the model
+        that all sites have judged, and masked totals of all and of some would tell of the others.
+        """
+        if not answered and self.members is not None and self.sum.masked:
+            return []
         due = round % self.evaluation.every == 0 or round == self.rounds
         return self._judgements() if due else []
 

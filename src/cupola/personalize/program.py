@@ -122,16 +122,16 @@ class Personalisation:
         assert job is not None
         return self._answer(state, job, reply)
 
-    def skip(self, state: State, groups: Mapping[int, int]) -> State:
+    def skip(self, state: State, answered: bool = True, *, groups: Mapping[int, int]) -> State:
         """The state after the next step, for a rehearsal (see `Training.skip`). groups: the group
         of every site that would tell its vector, which only the vectors could say."""
         if "personal" not in state.values:
-            state = self.training.skip(state)
+            state = self.training.skip(state, answered)
             return self._begin(state) if self._trained(state) else state
         job = self.job(state)
         assert job is not None
         if job.kind == "train":
-            inner = self.inner(job).skip(self._inner_state(state))
+            inner = self.inner(job).skip(self._inner_state(state), answered)
             return self._went_on(state, job, inner, [])
         if job.kind != "vectors":
             return self._answer(state, job, {})

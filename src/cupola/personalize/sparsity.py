@@ -51,7 +51,7 @@ def sparsity_of(
     whole = dict.fromkeys(channels, 0)
     picked = {name: torch.as_tensor(list(chosen)) for name, chosen in channels.items()}
     for start in range(0, len(data), batch):
-        x, _ = space.batch(data, slice(start, start + batch))
+        x, _ = space.batch(data, slice(start, start + batch), whole=True)
         for name, values in watch(space.module, x, list(channels)).items():
             values = values.flatten(0, -2)
             chosen = picked[name].to(values.device)

@@ -211,10 +211,14 @@ def _in_groups(
             everybody = Job("train", method, len(sites) - 1, tuple(sites))
             fewest = replace(everybody, sites=tuple(sites[: choice.minimum]))
             _most_bytes(whole, reach, whole.asks_of_group(state, everybody), sites)
-            _most_charges(whole, reach, whole.asks_of_group(state, fewest), sites)
+            asks = list(whole.asks_of_group(state, fewest))
+            _most_charges(whole, reach, asks, sites)
+            state = replace(state, step=state.step + len(asks))  # a step is charged for once
     if choice.small == "finetune":
         vary.bytes.append("sites outside groups adapt alone, counted beside the groups' training")
-    vary.both("which sites form groups, and how large, is known after the training")
+    reason = "which sites form groups, and how large, is known after the training"
+    vary.bytes.append(reason)
+    vary.epsilon += [reason] if whole.training.privacy.on else []
 
 
 def _most_bytes(
@@ -256,7 +260,7 @@ def _of_each(reach: Rehearsal, ask: Ask, sites: Sequence[int]) -> tuple[float, f
 
 
 def _most_charges(
-    whole: Personalisation, reach: Rehearsal, asks: Iterator[Ask], sites: Sequence[int]
+    whole: Personalisation, reach: Rehearsal, asks: Sequence[Ask], sites: Sequence[int]
 ) -> None:
     """Charge every site as if it were in the smallest group, and asked as often as can be."""
     training, choice = whole.adaptation, whole.adaptation.participation

@@ -106,27 +106,27 @@ class Rehearsal(Federation):
         self._traffic: dict[tuple[Any, ...], tuple[int, Traffic]] = {}  # of the last question
         self._known: dict[int, SiteContext] = {}
 
-    def put(self, ask: Ask) -> None:
-        """What would happen if this were asked; nobody is."""
+    def put(self, ask: Ask) -> bool:
+        """Book what would happen if this were asked; whether anybody would answer."""
         question = replace(ask.question, confirmed=-1)
         if ask.kind == "gather" or self.parties is None:
-            self._openly(question, ask.kind, sorted(ask.sites))
-        else:
-            self._hidden(question, sorted(ask.sites), self.parties)
+            return self._openly(question, ask.kind, sorted(ask.sites))
+        return self._hidden(question, sorted(ask.sites), self.parties)
 
     # As Federation.sum and gather do it
 
-    def _openly(self, question: Question, kind: str, sites: Sequence[int]) -> None:
+    def _openly(self, question: Question, kind: str, sites: Sequence[int]) -> bool:
         failed = self._charged(question, sites)
         answers = self._answers(question, [site for site in sites if site not in failed])
         sizes = {s: contribution_size(a) for s, a in answers.items() if not isinstance(a, str)}
         failed |= {site: told for site, told in answers.items() if isinstance(told, str)}
         self._book(question, kind, list(sizes), failed, list(sizes.values()))
         self._require_quorum(question, len(sizes), len(sites), failed, [])
+        return bool(sizes)
 
     # As Hidden.sum does it
 
-    def _hidden(self, question: Question, sites: Sequence[int], parties: Parties) -> None:
+    def _hidden(self, question: Question, sites: Sequence[int], parties: Parties) -> bool:
         failed: dict[int, str] = dict.fromkeys(sites, TOO_FEW)
         told = Traffic()
         if len(sites) >= parties.minimum:
@@ -144,16 +144,16 @@ class Rehearsal(Federation):
             down, up = told.beside_down, told.beside_up
             self.ledger.add(Entry(*at, "unmask", "unmask", [COMPENSATOR], {}, down, up, ""))
         self._require_quorum(question, len(answered), len(sites), failed, [])
+        return bool(answered)
 
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent
     ) -> Traffic:
-        """Sizes follow from who sends what, how long the step is, and how long the question, whose
-        words go to each site once."""
+        """Sizes follow from who sends what, how long the step is, and how long the options are,
+        which go to each site once."""
         words = question_fields(question)
-        length = len(json.dumps(words, separators=(",", ":")))
-        shapes = json.dumps([words["task"], words["expects"]])
-        who = (shapes, len(str(question.step)), len(asked), tuple(sent.values()))
+        length = len(json.dumps(words.pop("options"), separators=(",", ":")))
+        who = (json.dumps(words), len(str(question.step)), len(asked), tuple(sent.values()))
         if who not in self._traffic:
             self._traffic = {who: (length, expected_traffic(question, parties, asked, sent))}
         before, told = self._traffic[who]
@@ -192,8 +192,7 @@ class Rehearsal(Federation):
             else:
                 charges[site.index] = charge
         refused |= self.book.charge(bare, charges)
-        if task.charge is not None:
-            self.charged.update(site for site in sites if site not in refused)
+        self.charged.update(s for s, c in charges.items() if c is not None and s not in refused)
         return refused
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
@@ -230,24 +229,22 @@ class Rehearsal(Federation):
 def rehearse(
     program: Program,
     reach: Rehearsal,
-    skip: Callable[[State], State],
+    skip: Callable[[State, bool], State],
     phase: Callable[[State], str],
 ) -> State:
-    """Take a program through all its steps; its last state. skip: the state after a step whose
-    answer is nothing; phase: what a step belongs to."""
+    """Take a program through all its steps; its last state. skip: the state after a step, which
+    somebody answered or not; phase: what a step belongs to."""
     state = program.start()
     while (ask := program.ask(state)) is not None:
         reach.phase = phase(state)
-        if ask.kind != "alone":
-            reach.put(ask)
-        state = skip(state)
+        state = skip(state, ask.kind == "alone" or reach.put(ask))
     return state
 
 
-def asked(program: Program, skip: Callable[[State], State]) -> Iterator[Ask]:
+def asked(program: Program, skip: Callable[[State, bool], State]) -> Iterator[Ask]:
     """All questions of a program."""
     state = program.start()
     while (ask := program.ask(state)) is not None:
         if ask.kind != "alone":
             yield ask
-        state = skip(state)
+        state = skip(state, True)

@@ -15,10 +15,12 @@ from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.outline import outline
+from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
 from cupola.plan.parties import learned_of_study
 from cupola.plan.plan import Plan
 from cupola.plan.study import CohortFiles, StudyPlan
+from cupola.plan.study_forecast import foresee_study
 from cupola.secure import expected_traffic, simulated_parties
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
@@ -29,9 +31,11 @@ ESTIMATE = (
 
 
 def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[str, Any]:
-    """Bytes by question. cohorts: those whose files are known, relative to base; the first one's
-    variants stand for all."""
+    """Bytes by question. cohorts: those whose files are known, relative to base: of all of them the
+    study is rehearsed; of some, the first one's variants stand for all."""
     sites = len(plan.cohorts)
+    if len(cohorts) == sites:
+        return _rehearsed(plan, base)
     if cohorts:
         files = [cohort.files(base) for cohort in cohorts]
         variants = read_variants(files[0].bim)
@@ -43,7 +47,7 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     chunks = -(-len(variants) // plan.chunk)
     for kind, question, times in outline(study, variants, people, plan.variants is not None):
         down, up, third = _sizes(question, kind, plan)
-        asked = 1 if question.task == "gwas propose" else sites  # the first cohort alone proposes
+        asked = 1 if question.task == PROPOSE else sites  # the first cohort alone proposes
         often = ITERATIONS * (1 if question.task == "gwas shared" else chunks)
         often = often if times is None else times
         every = often * (asked * (down + up) + third)
@@ -53,6 +57,24 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
         "rows": rows, "total": sum(row["total"] for row in rows), "sites": sites,
         "variants": len(variants), "people": people, "known": len(cohorts),
         "iterations": ITERATIONS,
+        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+    }  # fmt: skip
+
+
+def _rehearsed(plan: StudyPlan, base: Path) -> dict[str, Any]:
+    """Of a study all of whose cohorts are here; bytes of an average question to and from each."""
+    told = foresee_study(plan.model_copy(update={"folder": str(base)}))
+    rows = []
+    for row in told.rows:
+        alone = row["task"] in (PROPOSE, "unmask")  # the first cohort, a third party
+        answers = row["questions"] * (1 if alone else len(plan.cohorts))
+        rows.append({"task": row["task"], "times": row["questions"], "sure": not told.at_most,
+                     "down": row["down"] // answers, "up": row["up"] // answers,
+                     "total": row["down"] + row["up"]})  # fmt: skip
+    return {
+        "rows": rows, "total": told.total, "sites": len(plan.cohorts), "variants": told.variants,
+        "people": told.people, "known": len(plan.cohorts), "iterations": plan.newton.iterations,
+        "at_most": list(told.at_most),
         "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
     }  # fmt: skip
 

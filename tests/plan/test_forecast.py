@@ -18,7 +18,7 @@ from cupola.errors import PlanError
 from cupola.learn.recipes import RECIPES
 from cupola.plan import Run, compose, load
 from cupola.plan.facts import facts
-from cupola.plan.forecast import forecast, foresee
+from cupola.plan.forecast import Forecast, forecast, foresee
 from cupola.report.folder import open_run
 
 MECHANISMS = CHOICES["mechanism"]
@@ -26,19 +26,23 @@ PERSONAL = ["personalise.rounds=2"]
 PFA = [*PERSONAL, "personalise.methods=['pfa']"]
 
 
-def run_of(folder: Path, *settings: str) -> tuple[dict[str, Any], Run]:
-    """What check said, and the run."""
+def run_of(folder: Path, *settings: str) -> tuple[Forecast, Run]:
+    """What was foreseen, and the run."""
     plan = load(BASE, settings)
-    return facts(plan), cupola.run(plan, folder / "run", report=False)
+    return foresee(plan), cupola.run(plan, folder / "run", report=False)
 
 
-def exact(folder: Path, *settings: str) -> tuple[dict[str, Any], Run]:
+def exact(folder: Path, *settings: str) -> tuple[Forecast, Run]:
     """Foreseen without any 'at most', and so it came."""
     told, run = run_of(folder, *settings)
-    assert told["bytes"]["at_most"] == []
-    assert told["privacy"] is None or told["privacy"]["at_most"] == []
+    assert told.bytes_vary == told.epsilon_vary == ()
     as_foreseen(told, run)
     return told, run
+
+
+def epsilon(told: Forecast) -> float:
+    assert told.privacy is not None
+    return float(told.privacy["epsilon"])
 
 
 def noise_for(recipe: str) -> list[str]:
@@ -68,16 +72,16 @@ def test_sites_that_drop_out_of_masked_sums(tmp_path: Path, protocol: str, dropo
 @pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m != "quantile"])
 def test_every_mechanism(tmp_path: Path, mechanism: str) -> None:
     told, run = exact(tmp_path, *MECHANISMS[mechanism])
-    assert told["privacy"]["epsilon"] == run.result["privacy"]["epsilon"] > 0
+    assert epsilon(told) == run.result["privacy"]["epsilon"] > 0
 
 
 @pytest.mark.parametrize("sums", ["plain", "masked"])
 def test_a_clip_that_moves_is_bounded(tmp_path: Path, sums: str) -> None:
     told, run = run_of(tmp_path, *MECHANISMS["quantile"], f"sum.kind={sums}", "rounds=4")
-    assert "digits" in told["bytes"]["at_most"][0]
+    assert "digits" in told.bytes_vary[0]
+    assert told.epsilon_vary == ()
     as_foreseen(told, run)
-    assert told["privacy"]["epsilon"] == run.result["privacy"]["epsilon"]
-    assert run.result["bytes_down"] > 0.5 * told["bytes"]["down"]
+    assert run.result["bytes_down"] > 0.5 * told.down
 
 
 @pytest.mark.parametrize("kind", CHOICES["participation"])
@@ -96,7 +100,7 @@ def test_parts_of_a_model(tmp_path: Path, part: str, sums: str) -> None:
 @pytest.mark.parametrize("kind", CHOICES["evaluation"])
 def test_every_evaluation(tmp_path: Path, kind: str) -> None:
     told, run = run_of(tmp_path, *CHOICES["evaluation"][kind])
-    assert bool(told["bytes"]["at_most"]) == (kind == "patience")
+    assert bool(told.bytes_vary) == (kind == "patience")
     as_foreseen(told, run)
 
 
@@ -110,20 +114,18 @@ def test_a_budget_that_is_used_up(tmp_path: Path) -> None:
     budget = CHOICES["budget"]["small"]
     noise = ["privacy.mechanism=dp-sgd", "privacy.noise=4"]
     told, run = exact(tmp_path, *noise, *budget, "rounds=40")
-    assert 2 < told["privacy"]["epsilon"] < 3
+    assert 2 < epsilon(told) < 3
     assert any("budget" in code for r in run.history for code in r["failed"])
 
 
 def test_what_a_study_spent_before(tmp_path: Path) -> None:
     kept = [f"privacy.budget.file='{tmp_path / 'book.jsonl'}'", *CHOICES["budget"]["large"]]
     plan = load(BASE, [*MECHANISMS["dp-sgd"], *kept])
-    first = foresee(plan).privacy
+    first = foresee(plan)
     cupola.run(plan, tmp_path / "first", report=False)
     again = foresee(plan)
     run = cupola.run(plan, tmp_path / "second", report=False)
-    assert first is not None
-    assert again.privacy is not None
-    assert again.privacy["epsilon"] == run.result["privacy"]["epsilon"] > first["epsilon"]
+    assert epsilon(again) == run.result["privacy"]["epsilon"] > epsilon(first)
 
 
 # Personalisation
@@ -139,7 +141,7 @@ def test_sites_that_adapt_alone(tmp_path: Path, method: str) -> None:
 def test_one_group_of_all(tmp_path: Path, sums: str, mechanism: str) -> None:
     chosen = [*MECHANISMS.get(mechanism, ()), *CHOICES["sum"].get(sums, ())]
     told, _ = exact(tmp_path, *PFA, "personalise.groups=1", *chosen)
-    phases = {row["phase"] for row in told["bytes"]["rows"]}
+    phases = {row["phase"] for row in told.rows}
     assert phases == {"training", "personalisation"}
 
 
@@ -152,7 +154,7 @@ def test_groups_that_only_the_training_finds(tmp_path: Path, mechanism: str, sum
     chosen = [*MECHANISMS.get(mechanism, ()), *([] if sums == "plain" else ["sum.kind=masked"])]
     layer = ["personalise.layers=['1']"] if mechanism == "output" else []
     told, run = run_of(tmp_path, *PFA, *chosen, *layer)
-    assert "groups" in " ".join(told["bytes"]["at_most"])
+    assert "groups" in " ".join(told.bytes_vary)
     as_foreseen(told, run)
     labels = json.loads((run.folder / "personal.json").read_text())["groups"]["labels"]
     known = rehearsed_with(run, {int(site): group for site, group in labels.items()})
@@ -162,7 +164,7 @@ def test_groups_that_only_the_training_finds(tmp_path: Path, mechanism: str, sum
     assert (spent and spent["epsilon"]) == (promised and promised["epsilon"])
 
 
-def rehearsed_with(run: Run, groups: dict[int, int]) -> Any:
+def rehearsed_with(run: Run, groups: dict[int, int]) -> Forecast:
     """The forecast of a run whose groups are known."""
     from unittest import mock
 
@@ -186,16 +188,16 @@ def test_the_whole_of_a_private_personalised_plan_is_promised(tmp_path: Path) ->
     chosen = [*MECHANISMS["dp-sgd"], *PFA, "personalise.groups=2", "personalise.release.noise=2"]
     told, run = run_of(tmp_path, *chosen)
     training = foresee(load(BASE, MECHANISMS["dp-sgd"]))
-    assert training.privacy is not None
-    assert told["privacy"]["epsilon"] > training.privacy["epsilon"] + 0.5
-    assert told["bytes"]["total"] > 1.5 * training.total
+    assert epsilon(told) > epsilon(training) + 0.5
+    assert told.total > 1.5 * training.total
     as_foreseen(told, run)
 
 
 def test_a_release_alone_has_an_epsilon(tmp_path: Path) -> None:
     told, run = run_of(tmp_path, *PFA, "personalise.release.epsilon=2")
     spent = run.result["privacy"]
-    assert told["privacy"]["epsilon"] == spent["epsilon"] == pytest.approx(2, abs=1e-3)
+    assert told.epsilon_vary == ()
+    assert epsilon(told) == spent["epsilon"] == pytest.approx(2, abs=1e-3)
     assert spent["mechanism"] == "release"
     assert spent["unprotected_answers"]["train"] > 0
     page = Path(report.write(run.folder)).read_text()

@@ -338,8 +338,9 @@ class Personalisation:
         """All questions to a group, for a rehearsal. state: any of this program's second part."""
         state = self._enter_group(with_facts(state, groups=[job.group]), job)
         training = self.inner(job)
-        while training.ask(inner := self._inner_state(state)) is not None:
-            yield self._ask_group(state, job)
+        while (ask := training.ask(inner := self._inner_state(state))) is not None:
+            if ask.kind != "alone":
+                yield self._ask_group(state, job)
             inner = training.skip(inner)
             state = with_facts(replace(state, step=inner.step), inner=inner.values)
         for split in SPLITS:

@@ -135,7 +135,8 @@ class Rehearsal(Federation):
             answers = self._answers(question, able)
             sent = {s: frozenset(a) for s, a in answers.items() if not isinstance(a, str)}
             told = self._sent(question, parties, able, sent)
-            failed = {s: str(answers.get(s, "")) for s in sites if s not in sent or not told.up}
+            failed |= {s: a if isinstance(a, str) else TOO_FEW for s, a in answers.items()}
+            failed = {s: code for s, code in failed.items() if s not in sent or not told.up}
         answered = [site for site in sites if site not in failed]
         self.sparse |= not told.exact
         at, up = (question.step, question.round), common(list(told.up))

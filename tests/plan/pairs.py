@@ -70,7 +70,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "distributed": ("privacy.mechanism=distributed", *SITES, "sum.kind=masked"),
         "output": ("privacy.mechanism=output", "privacy.noise=0.8", "local.proximal=0.5",
                    "model={name='linear'}", "privacy.neighbours=replace-one"),
-        "objective": ("privacy.mechanism=objective", "privacy.answer_epsilon=3",
+        "objective": ("privacy.mechanism=objective", "privacy.answer_epsilon=50",
                       "local.proximal=0.5", "model={name='linear'}",
                       "privacy.neighbours=replace-one"),
     },

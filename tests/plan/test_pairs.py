@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pairs import Pair, carry_out, merged, pairs, refusal, settings, values, within
+from pairs import Pair, Value, carry_out, merged, pairs, refusal, settings, values, within
 
 pytestmark = pytest.mark.usefixtures("source")
 STEP = 61  # of the few that are tried every time: each value comes about once
@@ -22,6 +22,21 @@ def test_some_pairs(pair: Pair, source: str, tmp_path: Path) -> None:
         carry_out(given, tmp_path / "run")
     else:
         assert len(said) > 20  # in words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [("mechanism", "dp-sgd"), ("sum", "compensator"), ("personalise", "pfa, one group"),
+         ("trainable", "freeze"), ("stragglers", "dropouts")],
+        [("mechanism", "restarts"), ("sum", "pairwise"), ("personalise", "alone"),
+         ("evaluation", "each site"), ("participation", "rotation")],
+    ],
+)  # fmt: skip
+def test_sites_in_processes_of_their_own(chosen: list[Value], tmp_path: Path) -> None:
+    fewer = ["engine.kind=separate", "data.partition.sites=4"]
+    carry_out([*settings(*chosen), *fewer], tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from cupola.learn.guarantee import protection, require_possible
 from cupola.learn.metrics import confusion, count, expected, metrics, require_measured
 from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
-from cupola.learn.participation import draw
+from cupola.learn.participation import draw, expected_sites
 from cupola.learn.shares import ask_for_shares, shares_of
 from cupola.learn.upcycle import (
     extrapolated,
@@ -56,7 +56,8 @@ class Training:
     seed and the checksum of what is not trained, see `frozen`).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
-    (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive).
+    (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
+    (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `guarantee.resolve`). sum: masked sums need bounds, which go
     into the questions.
     """
@@ -107,6 +108,7 @@ class Training:
             )
         if judge.per_site and "test" not in self.site_splits:
             raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
+        self._require_totals()
         asked = self.participation.count or 0
         if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
             raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
@@ -118,6 +120,15 @@ class Training:
                     f"at-most-once: {rounds} rounds of {self.participation.count} sites need "
                     f"{need} sites, there are {self.sites}"
                 )
+
+    def _require_totals(self) -> None:
+        """Refuse rounds in which no masked sum could be told."""
+        kind, many = self.participation.kind, expected_sites(self.participation, self.sites)
+        if self.sum.masked and kind != "poisson" and many < self.sum.minimum:
+            raise PlanError(
+                f"sum.minimum = {self.sum.minimum}, but a round asks {many:g} of {self.sites} "
+                "sites: no masked sum could be told; ask more of them, or lower the minimum"
+            )
 
     def training_round(self, round: int) -> int:
         """The number of this training round among the training rounds; of a free round, that of
@@ -167,7 +178,10 @@ class Training:
         stopped the training: a rehearsal needs the questions only. answered: by anybody."""
         done, pending = state.values["round"], state.values["pending"][1:]
         if not state.values["pending"]:
+            if is_free(self.server.upcycle, done + 1):
+                answered = state.values["answered"]
             pending = [ask for ask in self._due(done + 1, answered) if ask[0] != "public"]
+            state = State(state.step, state.arrays, {**state.values, "answered": answered})
         return state.next(pending=pending, round=done + (not pending))
 
     # Training
@@ -232,7 +246,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays: Arrays = {}
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         if self.privacy.mechanism == "dp-ftrl":  # noise comes also where nobody answered
             arrays = self.coordinator.follow(state, total, round, self.server_lr(round))
         elif self.privacy.mechanism == "central":
@@ -249,6 +263,7 @@ class Training:
                 values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
         if upcycle is not None:
             arrays |= remembered(state.arrays)
+            values["answered"] = bool(total.sites)
         state = state.next(arrays, record=record, **values)
         return self._complete(state, done, bool(total.sites))
 
@@ -261,7 +276,8 @@ class Training:
         record = {"round": done, "sites": 0, "failed": {}, "samples": None, "upcycled": c}
         state = state.next(extrapolated(state.arrays, c), record=record)
         kept = {n: a for n, a in state.arrays.items() if not n.startswith("before/")}
-        return self._complete(State(state.step, kept, state.values), done)
+        answered = bool(state.values.get("answered", True))
+        return self._complete(State(state.step, kept, state.values), done, answered)
 
     def _complete(self, state: State, round: int, answered: bool = True) -> State:
         """The model of this round stands: judge it if it is time."""

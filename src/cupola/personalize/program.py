@@ -40,7 +40,12 @@ from cupola.personalize.parts import (
     with_facts,
     within,
 )
-from cupola.personalize.similarity import draw_references, pairs, to_references
+from cupola.personalize.similarity import (
+    draw_references,
+    pairs,
+    require_pairs,
+    to_references,
+)
 from cupola.personalize.sparsity import ask_sparsity, drawn_channels
 
 Make = Callable[[Sequence[int], int], Training]  # (sites, seed) -> their training
@@ -48,6 +53,8 @@ Make = Callable[[Sequence[int], int], Training]  # (sites, seed) -> their traini
 
 def require_groups(choice: Personalise, sites: int, make: Make) -> None:
     """Refuse groups that cannot be, or that could not train."""
+    if not choice.references:
+        require_pairs(sites)
     groups = 1 if choice.groups == "found" else choice.groups
     if groups > sites:
         raise PlanError(f"personalise.groups = {groups}, but there are {sites} sites")

@@ -220,6 +220,15 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
     if "distill" in choice.methods and of.problem.kind == "regression":
         raise PlanError("personalise: method 'distill' needs classes, the data have none")
 
+    drawn = adapted.participation
+    leaves = drawn.dropouts or (drawn.stragglers and not drawn.keep_stragglers)
+    if "pfa" in choice.methods and choice.groups != 1 and plan.engine.quorum and leaves:
+        raise PlanError(
+            "engine.quorum with simulated drop-outs: a group of a few sites may miss it, which "
+            "would end the run; set engine.quorum = 0 or personalise.groups = 1, or let nobody "
+            "drop out of groups (personalise.adapt.participation.dropouts = 0)"
+        )
+
     def make(sites: Sequence[int], seed: int) -> Training:
         return replace(
             whole,

@@ -17,7 +17,7 @@ import numpy as np
 
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Ask, Program, State
-from cupola.federation.message import contribution_size, question_size
+from cupola.federation.message import blank, contribution_size, question_size
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Participation
 from cupola.learn.participation import expected_sites, most_participations
@@ -189,11 +189,11 @@ def _groups(whole: Personalisation, reach: Rehearsal) -> tuple[dict[int, int], b
     """The group of every site that has data, and whether that is certain; else all stand alone."""
     sites = np.flatnonzero(reach.sizes.train > 0).tolist()
     choice = whole.choice
-    certain = "pfa" not in choice.methods or choice.groups == 1
-    certain |= len(sites) < max(3, choice.minimum)
-    if not certain or not sites:
-        return dict(zip(sites, range(len(sites)))), certain
-    return dict(zip(sites, whole.group(np.zeros((len(sites), 1))).tolist())), certain
+    if "pfa" not in choice.methods or not sites:
+        return {}, True
+    if choice.groups == 1 or len(sites) < max(3, choice.minimum):
+        return dict(zip(sites, whole.group(np.zeros((len(sites), 1))).tolist())), True
+    return dict(zip(sites, range(len(sites)))), False
 
 
 def _in_groups(
@@ -249,8 +249,7 @@ def _most_asked(choice: Participation, least: int, most: int) -> float:
 def _of_each(reach: Rehearsal, ask: Ask, sites: Sequence[int]) -> tuple[float, float]:
     """Bytes to and from each of these sites, with its part of what the protocol takes beside."""
     question = ask.question
-    answers = reach._answers(question, sites)
-    full = {n: a for told in answers.values() if not isinstance(told, str) for n, a in told.items()}
+    full = {n: blank(spec, question.arrays.get(n)) for n, spec in question.expects.items()}
     if ask.kind == "gather" or reach.parties is None:
         return question_size(question), contribution_size(full)
     sent = dict.fromkeys(sites, frozenset(full))
@@ -265,13 +264,14 @@ def _most_charges(
     """Charge every site as if it were in the smallest group, and asked as often as can be."""
     training, choice = whole.adaptation, whole.adaptation.participation
     most = most_participations(choice, whole.choice.minimum, training.training_rounds)
+    leaves = choice.dropouts or (choice.stragglers and not choice.keep_stragglers)
     periods: set[int] = set()
     for ask in asks:
         if ask.question.task != training.task:
             reach._charged(ask.question, sites)
             continue
         pattern = ask.question.options.get("pattern")
-        if pattern is None:
+        if pattern is None or leaves:  # who drops out has paid, and pays again
             pays = most > 0
             most -= 1
         else:  # one charge covers a period; who comes once only pays for one

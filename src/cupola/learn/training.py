@@ -125,9 +125,10 @@ class Training:
         """Refuse rounds in which no masked sum could be told."""
         kind, many = self.participation.kind, expected_sites(self.participation, self.sites)
         if self.sum.masked and kind != "poisson" and many < self.sum.minimum:
+            there = f"a round asks {many:g} of" if many < self.sites else "there are"
             raise PlanError(
-                f"sum.minimum = {self.sum.minimum}, but a round asks {many:g} of {self.sites} "
-                "sites: no masked sum could be told; ask more of them, or lower the minimum"
+                f"sum.minimum = {self.sum.minimum}, but {there} {self.sites} sites: no masked sum "
+                "can be told"
             )
 
     def training_round(self, round: int) -> int:

@@ -41,9 +41,8 @@ def program(
     data, methods=("pfa",), rounds=2, adapt_rounds=2, splits=("validation", "test"), **more
 ):
     settings, adapted = more.pop("settings", {}), more.pop("adapted", {})
-    choice = Personalise(
-        methods=methods, rounds=adapt_rounds, channels=8, groups=2, minimum=2, **more
-    )
+    facts = {"channels": 8, "groups": 2, "minimum": 2, **more}
+    choice = Personalise(methods=methods, rounds=adapt_rounds, **facts)
     settings = {"local": LOCAL, **settings}
     what = small.problem(data, small.perceptron(nn.ReLU))
     whole = small.training(
@@ -277,8 +276,7 @@ def test_dp_ftrl_starts_a_new_pattern_for_its_groups():
 def test_masked_sums_hide_sites_within_their_group():
     data = sites()
     plain = run(program(data, splits=("validation", "test")), data)
-    made = program(data, settings={"sum": Sum(kind="masked")})
-    made.choice = made.choice.model_copy(update={"minimum": 3})
+    made = program(data, settings={"sum": Sum(kind="masked")}, minimum=3)
     openly = ["evaluate", "sparsity", "adapt"]
     parties = simulated_parties("study", seed=5, sites=6, minimum=3, openly=openly)
     host = TrainingHost(made.training.problem, data)

@@ -19,7 +19,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.learn import frozen
 from cupola.nn.regenerate import values
 from cupola.plan import compose, load
-from cupola.plan.cost import predict
+from cupola.plan.forecast import foresee
 
 MLP = {"name": "mlp", "hidden": [8]}
 PART: dict[str, Any] = {
@@ -59,9 +59,9 @@ def test_a_run_keeps_the_whole_model(done: Path) -> None:
 @pytest.mark.parametrize("plan", [PART, LEVELS])
 def test_bytes_are_those_that_were_predicted(plan: dict[str, Any], tmp_path: Path) -> None:
     result = go(tmp_path / "run", plan=plan).result
-    cost = predict(compose.training(load(plan)))
-    assert result["bytes_down"] + result["bytes_up"] == pytest.approx(cost.total, rel=1e-3)
-    whole = predict(compose.training(load({**plan, "trainable": {}})))
+    cost = foresee(load(plan))
+    assert (cost.down, cost.up) == (result["bytes_down"], result["bytes_up"])
+    whole = foresee(load({**plan, "trainable": {}}))
     assert whole.per_site_up - cost.per_site_up > 4 * 8
 
 

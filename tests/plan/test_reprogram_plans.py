@@ -22,7 +22,7 @@ from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.learn.frozen import CHECKSUM, SEED
 from cupola.learn.workspace import Workspace
 from cupola.plan import compose, load
-from cupola.plan.cost import predict
+from cupola.plan.forecast import foresee
 
 DP = {"mechanism": "dp-sgd", "noise": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10
@@ -55,7 +55,7 @@ def test_only_border_and_map_are_trained_sent_and_kept(plan: dict[str, Any], don
     state = program.start()
     assert SEED not in state.arrays
     assert state.arrays[CHECKSUM].shape == (16,)
-    sent = predict(program).per_site_up
+    sent = foresee(load(plan)).per_site_up
     assert 4 * (BORDER + MAP) < sent < 4 * (BORDER + MAP) + 1000
     model = run.model()
     assert np.array_equal(model.border.theta.detach().numpy(), saved["border.theta"])

@@ -13,7 +13,7 @@ from cupola.federation.ledger import Ledger
 from cupola.secure import pairwise_keys, simulated_parties
 from cupola.secure.graph import Graph, graph
 from cupola.secure.hidden import layout_of
-from cupola.secure.pairwise import Pairwise, expected_bytes
+from cupola.secure.pairwise import Pairwise, expected_traffic
 from cupola.secure.pairwise_masks import Table
 
 
@@ -158,9 +158,11 @@ def test_bytes_are_booked_as_expected():
     study.federation.ledger = Ledger(lines.append)
     question = study.host.question()
     study.sum(question)
-    down, up, more = expected_bytes(question, 6, 6)
+    sent = dict.fromkeys(range(6), frozenset(question.expects))
+    told = expected_traffic(question, study.federation.roster, range(6), sent)
     ledger = study.federation.ledger
-    assert ledger.bytes_down + ledger.bytes_up == 6 * (down + up) + more
+    assert ledger.bytes_down == 6 * told.down + told.beside_down
+    assert ledger.bytes_up == sum(told.up) + told.beside_up
     assert {line["kind"] for line in lines} == {"sum", "unmask"}
     assert "masked sum of at least 3 sites" in lines[-1]["protection"]
 

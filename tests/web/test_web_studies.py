@@ -352,12 +352,13 @@ def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
 
     simulated_cohorts(tmp_path, variants=200, people=24)
     files = [{"name": n, "bfile": n} for n in COHORTS]
-    plan = {"test": "linear", "sum": "masked", "chunk": 64, "cohorts": files}
+    plan = {"test": "chi-square", "sum": "masked", "chunk": 64, "cohorts": files}
     whole = load_study(plan)
     told = forecast(whole, list(whole.cohorts), tmp_path)
     assert (told["variants"], told["people"], told["known"]) == (200, 24, 3)
     rows = {row["task"]: row for row in told["rows"]}
-    assert rows["gwas linear"]["times"] == 4  # chunks of 64
+    assert rows["gwas counts"]["times"] == 1  # many chunks in a question
+    assert "names no variant" in told["at_most"][0]
     assert told["total"] == sum(row["total"] for row in told["rows"])
     openly = forecast(load_study({**plan, "sum": "plain"}), list(whole.cohorts), tmp_path)
     assert 0 < openly["total"] < told["total"]

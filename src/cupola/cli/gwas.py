@@ -50,6 +50,39 @@ def run(
 
 
 @gwas.command()
+def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Say what a study will send, question by question; no genotype is looked at."""
+    from cupola.plan.study import load_study
+    from cupola.plan.study_forecast import foresee_study
+
+    Shell.json = as_json
+    plan = load_study(study, settings or ())
+    told = foresee_study(plan)
+    if as_json:
+        sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual}
+        more = {"at_most": list(told.at_most), "rows": list(told.rows)}
+        facts = {"name": plan.name, "test": plan.test, "cohorts": len(plan.cohorts)}
+        print_json(
+            {**facts, "variants": told.variants, "people": told.people, "bytes": sent | more}
+        )
+        return
+    from cupola.report import words
+
+    typer.echo(
+        f"{plan.name}: {plan.test}, {words.count(len(plan.cohorts), 'cohort')}, "
+        f"{told.people:,} people, {words.count(told.variants, 'variant')}"
+    )
+    for row in told.rows:
+        each = f"{words.size(row['down'])} down, {words.size(row['up'])} up"
+        typer.echo(f"  {row['task']:<18} {words.count(row['questions'], 'time')}: {each}")
+    most = "at most " if told.at_most else ""
+    usual = f" ({words.size(told.usual)} as it usually goes)" if told.usual < told.total else ""
+    typer.echo(f"{most}{words.size(told.total)} sent in all{usual}")
+    for reason in told.at_most:
+        typer.echo(f"  at most: {reason}")
+
+
+@gwas.command()
 def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a study that was stopped, killed, or waits for a cohort."""
     from cupola.plan.study_run import resume_study

@@ -47,7 +47,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         *_trainable(model),
         ("a round", f"{sent['sites']:g} sites, {words.size(sent['per_site_down'])} down and "
                     f"{words.size(sent['per_site_up'])} up at each"),
-        ("bytes", f"{words.size(sent['per_round'])} a round, {words.size(sent['total'])} in all"),
+        *_bytes(sent),
         ("links", f"a site's messages take {words.duration(facts['link']['seconds'])} a training "
                   f"round at {facts['link']['down']:g} MB/s down and {facts['link']['up']:g} up"),
     ]  # fmt: skip
@@ -75,6 +75,21 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+
+
+def _bytes(sent: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is sent, by phase, and why it may be less."""
+    from cupola.report import words
+
+    most = "at most " if sent["at_most"] else ""
+    whole = f"{words.size(sent['per_round'])} a round, {most}{words.size(sent['total'])} in all"
+    phases: dict[str, float] = {}
+    for row in sent["rows"]:
+        phases[row["phase"]] = phases.get(row["phase"], 0) + row["down"] + row["up"]
+    lines = [("bytes", whole)]
+    if len(phases) > 1:
+        lines.append(("", ", ".join(f"{name} {words.size(n)}" for name, n in phases.items())))
+    return lines + [("", f"at most: {reason}") for reason in sent["at_most"]]
 
 
 def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
@@ -125,17 +140,20 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
         f"{promise['mechanism']}{noise}: hides every {promise['unit']} from "
         f"{promise['against']} ({promise['neighbours']})",
     )
+    most = "at most " if promise["at_most"] else ""
     line(
         "epsilon",
-        f"{promise['epsilon']:.4g} at delta {promise['delta']:g} ({promise['neighbours']}), "
-        "after all rounds",
+        f"{most}{promise['epsilon']:.4g} at delta {promise['delta']:g} "
+        f"({promise['neighbours']}), after all that is asked",
     )
+    for reason in promise["at_most"]:
+        line("", f"at most: {reason}")
     for group in promise["groups"][:GROUPS_PRINTED]:
         if group["samples"]:
             line(
                 "",
                 f"{group['epsilon']:.4g} at {words.count(group['sites'], 'site')} of "
-                f"{words.count(group['samples'], 'sample')}, asked "
+                f"{_samples(group)}, asked "
                 f"{words.count(group['answers'], 'time')}",
             )
     more = len(promise["groups"]) - GROUPS_PRINTED
@@ -148,6 +166,13 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
     for warning in promise["warnings"]:
         line("note", warning, "yellow")
     line("status", promise["status"])
+
+
+def _samples(group: dict[str, Any]) -> str:
+    from cupola.report import words
+
+    least, most = group["least_samples"], group["samples"]
+    return ("" if least == most else f"{least:,} to ") + words.count(most, "sample")
 
 
 def _print_parties(

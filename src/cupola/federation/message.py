@@ -265,6 +265,13 @@ def content_digest(question: Question, with_round: bool) -> bytes:
     return found.digest()
 
 
+def blank(spec: Spec, like: np.ndarray | None = None) -> np.ndarray:
+    """Zeros of this shape in no memory: of the type of `like`, or of 64 bits."""
+    types = {"float": np.dtype(np.float64), "int": np.dtype(np.int64), "bool": np.dtype(bool)}
+    dtype = types[spec.kind] if like is None else like.dtype
+    return np.broadcast_to(np.zeros((), dtype), spec.shape)
+
+
 def question_size(question: Question) -> int:
     """Exact length of `encode_question`, without copying arrays."""
     header = _header(question_fields(question), question.arrays)

@@ -20,6 +20,7 @@ from cupola.federation.message import (
 from cupola.federation.randomness import generator
 
 Plain = Callable[["SiteContext", Question], Contribution]
+Rehearsed = Callable[[Sequence["SiteContext"], Question], "list[Arrays | str]"]
 Batched = Callable[[Sequence["SiteContext"], Question], "list[Partial] | None"]
 
 
@@ -220,6 +221,7 @@ class Task:
         self.random = random or (lambda _: False)
         self.batched: Batched | None = None
         self.charge: Callable[[SiteContext, Question], Charge | None] | None = None
+        self.rehearsed: Rehearsed | None = None
         self.about: Callable[[Question], Question] | None = None
         self.protocol = False
 
@@ -229,6 +231,12 @@ class Task:
         """Decorator: what an answer will cost, found out without touching data (None, or without
         this: it is unprotected). Raises Declined where the site must not answer at all."""
         self.charge = function
+        return function
+
+    def rehearses(self, function: Rehearsed) -> Rehearsed:
+        """Decorator: what these sites' answers will look like (names, types, shapes), or why one
+        gives none, from the sizes of their data alone. Without it: as the question allows."""
+        self.rehearsed = function
         return function
 
     def many(self, function: Batched) -> Batched:
@@ -258,11 +266,20 @@ def admit(
     refused: dict[int, str] = {}
     charges: dict[int, Charge | None] = {}
     for site in sites:
-        try:
-            charges[site.index] = None if task.charge is None else task.charge(site, question)
-        except Declined as declined:
-            refused[site.index] = declined.code
+        charge = charge_of(task, site, question)
+        if isinstance(charge, str):
+            refused[site.index] = charge
+        else:
+            charges[site.index] = charge
     return refused | accounts.charge(question, charges)
+
+
+def charge_of(task: Task, site: SiteContext, question: Question) -> Charge | str | None:
+    """What an answer costs a site (None: it is unprotected), or why it may give none."""
+    try:
+        return None if task.charge is None else task.charge(site, question)
+    except Declined as declined:
+        return declined.code
 
 
 _TASKS: dict[str, Task] = {}

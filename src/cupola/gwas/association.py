@@ -78,6 +78,20 @@ class Association:
     def answer(self, state: State, reply: Reply) -> State:
         return self._phases[state.values["phase"]][1](state, reply)
 
+    def skip(self, state: State) -> State:
+        """The state after a question that takes genotypes to answer, for a rehearsal: as if every
+        variant passed the filters, somebody lacked a call at each, and none converged."""
+        if state.values["phase"] == "test":
+            return Regression(self, state).skip()
+        question = self._ask_counts(state)[1]
+        chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
+        total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
+        both = self.expected_alleles(state)[chunk.index] - 1
+        total["alleles"][:, 0] = np.stack([both // 2, both], axis=1)
+        if "genotypes" in total:
+            total["genotypes"][:, -1] = [people // 4, people // 2, people // 4]
+        return self._counts(state, Total(total))
+
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
         return "sum", question, list(range(self.sites))
 

@@ -78,6 +78,29 @@ class Regression:
         }
         return parts[self.part](total.arrays)
 
+    def skip(self) -> State:
+        """The state after a question about variants, for a rehearsal: each of them is asked about
+        for as long as a variant may be."""
+        if self.study.test == "linear":
+            return self._store(self._nothing(fit.OK))
+        k, p, newton = len(self.chunk.index), self.fixed + 1, self.study.newton
+        spent = 1 if self.part == "sums" else self.state.values["iteration"] + 1
+        work = {
+            "beta": np.zeros((k, p)),
+            "inverse": np.zeros((k, p, p)),
+            "active": np.ones(k, bool),
+        }
+        arrays = {f"work/{name}": array for name, array in work.items()}
+        if self.part == "firth":
+            return self.state.next(arrays, part="penalty")
+        if self.part == "penalty" and spent < FIRTH_ITERATIONS:
+            return self.state.next(arrays, part="firth", iteration=spent)
+        if self.part in ("sums", "newton") and spent < newton.iterations:
+            return self.state.next(arrays, part="newton", iteration=spent)
+        if self.part in ("sums", "newton") and newton.firth:
+            return self.state.next(arrays, part="firth", iteration=0)
+        return self._store(self._nothing(fit.OK))
+
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)

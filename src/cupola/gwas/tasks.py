@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, task
+from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
 from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
@@ -24,14 +24,15 @@ def _sized(site: SiteContext, question: Question, arrays: Arrays) -> Contributio
     own."""
     if site.hidden is not None:
         return Contribution(arrays)
-    small = {}
-    for name, array in arrays.items():
-        spec = question.expects[name]
-        if spec.kind == "int" and spec.bound is not None:
-            small[name] = array.astype(np.min_scalar_type(-int(spec.bound) - 1))
-        else:
-            small[name] = array.astype(np.float32 if spec.bits == 32 else np.float64)
-    return Contribution(small)
+    expects = question.expects
+    return Contribution({name: a.astype(smallest(expects[name])) for name, a in arrays.items()})
+
+
+def smallest(spec: Spec) -> np.dtype:
+    """The type of the fewest bytes that numbers within their bound need."""
+    if spec.kind == "int" and spec.bound is not None:
+        return np.min_scalar_type(-int(spec.bound) - 1)
+    return np.dtype(np.float32 if spec.bits == 32 else np.float64)
 
 
 def groups(cohort: Cohort, binary: bool) -> np.ndarray:

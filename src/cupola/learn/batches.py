@@ -9,13 +9,19 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupola.errors import PlanError
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.learn.choices import Local, Participation
 from cupola.learn.private import drawn_batches, privacy_of, private_steps, sampling_rate
+from cupola.learn.workspace import probe_inputs
+
+if TYPE_CHECKING:
+    from cupola.learn.training import Training
 
 
 @dataclass
@@ -52,6 +58,9 @@ class Work:
         self.order = self.order[:held]
 
 
+NO_WORK = Work(np.empty(0, np.int64), np.empty(0, np.int64), 0, fixed=True)
+
+
 def share_out(sites: Sequence[SiteContext], question: Question, local: Local) -> list[Work]:
     """Every site's work in this round."""
     seed = sites[0].seed if sites[0].seed is not None else secrets.randbits(62)
@@ -81,6 +90,38 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     for item, size, reason in zip(work, sizes, declined):
         item.declined = reason or (None if size else "no samples")
     return work
+
+
+def require_batches(training: Training, sizes: np.ndarray) -> None:
+    """Refuse batches of a single sample where a layer needs several (batch normalisation)."""
+    local, mixes = training.local, training.problem.properties.batch_dependent
+    alone = [site for site, n in enumerate(sizes.tolist()) if mixes and 1 in _sizes_of(n, local)]
+    if not alone:
+        return
+    module = training.problem.build().to(training.problem.dtype)
+    try:
+        module(probe_inputs(training.problem, 1))
+    except ValueError:
+        raise PlanError(
+            f"layer '{mixes[0]}' needs at least two samples in a batch, and site {alone[0]} would "
+            "train on a batch of one: choose another local.batch_size, or local.drop_last = true"
+        ) from None
+
+
+def _sizes_of(n: int, local: Local) -> set[int]:
+    """Sizes that the batches of a site of n samples have."""
+    if local.work == "epochs":
+        return set(_cut(_used(n, local), local.batch_size, 1).tolist())
+    return {n if local.work == "gradient" else min(n, local.batch_size)}
+
+
+def declined_by(sites: Sequence[SiteContext], question: Question, local: Local) -> list[str | None]:
+    """Why each of these sites would give no answer in this round; None if it would."""
+    _, _, declined = _who_works(sites[0].seed or 0, question, local, [s.index for s in sites])
+    return [
+        reason or (None if len(site.data.train) else "no samples")
+        for site, reason in zip(sites, declined)
+    ]
 
 
 def _some(whole: int, part: float | None) -> int:

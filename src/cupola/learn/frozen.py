@@ -285,11 +285,12 @@ def levels(training: Training) -> Levels | None:
         for i, level in enumerate(problem.trainable.level)
     )
     beyond = [s for level in problem.trainable.level for s in level.sites if s >= training.sites]
-    if beyond:
+    if beyond and training.members is None:
         raise PlanError(
             f"trainable.level: there is no site {beyond[0]}; sites are 0 to {training.sites - 1}"
         )
-    where = levels_of(problem.trainable, problem.frozen_seed, np.arange(training.sites))
+    own = training.members if training.members is not None else range(training.sites)
+    where = levels_of(problem.trainable, problem.frozen_seed, np.array(own))
     counts = tuple(int((where == i).sum()) for i in range(len(frozen)))
     return Levels(frozen, counts, int((where < 0).sum()))
 
@@ -314,7 +315,7 @@ def require_trainable(training: Training) -> None:
         return
     names = [n for n, p in training.problem.build().named_parameters() if p.requires_grad]
     idle = [name for name in names if not found.trainers(name)]
-    if idle:
+    if idle and training.members is None:  # in a part of a federation such a tensor just stays
         raise PlanError(
             f"trainable.level: no site trains '{idle[0]}'; put it into trainable.freeze, so that "
             "it need not travel"

@@ -323,6 +323,19 @@ def coordinator_events(
 # The promise
 
 
+def against(training: Training) -> str:
+    """From whom the training's mechanism hides."""
+    if training.shares is not None:
+        return (
+            "everybody, coordinator included, if masks hold and at least "
+            f"{training.shares.honest - 1} others of a total's sites add their share of the "
+            "noise and keep it to themselves"
+        )
+    if training.privacy.of_sites:
+        return "everybody who sees models, but not the coordinator"
+    return "everybody outside the site"
+
+
 def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
     """What this training promises at its end; None without a mechanism."""
     privacy = training.privacy
@@ -333,13 +346,7 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
             privacy, training.participation, training.sites, training.training_rounds
         )
         groups = [Group(training.sites, 0, 0, events, _epsilon(privacy, events))]
-        unit, against = "site", "everybody who sees models, but not the coordinator"
-        if training.shares is not None:
-            against = (
-                "everybody, coordinator included, if masks hold and at least "
-                f"{training.shares.honest - 1} others of a total's sites add their share of the "
-                "noise and keep it to themselves"
-            )
+        unit = "site"
     else:
         answers = _answers(
             training.participation, training.sites, training.training_rounds, training.seed
@@ -355,13 +362,13 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
             events = tuple(event.times(many) for event in each)
             groups.append(Group(pairs[n, many], n, many, events, _epsilon(privacy, events)))
         groups.sort(key=lambda group: -group.epsilon)
-        unit, against = "example", "everybody outside the site"
+        unit = "example"
     held = int(sizes.max()) if len(sizes) else 0
     count = training.sites if unit == "site" else held
     return Guarantee(
         mechanism=privacy.mechanism,
         unit=unit,
-        against=against,
+        against=against(training),
         neighbours=privacy.neighbours,
         delta=privacy.delta,
         noise=privacy.noise,

@@ -18,7 +18,7 @@ from torch import Tensor
 from cupola.errors import FederationError
 from cupola.federation import Arrays, Contribution, Declined, Partial, Question, SiteContext, task
 from cupola.federation.randomness import derive
-from cupola.learn.batches import Work, share_out
+from cupola.learn.batches import NO_WORK, Work, declined_by, share_out
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.metrics import count
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
@@ -72,6 +72,32 @@ def train_together(sites: Sequence[SiteContext], question: Question) -> list[Par
     from cupola.learn.together import train_many  # it needs this module's definitions
 
     return train_many(sites, question)
+
+
+@train.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    """Who would answer, and with which arrays; for dp-ftrl a site keeps that it was asked."""
+    local = Local.model_validate(question.options["local"])
+    layouts: dict[int, Arrays] = {}  # by level
+    found: list[Arrays | str] = []
+    for site, declined in zip(sites, declined_by(sites, question, local)):
+        if declined is None and "pattern" in question.options:
+            site.keep(question, kept_after(site, question, local, NO_WORK))
+        space = workspace_of(site)
+        if id(space) not in layouts:
+            layouts[id(space)] = _layout(question, space)
+        found.append(declined or layouts[id(space)])
+    return found
+
+
+def _layout(question: Question, space: Workspace) -> Arrays:
+    """Arrays like those of an answer by a site that trains in this workspace."""
+    own = {f"{part}/{name}" for part in ("model", "variate") for name in space.names}
+    return {
+        name: question.arrays.get(name, np.zeros(()))
+        for name in question.expects
+        if name in own or not name.startswith(("model/", "variate/"))
+    }
 
 
 def _train(

@@ -18,7 +18,9 @@ from torch import Tensor
 from cupola.data import Dataset
 from cupola.errors import PlanError
 from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
+from cupola.federation.message import blank
 from cupola.federation.site import Partial
+from cupola.learn.choices import Evaluation
 from cupola.learn.workspace import Problem, Workspace, workspace_of
 
 SHOWN_CLASSES = 200  # a confusion matrix beyond this is nothing to look at
@@ -35,6 +37,13 @@ def evaluate(site: SiteContext, question: Question) -> Contribution:
     space = workspace_of(site)
     space.load(question.arrays)
     return Contribution(count(space, [data], question.options))
+
+
+@evaluate.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    counts: Arrays = {name: blank(spec) for name, spec in question.expects.items()}
+    split = question.options["split"]
+    return [counts if len(getattr(site.data, split)) else "no samples" for site in sites]
 
 
 @evaluate.many
@@ -97,6 +106,21 @@ def _batches(
 def expected(problem: Problem, options: Mapping) -> dict[str, Spec]:
     """Names and shapes of an 'evaluate' answer."""
     return dict(_specs(problem, options))
+
+
+def require_measured(problem: Problem, judge: Evaluation) -> None:
+    """Refuse a metric that nobody will measure, where a model is chosen by it."""
+    if not (judge.best or judge.patience):
+        return
+    known = {"regression": ["loss", "rmse", "r2"], "language": ["loss", "accuracy"]}.get(
+        problem.kind, ["loss", "accuracy", "class_accuracy", "miou"]
+    )
+    known += ["auroc"] if judge.auroc and problem.kind != "regression" else []
+    if judge.metric not in known:
+        raise PlanError(
+            f"evaluation.metric = '{judge.metric}' is not measured here; measured: "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:

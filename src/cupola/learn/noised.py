@@ -48,7 +48,9 @@ class Coordinator:
         """From means over all sites to means over the sites that train each tensor."""
         if self.levels is None:
             return flat
-        more = [self.levels.sites / self.levels.trainers(n) for n in names]
+        trainers = [self.levels.trainers(n) for n in names]
+        # What none of these sites trains stays: there is nothing to divide by, nor to hide.
+        more = [self.levels.sites / many if many else 0.0 for many in trainers]
         return flat * np.repeat(more, [model[f"model/{n}"].size for n in names])
 
     @property

@@ -41,7 +41,7 @@ def shares_of(training: Training) -> Shares | None:
     return Shares(
         privacy.clip,
         privacy.noise or 0.0,
-        training.sites,
+        training.federation or training.sites,  # masked numbers have room for as many
         training.sum.minimum,
         privacy.colluders,
         sum(p.numel() for p in parameters if p.requires_grad),

@@ -47,22 +47,11 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         done = [partials for partials in found if partials is not None]
         return [p for partials in done for p in partials] if len(done) == len(found) else None
     local = Local.model_validate(question.options["local"])
-    space, mode = workspace_of(sites[0]), sites[0].mode
-    privacy = privacy_of(question)
-    if local.control_variates or not space.independent:
+    space, privacy = workspace_of(sites[0]), privacy_of(question)
+    chosen = _form(sites, question, local, privacy)
+    if chosen is None:
         return None
-    alone = ("output", "objective", "distributed")
-    if privacy.mechanism in alone or privacy.augmentations != 1:
-        return None
-    if any(site.data.train.transform is not None for site in sites):
-        return None
-    held = next((site.data.train for site in sites if len(site.data.train)), None)
-    if held is None or not space.loss_is_per_sample(held):
-        return None
-    work = share_out(sites, question, local)
-    form = _choose(space, local, work, mode, privacy)
-    if form is None:
-        return None
+    form, work = chosen
     failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
     able = [i for i, w in enumerate(work) if w.declined is None]
     for i in able:
@@ -79,6 +68,32 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         partials = _in_chunks(space, team, form)
     partials[0].failed = failed
     return partials
+
+
+def possible(sites: Sequence[SiteContext], question: Question) -> bool:
+    """Whether these sites can be computed together in the form that their engine insists on."""
+    local, privacy = Local.model_validate(question.options["local"]), privacy_of(question)
+    return all(_form(alike, question, local, privacy) is not None for alike in _by_part(sites))
+
+
+def _form(
+    sites: Sequence[SiteContext], question: Question, local: Local, privacy: Privacy
+) -> tuple[Form | Literal["compiled"], list[Work]] | None:
+    """How sites that train the same part are computed together, and their work; None: not."""
+    space, mode = workspace_of(sites[0]), sites[0].mode
+    if local.control_variates or not space.independent:
+        return None
+    alone = ("output", "objective", "distributed")
+    if privacy.mechanism in alone or privacy.augmentations != 1:
+        return None
+    if any(site.data.train.transform is not None for site in sites):
+        return None
+    held = next((site.data.train for site in sites if len(site.data.train)), None)
+    if held is None or not space.loss_is_per_sample(held):
+        return None
+    work = share_out(sites, question, local)
+    form = _choose(space, local, work, mode, privacy)
+    return None if form is None else (form, work)
 
 
 def _by_part(sites: Sequence[SiteContext]) -> list[list[SiteContext]]:

@@ -21,10 +21,10 @@ from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.learn.frozen import SEED, levels, require_trainable
 from cupola.learn.guarantee import protection, require_possible
-from cupola.learn.metrics import confusion, count, expected, metrics
+from cupola.learn.metrics import confusion, count, expected, metrics, require_measured
 from cupola.learn.noised import Coordinator, parameter_names
 from cupola.learn.optimizers import server_step
-from cupola.learn.participation import draw
+from cupola.learn.participation import draw, expected_sites
 from cupola.learn.shares import ask_for_shares, shares_of
 from cupola.learn.upcycle import (
     extrapolated,
@@ -49,13 +49,15 @@ class Training:
     their round; records and evaluation go by all rounds.
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
-    user's own with the same arrays in and out.
+    user's own with the same arrays in and out. members: the numbers of these sites in the whole
+    federation, where they are a part of it; federation: how many that has.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
     seed and the checksum of what is not trained, see `frozen`).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
-    (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive).
+    (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
+    (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `guarantee.resolve`). sum: masked sums need bounds, which go
     into the questions.
     """
@@ -73,6 +75,8 @@ class Training:
     sum: Sum = field(default_factory=Sum)
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
+    members: tuple[int, ...] | None = None
+    federation: int | None = None
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
@@ -91,6 +95,7 @@ class Training:
         require_possible(self)
         self.shares = shares_of(self)
         judge = self.evaluation
+        require_measured(self.problem, judge)
         if (judge.best or judge.patience) and not self._validation():
             raise PlanError(
                 "evaluation.best and evaluation.patience need validation data: set "
@@ -103,6 +108,7 @@ class Training:
             )
         if judge.per_site and "test" not in self.site_splits:
             raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
+        self._require_totals()
         asked = self.participation.count or 0
         if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
             raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
@@ -114,6 +120,16 @@ class Training:
                     f"at-most-once: {rounds} rounds of {self.participation.count} sites need "
                     f"{need} sites, there are {self.sites}"
                 )
+
+    def _require_totals(self) -> None:
+        """Refuse rounds in which no masked sum could be told."""
+        kind, many = self.participation.kind, expected_sites(self.participation, self.sites)
+        if self.sum.masked and kind != "poisson" and many < self.sum.minimum:
+            there = f"a round asks {many:g} of" if many < self.sites else "there are"
+            raise PlanError(
+                f"sum.minimum = {self.sum.minimum}, but {there} {self.sites} sites: no masked sum "
+                "can be told"
+            )
 
     def training_round(self, round: int) -> int:
         """The number of this training round among the training rounds; of a free round, that of
@@ -157,6 +173,17 @@ class Training:
             return self._upcycled(state)
         assert isinstance(reply, Total)
         return self._trained(state, reply)
+
+    def skip(self, state: State, answered: bool = True) -> State:
+        """The state after the next step as if its answer changed nothing and validation never
+        stopped the training: a rehearsal needs the questions only. answered: by anybody."""
+        done, pending = state.values["round"], state.values["pending"][1:]
+        if not state.values["pending"]:
+            if is_free(self.server.upcycle, done + 1):
+                answered = state.values["answered"]
+            pending = [ask for ask in self._due(done + 1, answered) if ask[0] != "public"]
+            state = State(state.step, state.arrays, {**state.values, "answered": answered})
+        return state.next(pending=pending, round=done + (not pending))
 
     # Training
 
@@ -220,7 +247,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays: Arrays = {}
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         if self.privacy.mechanism == "dp-ftrl":  # noise comes also where nobody answered
             arrays = self.coordinator.follow(state, total, round, self.server_lr(round))
         elif self.privacy.mechanism == "central":
@@ -237,7 +264,9 @@ class Training:
                 values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
         if upcycle is not None:
             arrays |= remembered(state.arrays)
-        return self._complete(state.next(arrays, record=record, **values), done)
+            values["answered"] = bool(total.sites)
+        state = state.next(arrays, record=record, **values)
+        return self._complete(state, done, bool(total.sites))
 
     def _upcycled(self, state: State) -> State:
         """A round by the coordinator alone."""
@@ -248,13 +277,13 @@ class Training:
         record = {"round": done, "sites": 0, "failed": {}, "samples": None, "upcycled": c}
         state = state.next(extrapolated(state.arrays, c), record=record)
         kept = {n: a for n, a in state.arrays.items() if not n.startswith("before/")}
-        return self._complete(State(state.step, kept, state.values), done)
+        answered = bool(state.values.get("answered", True))
+        return self._complete(State(state.step, kept, state.values), done, answered)
 
-    def _complete(self, state: State, round: int) -> State:
+    def _complete(self, state: State, round: int, answered: bool = True) -> State:
         """The model of this round stands: judge it if it is time."""
         self._require_finite(state.arrays, round)
-        due = round % self.evaluation.every == 0 or round == self.rounds
-        return self._next_judgement(state, self._judgements() if due else [])
+        return self._next_judgement(state, self._due(round, answered))
 
     def _move(self, state: State, update: Arrays, round: int) -> Arrays:
         """Model and optimizer after a step along the mean update."""
@@ -311,6 +340,15 @@ class Training:
         if len(self.public.get("validation", ())):
             return "public"
         return "sites" if "validation" in self.site_splits else None
+
+    def _due(self, round: int, answered: bool) -> list[list[str]]:
+        """What to ask after this round. Where nobody answered, a part of a federation has the model
+        that all sites have judged, and masked totals of all and of some would tell of the others.
+        """
+        if not answered and self.members is not None and self.sum.masked:
+            return []
+        due = round % self.evaluation.every == 0 or round == self.rounds
+        return self._judgements() if due else []
 
     def _judgements(self) -> list[list[str]]:
         """What to ask sites in an evaluated round, as (kind, split)."""

@@ -16,7 +16,7 @@ import torch
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.federation import InProcess, drive
 from cupola.learn.central import centralised
-from cupola.learn.choices import Evaluation, Participation, Privacy
+from cupola.learn.choices import Evaluation, Participation, Privacy, Sum
 from cupola.learn.training import Training
 from cupola.learn.workspace import TrainingHost, Workspace
 from cupola.nn.inspect import loss_is_batch_dependent
@@ -202,6 +202,7 @@ def _probe(training: Training, data: FederatedData) -> float:
         evaluation=Evaluation(every=PROBE_ROUNDS + 1),
         participation=_fitting(training, len(small)),
         privacy=Privacy(),
+        sum=Sum(),
         public={},
         site_splits=frozenset(),
     )

@@ -227,10 +227,17 @@ class Workspace:
     def named(self, prefix: str, tensors: Sequence[Tensor]) -> Arrays:
         return {f"{prefix}/{n}": t.detach().cpu().numpy() for n, t in zip(self.names, tensors)}
 
-    def batch(self, data: Dataset, index: Any, generator: torch.Generator | None = None) -> Example:
+    def batch(
+        self,
+        data: Dataset,
+        index: Any,
+        generator: torch.Generator | None = None,
+        whole: bool = False,
+    ) -> Example:
         """Model-ready inputs and targets on the device; augmented if a generator is given. Where
-        only what follows a frozen source is trained: what the source makes of the inputs."""
-        if self._features is not None and generator is None:
+        only what follows a frozen source is trained: what the source makes of the inputs, unless
+        they are to go through the whole model."""
+        if self._features is not None and generator is None and not whole:
             data = self._features.of(data)
         if (
             isinstance(index, slice)

@@ -14,7 +14,7 @@ ewc: loss + lambda/2 sum_i F_i (w_i - w*_i)^2 around the received weights w*, F 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from cupola.federation import (
     StateStore,
     task,
 )
+from cupola.federation.message import blank
 from cupola.learn.batches import share_out
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.local import augmentation, gradient_of, own_randomness
@@ -65,6 +66,17 @@ def adapt(site: SiteContext, question: Question) -> Contribution:
             counts = count(space, [data], question.options)
             arrays |= {f"{split}/{name}": array for name, array in counts.items()}
     return Contribution(arrays)
+
+
+@adapt.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    """Counts on the parts that a site holds."""
+    found: list[Arrays | str] = []
+    for site in sites:
+        held = ("round", *(split for split in SPLITS if len(getattr(site.data, split))))
+        told = {n: blank(s) for n, s in question.expects.items() if n.split("/")[0] in held}
+        found.append(told if len(site.data.train) else "no samples")
+    return found
 
 
 def answers(problem: Problem, options: Mapping[str, Any]) -> dict[str, Spec]:

@@ -11,17 +11,19 @@ start counts among the candidates. Test data choose nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from cupola.errors import PlanError
 from cupola.federation import Arrays, Ask, Contribution, Question, Reply, State, Total
 from cupola.federation.message import contribution_size
 from cupola.federation.randomness import derive
 from cupola.learn import Evaluation, Training
 from cupola.learn.metrics import expected
+from cupola.learn.training import frozen_part
 from cupola.learn.workspace import Problem, probe_inputs
 from cupola.personalize.alone import SPLITS, ask_adapt
 from cupola.personalize.choices import GROUPED, Personalise
@@ -38,10 +40,37 @@ from cupola.personalize.parts import (
     with_facts,
     within,
 )
-from cupola.personalize.similarity import draw_references, pairs, to_references
+from cupola.personalize.similarity import (
+    draw_references,
+    pairs,
+    require_pairs,
+    to_references,
+)
 from cupola.personalize.sparsity import ask_sparsity, drawn_channels
 
 Make = Callable[[Sequence[int], int], Training]  # (sites, seed) -> their training
+
+
+def require_groups(choice: Personalise, sites: int, make: Make) -> None:
+    """Refuse groups that cannot be, or that could not train."""
+    if not choice.references:
+        require_pairs(sites)
+    groups = 1 if choice.groups == "found" else choice.groups
+    if groups > sites:
+        raise PlanError(f"personalise.groups = {groups}, but there are {sites} sites")
+    if sites - groups + 1 < choice.minimum:
+        raise PlanError(
+            f"personalise: none of {groups} groups of {sites} sites can have {choice.minimum} "
+            "(personalise.minimum), so none would train; ask for fewer groups, or a lower minimum"
+        )
+    least = sites if choice.groups == 1 else choice.minimum
+    try:
+        make(range(least), 0)
+    except PlanError as error:
+        raise PlanError(
+            f"personalise: a group may be as small as {least} sites (personalise.minimum), which "
+            f"cannot train: {error}; say how groups take part in personalise.adapt.participation"
+        ) from None
 
 
 @dataclass
@@ -69,6 +98,7 @@ class Personalisation:
         if "pfa" in self.choice.methods:
             probe = probe_inputs(self.problem, 2).to(self.training.space.device)
             self.layers = find_layers(self.training.space.module, probe, self.choice.layers)
+            require_groups(self.choice, self.training.sites, self.make)
         chosen = drawn_channels(self.layers, self.choice.channels, self.seed)
         self.channels = [(layer.name, c) for layer, c in zip(self.layers, chosen)]
 
@@ -98,6 +128,27 @@ class Personalisation:
         job = self.job(state)
         assert job is not None
         return self._answer(state, job, reply)
+
+    def skip(self, state: State, answered: bool = True, *, groups: Mapping[int, int]) -> State:
+        """The state after the next step, for a rehearsal (see `Training.skip`). groups: the group
+        of every site that would tell its vector, which only the vectors could say."""
+        if "personal" not in state.values:
+            state = self.training.skip(state, answered)
+            return self._begin(state) if self._trained(state) else state
+        job = self.job(state)
+        assert job is not None
+        if job.kind == "train":
+            inner = self.inner(job).skip(self._inner_state(state), answered)
+            return self._went_on(state, job, inner, [])
+        if job.kind != "vectors":
+            return self._answer(state, job, {})
+        labels = np.array(list(groups.values()), np.int64)
+        return self._leave(
+            replace(state, step=state.step + 1),
+            answered=list(groups),
+            groups=labels.tolist(),
+            random=shuffled(labels, self.seed).tolist(),
+        )
 
     def _trained(self, state: State) -> bool:
         values = state.values
@@ -203,8 +254,10 @@ class Personalisation:
         return self._leave(state, waiting=[], **found)
 
     def federated(self, state: State) -> Arrays:
-        """The federated model: the best on validation data if kept, else the last."""
-        return model_of(unprefixed("best/", state.arrays) or state.arrays)
+        """The federated model: the best on validation data if kept, else the last; and what stands
+        for its frozen part."""
+        model = model_of(unprefixed("best/", state.arrays) or state.arrays)
+        return model | frozen_part(state.arrays)
 
     def _grouped(self, state: State, reply: dict[int, Contribution]) -> State:
         sites = sorted(reply)
@@ -233,13 +286,11 @@ class Personalisation:
 
     def _ask_judgement(self, state: State, job: Job) -> Question:
         split = state.values["personal"]["waiting"][0]
-        judged = {
-            n.removeprefix("judged/"): a for n, a in state.arrays.items() if n[:7] == "judged/"
-        }
+        judged = unprefixed("judged/", state.arrays)
         options = self._evaluation(split)
         return Question(
             "evaluate",
-            judged or self.federated(state),
+            judged | frozen_part(state.arrays) if judged else self.federated(state),
             options,
             expected(self.problem, options),
             step=state.step,
@@ -254,7 +305,7 @@ class Personalisation:
     def _ask_alone(self, state: State, job: Job) -> Question:
         method = "finetune" if job.method in GROUPED else job.method
         scratch = method == "scratch"
-        arrays = model_of(self.training.start().arrays) if scratch else self.federated(state)
+        arrays = self.federated(self.training.start() if scratch else state)
         options = {
             "method": method,
             "local": self.adaptation.local.model_dump(exclude_defaults=True, mode="json"),
@@ -289,6 +340,20 @@ class Personalisation:
                 ),
             )
         return self._groups[key]
+
+    def asks_of_group(self, state: State, job: Job) -> Iterator[Ask]:
+        """All questions to a group, for a rehearsal. state: any of this program's second part."""
+        state = self._enter_group(with_facts(state, groups=[job.group]), job)
+        training = self.inner(job)
+        while (ask := training.ask(inner := self._inner_state(state))) is not None:
+            if ask.kind != "alone":
+                yield self._ask_group(state, job)
+            inner = training.skip(inner)
+            state = with_facts(replace(state, step=inner.step), inner=inner.values)
+        for split in SPLITS:
+            if split in self.splits:
+                judged = with_facts(state, waiting=[split])
+                yield Ask("gather", self._ask_judgement(judged, job), job.sites)
 
     def _enter_group(self, state: State, job: Job) -> State:
         training, model = self.inner(job), self.federated(state)
@@ -327,6 +392,13 @@ class Personalisation:
         history = personal["history"]
         if inner.values["round"] > before.values["round"]:
             history = [*history, course(job.method, job.group, inner.values["last"])]
+        return self._went_on(state, job, inner, history)
+
+    def _went_on(
+        self, state: State, job: Job, inner: State, history: list[dict[str, Any]]
+    ) -> State:
+        """A group's training is at `inner`: go on with it, or with what follows."""
+        training, personal = self.inner(job), state.values["personal"]
         kept = {n: a for n, a in state.arrays.items() if not n.startswith("group/")}
         if training.ask(inner) is not None:
             arrays = {**kept, **prefixed("group/", inner.arrays)}

@@ -16,11 +16,16 @@ MOST_PAIRED = 10_000  # sites whose pairs (400 MB) and linkage are still made
 
 def pairs(vectors: np.ndarray) -> np.ndarray:
     """Distances of all pairs of vectors (n, q), each once: n (n - 1) / 2 of them."""
-    if len(vectors) > MOST_PAIRED:
-        raise PlanError(
-            f"{len(vectors):,} sites: their full matrix does not fit; set personalise.references"
-        )
+    require_pairs(len(vectors))
     return pdist(np.asarray(vectors, np.float64))
+
+
+def require_pairs(sites: int) -> None:
+    """Refuse the pairs of so many sites that they do not fit."""
+    if sites > MOST_PAIRED:
+        raise PlanError(
+            f"{sites:,} sites: their full matrix does not fit; set personalise.references"
+        )
 
 
 def full_matrix(vectors: np.ndarray) -> np.ndarray:

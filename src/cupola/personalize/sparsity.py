@@ -21,6 +21,7 @@ import torch
 
 from cupola.data import Dataset
 from cupola.federation import (
+    Arrays,
     Charge,
     Contribution,
     Declined,
@@ -30,6 +31,7 @@ from cupola.federation import (
     State,
     task,
 )
+from cupola.federation.message import blank
 from cupola.federation.randomness import generator
 from cupola.learn.workspace import Workspace, workspace_of
 from cupola.personalize.choices import Release
@@ -49,7 +51,7 @@ def sparsity_of(
     whole = dict.fromkeys(channels, 0)
     picked = {name: torch.as_tensor(list(chosen)) for name, chosen in channels.items()}
     for start in range(0, len(data), batch):
-        x, _ = space.batch(data, slice(start, start + batch))
+        x, _ = space.batch(data, slice(start, start + batch), whole=True)
         for name, values in watch(space.module, x, list(channels)).items():
             values = values.flatten(0, -2)
             chosen = picked[name].to(values.device)
@@ -125,6 +127,14 @@ def sparsity(site: SiteContext, question: Question) -> Contribution:
     ends = np.cumsum([len(channels) for _, channels in layers])[:-1]
     parts = np.split(vector.astype(np.float32), ends)
     return Contribution({f"sparsity/{i}": part for i, part in enumerate(parts)})
+
+
+@sparsity.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    """Shares are told in float32."""
+    one = np.zeros((), np.float32)
+    arrays: Arrays = {name: blank(spec, one) for name, spec in question.expects.items()}
+    return [arrays if len(site.data.train) else "no samples" for site in sites]
 
 
 @sparsity.charges

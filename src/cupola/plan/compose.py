@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from cupola import data as datasets
@@ -18,11 +19,21 @@ from cupola import nn
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
-from cupola.federation import Federation, InProcess, Ledger, RayCluster, SeparateProcesses
+from cupola.federation import (
+    Federation,
+    InProcess,
+    Ledger,
+    RayCluster,
+    SeparateProcesses,
+    SiteContext,
+    StateStore,
+)
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.learn.batches import require_batches
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
+from cupola.learn.together import possible
 from cupola.personalize import Personalisation
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan
@@ -156,7 +167,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
     if isinstance(of, CheckedHost):
         for site in range(min(len(of), SITES_CHECKED)):
             of.data(site)
-    return Training(
+    made = Training(
         of.problem,
         sites=len(of),
         rounds=plan.rounds,
@@ -171,6 +182,28 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
+    _require_computable(plan, of, made)
+    return made
+
+
+def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
+    """Refuse what sites could not compute, by their sizes or by the engine's mode."""
+    if plan.task != "train":
+        return
+    require_batches(made, of.sites.sizes(np.arange(min(len(of), SITES_CHECKED))))
+    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "separate":
+        return
+    ask = made.ask(made.start())
+    mode = plan.engine.mode
+    some = [i for i in range(min(len(of), SITES_CHECKED)) if len(of.data(i).train)][:8]
+    sites = [
+        SiteContext(i, of.data(i), made.space, StateStore(), plan.seed, mode=mode) for i in some
+    ]
+    if ask is not None and sites and not possible(sites, ask.question):
+        raise PlanError(
+            f"engine.mode = '{mode}': sites cannot be computed together in this form here (random "
+            "or batch-dependent layers, or an unsupported choice); use 'auto'"
+        )
 
 
 def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
@@ -187,6 +220,15 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
     if "distill" in choice.methods and of.problem.kind == "regression":
         raise PlanError("personalise: method 'distill' needs classes, the data have none")
 
+    drawn = adapted.participation
+    leaves = drawn.dropouts or (drawn.stragglers and not drawn.keep_stragglers)
+    if "pfa" in choice.methods and choice.groups != 1 and plan.engine.quorum and leaves:
+        raise PlanError(
+            "engine.quorum with simulated drop-outs: a group of a few sites may miss it, which "
+            "would end the run; set engine.quorum = 0 or personalise.groups = 1, or let nobody "
+            "drop out of groups (personalise.adapt.participation.dropouts = 0)"
+        )
+
     def make(sites: Sequence[int], seed: int) -> Training:
         return replace(
             whole,
@@ -198,6 +240,8 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
             participation=adapted.participation,
             evaluation=Evaluation(),
             site_splits=frozenset(),
+            members=tuple(sites),
+            federation=whole.sites,
         )
 
     splits = _splits(plan, of.sites)

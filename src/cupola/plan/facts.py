@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cupola.federation import Program
     from cupola.learn import Training, TrainingHost
     from cupola.personalize import Personalisation
+    from cupola.plan.forecast import Forecast
     from cupola.plan.plan import Plan
 
 
@@ -18,13 +19,13 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
 
     from cupola.learn.frozen import share
     from cupola.plan import compose
-    from cupola.plan.cost import predict
+    from cupola.plan.forecast import forecast
     from cupola.plan.parties import learned, masking
 
     host = host or compose.host(**plan.to_dict())
     program = compose.training(plan, host)
     whole = compose.program(plan, host, program)
-    cost = predict(program)
+    cost = forecast(plan, host, program, whole)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
     counted, frozen = share(program.space.module), program.space.frozen
@@ -64,13 +65,17 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "per_site_up": cost.per_site_up,
             "per_round": cost.per_round,
             "total": cost.total,
+            "down": cost.down,
+            "up": cost.up,
+            "at_most": list(cost.bytes_vary),
+            "rows": list(cost.rows),
         },
         "link": {
             "down": plan.link.down,
             "up": plan.link.up,
             "seconds": plan.link.seconds(cost.per_site_down, cost.per_site_up),
         },
-        "privacy": _privacy(program, host),
+        "privacy": _privacy(program, host, cost),
         "sum": masking(program),
         "parties": [{"party": party, "learns": what} for party, what in learned(program)],
         "utility": _utility(program, data),
@@ -128,11 +133,26 @@ def _release(whole: Personalisation) -> dict[str, Any] | None:
     }
 
 
-def _privacy(program: Training, host: TrainingHost) -> dict[str, Any] | None:
+def _privacy(program: Training, host: TrainingHost, cost: Forecast) -> dict[str, Any] | None:
+    """What a plan promises: who is hidden from whom by the training's mechanism, and what the whole
+    program spends."""
     from cupola.plan.privacy import as_json, promised
 
+    spent = cost.privacy
+    if spent is None:
+        return None
     promise = promised(program, host)
-    return None if promise is None else as_json(promise, program.privacy.published)
+    said: dict[str, Any] = {
+        "against": "everybody outside the site",
+        "unprotected": ["all that follows from training: nothing but the vectors has noise"],
+        "warnings": [],
+        "published": [],
+    }
+    if promise is not None:
+        said = as_json(promise, program.privacy.published)
+    kept = ("mechanism", "unit", "neighbours", "delta", "noise", "epsilon", "groups", "course",
+            "status")  # fmt: skip
+    return {**said, **{k: spent[k] for k in kept}, "at_most": list(cost.epsilon_vary)}
 
 
 def _utility(program: Training, data: FederatedData) -> dict[str, Any]:

@@ -198,7 +198,11 @@ class Plan(BaseModel):
         choice = self.personalise
         assert choice is not None
         given = {k: v for k, v in self._given.items() if k not in ("personalise", "seeds", "grid")}
-        settings = {"rounds": choice.rounds, "twin": False, **dict(flat(choice.adapt))}
+        changes = dict(flat(choice.adapt))
+        if "participation.kind" in changes and "participation" in given:
+            own = dict(given["participation"])  # what belongs to another kind does not stay
+            given["participation"] = {k: own[k] for k in own if k not in ("fraction", "count")}
+        settings = {"rounds": choice.rounds, "twin": False, **changes}
         return Plan.model_validate(changed(given, settings))
 
     def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,6 +14,8 @@ from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
 from cupola.learn.private import binary_problems
 from cupola.learn.upcycle import training_rounds
+from cupola.personalize.choices import Release
+from cupola.personalize.sparsity import noise_of
 from cupola.plan.holding import run_id as run_id
 from cupola.plan.plan import Plan
 from cupola.privacy.accounting import epsilon, within
@@ -31,12 +33,7 @@ def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
         return None
 
     def open_book(folder: Path | None, name: str) -> Accounts:
-        budget = privacy.budget
-        limit = None
-        if budget is not None:
-            limit = Limit(
-                budget.epsilon, budget.delta, privacy.neighbours, budget.trust_coordinator
-            )
+        budget, limit = privacy.budget, _limit(privacy)
         own = None if folder is None else folder / f"{name}.jsonl"
         shared = _shared(privacy, name)
         study = plan.name if budget is None or budget.study is None else budget.study
@@ -44,6 +41,25 @@ def book(plan: Plan) -> Callable[[Path | None, str], Accounts] | None:
         return Book(shared or own, study=study, run=run, limit=limit)
 
     return open_book
+
+
+def rehearsed_book(plan: Plan) -> Book | None:
+    """The sites' book as it stands before a run, in memory: what is charged to it is forgotten."""
+    if book(plan) is None:
+        return None
+    limit, shared = _limit(plan.privacy), _shared(plan.privacy, "privacy")
+    found = Book(limit=limit)
+    found.durable = False
+    for path in _books(shared, None):
+        found._read(path, path.read_text(), any_study=True)
+    return found
+
+
+def _limit(privacy: Privacy) -> Limit | None:
+    budget = privacy.budget
+    if budget is None:
+        return None
+    return Limit(budget.epsilon, budget.delta, privacy.neighbours, budget.trust_coordinator)
 
 
 def _shared(privacy: Privacy, name: str) -> Path | None:
@@ -78,17 +94,37 @@ def promised(program: Training, host: TrainingHost) -> Guarantee | None:
 
 
 def spent(
-    program: Training, folder: Path, rounds: int, personal: bool = False
+    program: Training,
+    folder: Path,
+    rounds: int,
+    personal: bool = False,
+    release: Release | None = None,
 ) -> dict[str, Any] | None:
-    """What the sites have spent after so many rounds, by their own books; None without privacy.
-
-    personal: groups trained as well. Then the coordinator's noise is accounted answer by answer,
-    without the amplification by sampling sites that the training alone may claim.
-    """
-    privacy, rounds = program.privacy, program.training_round(rounds)
-    if not privacy.on:
+    """What the sites have spent after so many rounds, by their own books; None without privacy."""
+    if not program.privacy.on and release is None:
         return None
     groups, unprotected = _from_books(program, folder)
+    found = accounted(program, groups, unprotected, rounds, personal, release)
+    for group in found["groups"]:
+        del group["members"]  # may be a million
+    return found
+
+
+def accounted(
+    program: Training,
+    groups: dict[History, list[int]],
+    unprotected: dict[str, int],
+    rounds: int,
+    personal: bool = False,
+    release: Release | None = None,
+) -> dict[str, Any]:
+    """What sites with these histories spend in so many rounds, for result.json and before.
+
+    personal: groups trained as well. Then the coordinator's noise is accounted answer by answer,
+    without the amplification by sampling sites that the training alone may claim. release: of
+    sparsity vectors, which is all that is protected where there is no mechanism.
+    """
+    privacy, rounds = _whole(program.privacy, release), program.training_round(rounds)
     if privacy.by_coordinator and _shared(privacy, "privacy") is None and not personal:
         from cupola.learn.guarantee import coordinator_events
 
@@ -99,25 +135,34 @@ def spent(
             "epsilon": _epsilon(privacy, events),
             "sites": len(sites),
             "first": sites[:10],
+            "members": sites,
             "events": [event.as_dict() for event in events],
         }
         for events, sites in _worst(privacy, groups)
     ]
     listed.sort(key=lambda group: -group["epsilon"])
     return {
-        "mechanism": privacy.mechanism,
+        "mechanism": privacy.mechanism if privacy.on else "release",
         "unit": "site" if privacy.of_sites else "example",
         "neighbours": privacy.neighbours,
         "delta": privacy.delta,
         "noise": privacy.noise,
         "answer_epsilon": privacy.answer_epsilon,
-        "clip": privacy.clip,
+        "clip": privacy.clip if privacy.on else None,
         "epsilon": max((group["epsilon"] for group in listed), default=0.0),
         "groups": listed,
         "course": course(privacy, max(listed, key=lambda g: g["epsilon"])) if listed else [],
         "unprotected_answers": unprotected,
         "status": SIMULATED,
     }
+
+
+def _whole(privacy: Privacy, release: Release | None) -> Privacy:
+    """By what all answers are accounted: the mechanism's delta and neighbours, or the release's."""
+    if privacy.on or release is None:
+        return privacy
+    facts = {"delta": release.delta, "neighbours": release.neighbours, "noise": noise_of(release)}
+    return privacy.model_copy(update=facts)
 
 
 def _epsilon(privacy: Privacy, events: History) -> float:
@@ -165,19 +210,23 @@ def _from_books(program: Training, folder: Path) -> tuple[dict[History, list[int
     """Sites by what their books say, and answers that nothing protected."""
     groups: dict[History, list[int]] = {}
     unprotected: dict[str, int] = {}
-    shared = _shared(program.privacy, "privacy")
-    paths = [folder / "privacy.jsonl", *folder.glob("sites/privacy-*.jsonl")]
-    if shared:
-        paths = [shared, *shared.parent.glob(f"{shared.stem}-[0-9]*{shared.suffix}")]
-    for path in paths:
-        if not path.exists():
-            continue
+    for path in _books(_shared(program.privacy, "privacy"), folder):
         book = Book.read(path)
         for events, sites in book.histories().items():
             groups.setdefault(events, []).extend(sites)
         for task, answers in book.unprotected.items():
             unprotected[task] = unprotected.get(task, 0) + answers
     return groups, unprotected
+
+
+def _books(shared: Path | None, folder: Path | None) -> list[Path]:
+    """Files in which the sites of a plan keep their accounts."""
+    paths: list[Path] = []
+    if shared is not None:
+        paths = [shared, *shared.parent.glob(f"{shared.stem}-[0-9]*{shared.suffix}")]
+    elif folder is not None:
+        paths = [folder / "privacy.jsonl", *folder.glob("sites/privacy-*.jsonl")]
+    return [path for path in paths if path.exists()]
 
 
 def as_json(promise: Guarantee, published: str | None = None) -> dict[str, Any]:

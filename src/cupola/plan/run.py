@@ -23,6 +23,7 @@ from cupola.personalize import Personalisation
 from cupola.plan import compose
 from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
 from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
+from cupola.plan.forecast import forecast
 from cupola.plan.holding import signals
 from cupola.plan.load import load
 from cupola.plan.personal import write_group_models, write_personal
@@ -159,6 +160,8 @@ class _Session:
             host = self.place.host(self.plan)
             program = compose.training(self.plan, host)
             self.whole = compose.program(self.plan, host, program)
+            if self.plan.engine.quorum and not self.place.real:
+                forecast(self.plan, host, program, self.whole)  # refuses what would miss it
             table = self.folder / "partition.json"
             if not table.exists():
                 write_atomically(table, json_line(partition_table(host.sites)))

@@ -44,8 +44,9 @@ class Gathered:
     def listed(self, plan: StudyPlan) -> Variants | None:
         return read_variants(Path(plan.folder) / plan.variants) if plan.variants else None
 
-    def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
-        sites = self._sites = [
+    def sites(self, plan: StudyPlan) -> list[Site]:
+        """The cohorts, opened when they are first asked."""
+        self._sites = [
             Site(
                 cohort.files(Path(plan.folder)),
                 plan.wanted,
@@ -57,6 +58,10 @@ class Gathered:
             )
             for i, cohort in enumerate(plan.cohorts)
         ]
+        return self._sites
+
+    def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
+        sites = self.sites(plan)
         host = StudyHost(sites)
         facts: dict[str, Any] = {
             "seed": plan.seed, "workers": plan.workers, "quorum": 1.0, "ledger": ledger,

@@ -70,7 +70,13 @@ def result(
         "simulated": not real,
         "privacy": None
         if program is None or real
-        else spent(program, run.folder, last.get("round", 0), personal is not None),
+        else spent(
+            program,
+            run.folder,
+            last.get("round", 0),
+            personal is not None,
+            None if plan.personalise is None else plan.personalise.release,
+        ),
         "twin": twin,
         "personal": personal,
     }

@@ -68,11 +68,18 @@ class RunFolder:
     @property
     def bytes_sent(self) -> float:
         """Down and up, all sites."""
-        return sent(self.last)
+        return sent(self.totals)
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """Where bytes stand at the end, with what follows the last round."""
+        return max(self.last, self.result, key=sent)
 
     @property
     def seconds(self) -> Any:
-        return self.last.get("seconds", self.result.get("seconds"))
+        """In all sessions, with what follows the last round."""
+        told = [r.get("seconds") for r in (self.last, self.result)]
+        return max((s for s in told if finite(s)), default=None)
 
     @cached_property
     def split(self) -> str | None:

@@ -54,10 +54,11 @@ def privacy_section(run: RunFolder) -> str:
         return ""
     noise = "" if spent["noise"] is None else f" with noise multiplier {spent['noise']:.4g}"
     whom = _SHARES if spent["mechanism"] == "distributed" else _UNITS[spent["unit"]]
+    clip = "" if spent["clip"] is None else f", clip {spent['clip']:g}"
     lead = (
-        f"Mechanism {spent['mechanism']}{noise}, clip {spent['clip']:g}. It hides "
+        f"Mechanism {spent['mechanism']}{noise}{clip}. It hides "
         f"{whom}; data sets count as neighbours by {spent['neighbours']}. "
-        f"Epsilon is at delta {spent['delta']:g}, composed over all rounds."
+        f"Epsilon is at delta {spent['delta']:g}, composed over all that was asked."
     )
     alert = f'<p class="alert">{text(spent["status"].capitalize())}.</p>'
     rows = [

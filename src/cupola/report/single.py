@@ -98,7 +98,7 @@ def _headline(run: RunFolder) -> str:
     best = run.best()
     place = SPLITS.get(run.split or "", "not measured")
     planned = run.plan.get("rounds")
-    last = run.last
+    last = run.totals
     per_round = run.seconds / run.rounds if finite(run.seconds) and run.rounds else None
     sites = run.result.get("sites") or run.partition.get("sites")
     low = "lowest" if name in LOWER_IS_BETTER else "highest"
@@ -112,7 +112,8 @@ def _headline(run: RunFolder) -> str:
         (
             "Bytes sent",
             size(run.bytes_sent),
-            f"{size(last.get('bytes_down'))} to sites, {size(last.get('bytes_up'))} from sites",
+            f"{size(last.get('bytes_down'))} to sites, {size(last.get('bytes_up'))} from sites"
+            + (", personalisation included" if run.result.get("personal") else ""),
         ),
         ("Time", duration(run.seconds), f"{duration(per_round)} a round" if per_round else ""),
     ]

@@ -6,7 +6,7 @@ from cupola.secure.masked import Masked
 from cupola.secure.member import Member
 from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, consent
-from cupola.secure.simulation import expected_bytes, hidden_sums, simulated_parties
+from cupola.secure.simulation import expected_traffic, hidden_sums, simulated_parties
 
 __all__ = [
     "Compensator",
@@ -18,7 +18,7 @@ __all__ = [
     "Roster",
     "compensator_host",
     "consent",
-    "expected_bytes",
+    "expected_traffic",
     "hidden_sums",
     "simulated_parties",
 ]

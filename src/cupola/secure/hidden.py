@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,22 @@ from cupola.federation.message import content_digest, question_fields, question_
 from cupola.federation.site import find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
+Sent = Mapping[int, frozenset[str]]  # site -> the arrays of its answer
+
 BEYOND = "#beyond"  # how many numbers were cut off at their bounds
 WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one hidden sum: to each site that was asked, from each that answered, and for keys,
+    masks and signatures beside, down and up in all. exact: else they hang on what sites draw."""
+
+    down: int = 0
+    up: tuple[int, ...] = ()
+    beside_down: int = 0
+    beside_up: int = 0
+    exact: bool = True
 
 
 def outer_question(

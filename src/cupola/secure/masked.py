@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +25,10 @@ from cupola.secure.checksum import P, checksum, from_bytes
 from cupola.secure.encoding import Layout
 from cupola.secure.envelope import ENVELOPE
 from cupola.secure.hidden import (
+    BEYOND,
+    WEIGHT,
+    Sent,
+    Traffic,
     layout_of,
     outer_question,
     present,
@@ -44,6 +49,7 @@ from cupola.secure.settlement import (
 )
 
 TOO_FEW = "too few sites for a masked sum"
+ATTEMPT = 10**15  # as long as the numbers that attempts have in this century
 
 
 class Hidden(Federation):
@@ -321,29 +327,64 @@ class _Call:
         )
 
 
-def expected_bytes(question: Question, sites: int, roster: int) -> tuple[int, int, int]:
-    """What a masked sum over `sites` sites of a roster sends: to each site, from each site, and to
-    and from the compensator in all. Nothing is asked; all of it follows from the layout."""
-    layout = layout_of(question, roster)
-    hashed = "0" * 64
-    options = {"roster": hashed, "attempt": 10**15, "check": hashed}
+def expected_traffic(
+    question: Question, roster: Roster, asked: Sequence[int], sent: Sent
+) -> Traffic:
+    """What a masked sum sends if these of the sites that are asked answer. Nobody is asked; all of
+    it follows from layouts."""
+    del asked  # a site that drops out leaves no trace but the question
+    layout, blank = layout_of(question, len(roster.sites)), bytes(32)
+    options = {"roster": blank.hex(), "attempt": ATTEMPT, "check": blank.hex()}
     outer = outer_question("masked", question, _expected(layout), options)
-    answer = {ANSWER + e.name: np.broadcast_to(e.dtype.type(0), (e.size,)) for e in layout}
-    byte = np.zeros((), np.uint8)
-    answer |= {CHECK + e.name: np.broadcast_to(byte, (16,)) for e in layout}
-    answer["envelope"] = np.broadcast_to(byte, (ENVELOPE,))
-    everybody = tuple(range(sites))
-    facts = ("study", bytes(32), question.step, 10**15, bytes(32), bytes(32), everybody)
-    sealed = (bytes(ENVELOPE),) * sites
-    request = Request(*facts, (encoding.outline(layout),), (0,) * sites, sealed)
-    third = question_size(request.to_question())
-    third += contribution_size({"granted": np.zeros(len(layout), bool)})
-    for parts in chunks({entry.name: (entry.bits, entry.size) for entry in layout}):
-        third += question_size(unmask_question(request, parts))
-        told = {SUM + a: answer[ANSWER + a][start:stop] for a, start, stop in parts}
-        told |= {CHECKS + a: answer[CHECK + a] for a, start, _ in parts if start == 0}
-        third += contribution_size(told)
-    return question_size(outer), contribution_size(answer), third
+    down = question_size(outer)
+    if len(sent) < roster.minimum:
+        return Traffic(down)
+    own = [_sent(layout, names) for names in sent.values()]
+    kinds = list(dict.fromkeys(own))
+    request = Request(
+        study=roster.study,
+        roster=blank,
+        step=question.step,
+        attempt=ATTEMPT,
+        question=blank,
+        terms=blank,
+        sites=tuple(sent),
+        outlines=tuple(encoding.outline(kind) for kind in kinds),
+        layouts=tuple(kinds.index(kind) for kind in own),
+        envelopes=(bytes(ENVELOPE),) * len(sent),
+    )
+    beside = [(request.to_question(), {"granted": np.zeros(len(request.arrays), bool)})]
+    having = Counter(entry for kind in own for entry in kind)
+    granted = {e.name: (e.bits, e.size) for e, many in having.items() if many >= roster.minimum}
+    for parts in chunks(granted):
+        told: Arrays = {SUM + a: _numbers(granted[a][0], i, j) for a, i, j in parts}
+        told |= {CHECKS + a: np.zeros(16, np.uint8) for a, start, _ in parts if start == 0}
+        beside.append((unmask_question(request, parts), told))
+    return Traffic(
+        down,
+        tuple(_answer_size(kind) for kind in own),
+        sum(question_size(asked) for asked, _ in beside),
+        sum(contribution_size(told) for _, told in beside),
+    )
+
+
+def _sent(layout: Layout, names: frozenset[str]) -> Layout:
+    """The entries of an answer that holds these arrays."""
+    always = (WEIGHT, BEYOND)
+    return tuple(
+        e for e in layout if e.name in always or e.name.removeprefix(f"{WEIGHT}/") in names
+    )
+
+
+def _answer_size(own: Layout) -> int:
+    answer: Arrays = {ANSWER + e.name: _numbers(e.bits, 0, e.size) for e in own}
+    answer |= {CHECK + e.name: np.zeros(16, np.uint8) for e in own}
+    return contribution_size({**answer, "envelope": np.zeros(ENVELOPE, np.uint8)})
+
+
+def _numbers(bits: int, start: int, stop: int) -> np.ndarray:
+    """So many integers of this width, in no memory."""
+    return np.broadcast_to(np.zeros((), f"int{bits}"), stop - start)
 
 
 def protection(own: str, minimum: int) -> str:

@@ -21,16 +21,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cupola.federation import Question, Total
+from cupola.federation import Arrays, Question, Total
 from cupola.federation.message import contribution_size, question_size
 from cupola.secure import pairwise_member as _tasks  # noqa: F401 - registers what sites run
-from cupola.secure.hidden import outer_question
-from cupola.secure.masked import Hidden
+from cupola.secure.hidden import Sent, Traffic, outer_question
+from cupola.secure.masked import ATTEMPT, Hidden
 from cupola.secure.member import ANSWER, CHECK
 from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, pack_edges, sealed_size
 from cupola.secure.pairwise_questions import Attempt
 from cupola.secure.pairwise_run import Run, TooFew
-from cupola.secure.roster import simulated_roster
+from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
 
 
@@ -42,10 +42,10 @@ class Pairwise(Hidden):
         attempt = Attempt(self.roster, question, number, secrets.token_bytes(32))
         refused = self.engine._admit(outer_question("pairwise masked", question, {}, {}), sites)
         run = Run(self.engine, attempt, dict(refused))
-        outer, total = question, Total()
+        total = Total()
         try:
             run.meet([site for site in sites if site not in refused])
-            outer = run.answer()
+            run.answer()
             run.agree()
             total = run.unmask()
         except TooFew as few:
@@ -55,56 +55,60 @@ class Pairwise(Hidden):
             for entry in run.entries():
                 self.ledger.add(entry)
         total.failed = run.failed
-        self._enter(outer, question, total, [run.sizes[site] for site in total.sites])
+        self._enter(run.asked, question, total, [run.sizes[site] for site in total.sites])
         return total, run.broken
 
 
-def expected_bytes(
-    question: Question, sites: int, roster: int, minimum: int = 3
-) -> tuple[int, int, int]:
-    """What a sum over `sites` sites of a roster sends if nobody drops out: to each with the
-    question, from each with its answer, and for keys, shares and signatures in all."""
-    sites = max(2, sites)
-    minimum = min(minimum, sites)
-    listed, _, _ = simulated_roster(
-        0, "study", max(sites, roster), compensator=False, minimum=minimum
-    )
-    attempt = Attempt(listed, question, 10**15, bytes(32))
-    everybody = tuple(range(sites))
-    cohort = Cohort(listed, attempt.statement, everybody, (bytes(KEYS),) * sites)
+def expected_traffic(
+    question: Question, roster: Roster, asked: Sequence[int], sent: Sent
+) -> Traffic:
+    """What a sum sends if these of the sites that are asked answer; the others drop out after they
+    have dealt shares."""
+    attempt = Attempt(roster, question, ATTEMPT, bytes(32))
+    keys = {"keys": _blank(KEYS), "told": _flags(len(roster.sites))}
+    beside: list[tuple[Question, Arrays, int]] = [(attempt.keys(), keys, len(asked))]
+    if len(asked) < roster.minimum:
+        return Traffic(0, (), *_sizes(beside))
+    cohort = Cohort(roster, attempt.statement, tuple(asked), (bytes(KEYS),) * len(asked))
     graph, width = cohort.graph, sealed_size(attempt.count)
-    edges = pack_edges(cohort, {})
-    signatures = (bytes(SIGNATURE),) * sites
-    present = np.zeros((sites, attempt.count - 1), bool)
-    quorum = dict.fromkeys(range(graph.quorum), bytes(SIGNATURE))
-    holders = range(graph.picks)
-    aside = [
-        (attempt.keys(), {"keys": _blank(KEYS), "told": np.zeros(len(listed.sites), bool)}, sites),
-        (
-            attempt.shares(cohort),
-            {"picks": np.zeros(graph.picks, np.int32), "sealed": _blank(graph.picks, width)},
-            sites,
-        ),
-        (
-            attempt.survivors(everybody, present, signatures),
-            {"signature": _blank(SIGNATURE)},
-            sites,
-        ),
-        (
-            attempt.unmask(quorum, list(holders), [bytes(width) for _ in holders]),
-            {
-                "shares": _blank(1 + graph.picks, attempt.count * SHARE),
-                "valid": np.zeros(1 + graph.picks, bool),
-            },
-            graph.threshold if graph.complete else sites,
-        ),
-    ]
-    more = sum(n * (question_size(q) + contribution_size(answer)) for q, answer, n in aside)
+    dealt, there = graph.picks, len(sent)
+    picks = {"picks": np.zeros(dealt, np.int32), "sealed": _blank(dealt, width)}
+    beside.append((attempt.shares(cohort), picks, len(asked)))
+    enough = there >= max(graph.quorum, roster.minimum)
+    if enough:
+        present, signatures = _flags(there, attempt.count - 1), (bytes(SIGNATURE),) * there
+        quorum = dict.fromkeys(range(graph.quorum), bytes(SIGNATURE))
+        beside += [
+            (
+                attempt.survivors(list(sent), present, signatures),
+                {"signature": _blank(SIGNATURE)},
+                there,
+            ),
+            (
+                attempt.unmask(quorum, list(range(dealt)), [bytes(width)] * dealt),
+                {"shares": _blank(1 + dealt, attempt.count * SHARE), "valid": _flags(1 + dealt)},
+                graph.threshold if graph.complete else there,
+            ),
+        ]
     answer = {ANSWER + e.name: np.broadcast_to(e.dtype.type(0), e.size) for e in attempt.layout}
     answer |= {CHECK + e.name: _blank(16) for e in attempt.layout}
-    answer |= {"present": present[0], "signature": _blank(SIGNATURE)}
-    down = question_size(attempt.masked(cohort, everybody, edges))
-    return down, contribution_size(answer), more
+    answer |= {"present": _flags(attempt.count - 1), "signature": _blank(SIGNATURE)}
+    return Traffic(
+        question_size(attempt.masked(cohort, tuple(asked), pack_edges(cohort, {}))),
+        (contribution_size(answer),) * (there if enough else 0),
+        *_sizes(beside),
+        graph.complete,
+    )
+
+
+def _sizes(asked: Sequence[tuple[Question, Arrays, int]]) -> tuple[int, int]:
+    """Bytes of questions and of answers like these, to and from so many sites."""
+    down = sum(many * question_size(question) for question, _, many in asked)
+    return down, sum(many * contribution_size(answer) for _, answer, many in asked)
+
+
+def _flags(*shape: int) -> np.ndarray:
+    return np.zeros(shape, bool)
 
 
 def _blank(*shape: int) -> np.ndarray:

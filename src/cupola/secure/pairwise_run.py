@@ -58,6 +58,7 @@ class Run:
     present: list[np.ndarray] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)  # survivor -> signature
     signers: dict[int, bytes] = field(default_factory=dict)
+    asked: Question | None = None  # for masked answers, once it was
 
     # Phases 1 and 2
 
@@ -114,9 +115,9 @@ class Run:
 
     # Phase 3
 
-    def answer(self) -> Question:
-        """Masked answers, added up as they come; gives the question that was asked."""
-        question = self.attempt.masked(self.cohort, self.dealt, self.edges)
+    def answer(self) -> None:
+        """Masked answers, added up as they come."""
+        self.asked = question = self.attempt.masked(self.cohort, self.dealt, self.edges)
         self.stage = stage_digest(self.cohort, self.dealt, self.edges, self.attempt.check)
         self.table = Table(self.attempt.layout)
         for site, arrays in self._ask(question, self.dealt, aside=False):
@@ -138,7 +139,6 @@ class Run:
             self.answers[site] = signature
             self.present.append(present)
         self._enough(self.answers, self.least)
-        return question
 
     # Phases 4 and 5
 

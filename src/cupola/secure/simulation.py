@@ -6,7 +6,7 @@ they have compared among themselves. Everything else is the same code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from cupola.errors import PlanError
 from cupola.federation import Federation, InProcess, Question, SeparateProcesses
 from cupola.secure import masked, pairwise
 from cupola.secure.compensator import compensator_host
+from cupola.secure.hidden import Sent, Traffic
 from cupola.secure.identity import Identity
 from cupola.secure.masked import Hidden, Masked
 from cupola.secure.member import Member
@@ -106,14 +107,12 @@ def hidden_sums(
     return Masked(engine, third, parties.roster)
 
 
-def expected_bytes(
-    question: Question, sites: int, roster: int, protocol: str
-) -> tuple[int, int, int]:
-    """What a masked sum over `sites` sites of a roster sends: to each, from each, and beside that
-    in all."""
-    if protocol == "pairwise":
-        return pairwise.expected_bytes(question, sites, roster)
-    return masked.expected_bytes(question, sites, roster)
+def expected_traffic(
+    question: Question, parties: Parties, asked: Sequence[int], sent: Sent
+) -> Traffic:
+    """What a masked sum over these sites sends. sent: the arrays of each that answers."""
+    protocol = pairwise if parties.protocol == "pairwise" else masked
+    return protocol.expected_traffic(question, parties.roster, asked, sent)
 
 
 def member(site: int, folder: Path | None, **facts: Any) -> Member:

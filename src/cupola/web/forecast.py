@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from cupola.data import FederatedData, SiteData
+from cupola.federation import Question
+from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.outline import outline
-from cupola.plan.cost import question_bytes
+from cupola.gwas.tasks import PROPOSE
+from cupola.learn import TrainingHost
 from cupola.plan.parties import learned_of_study
 from cupola.plan.plan import Plan
 from cupola.plan.study import CohortFiles, StudyPlan
+from cupola.plan.study_forecast import foresee_study
+from cupola.secure import expected_traffic, simulated_parties
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
 ITERATIONS = 6  # of Newton's method, as they usually are
@@ -25,9 +31,11 @@ ESTIMATE = (
 
 
 def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[str, Any]:
-    """Bytes by question. cohorts: those whose files are known, relative to base; the first one's
-    variants stand for all."""
+    """Bytes by question. cohorts: those whose files are known, relative to base: of all of them the
+    study is rehearsed; of some, the first one's variants stand for all."""
     sites = len(plan.cohorts)
+    if len(cohorts) == sites:
+        return _rehearsed(plan, base)
     if cohorts:
         files = [cohort.files(base) for cohort in cohorts]
         variants = read_variants(files[0].bim)
@@ -38,8 +46,8 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     study = Association(plan.study(), sites)
     chunks = -(-len(variants) // plan.chunk)
     for kind, question, times in outline(study, variants, people, plan.variants is not None):
-        down, up, third = question_bytes(question, kind, sites, plan.sum)
-        asked = 1 if question.task == "gwas propose" else sites  # the first cohort alone proposes
+        down, up, third = _sizes(question, kind, plan)
+        asked = 1 if question.task == PROPOSE else sites  # the first cohort alone proposes
         often = ITERATIONS * (1 if question.task == "gwas shared" else chunks)
         often = often if times is None else times
         every = often * (asked * (down + up) + third)
@@ -53,6 +61,38 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     }  # fmt: skip
 
 
+def _rehearsed(plan: StudyPlan, base: Path) -> dict[str, Any]:
+    """Of a study all of whose cohorts are here; bytes of an average question to and from each."""
+    told = foresee_study(plan.model_copy(update={"folder": str(base)}))
+    rows = []
+    for row in told.rows:
+        alone = row["task"] in (PROPOSE, "unmask")  # the first cohort, a third party
+        answers = row["questions"] * (1 if alone else len(plan.cohorts))
+        rows.append({"task": row["task"], "times": row["questions"], "sure": not told.at_most,
+                     "down": row["down"] // answers, "up": row["up"] // answers,
+                     "total": row["down"] + row["up"]})  # fmt: skip
+    return {
+        "rows": rows, "total": told.total, "sites": len(plan.cohorts), "variants": told.variants,
+        "people": told.people, "known": len(plan.cohorts), "iterations": plan.newton.iterations,
+        "at_most": list(told.at_most),
+        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+    }  # fmt: skip
+
+
+def _sizes(question: Question, kind: str, plan: StudyPlan) -> tuple[int, int, int]:
+    """Bytes to each cohort, from each, and to and from a third party."""
+    answer = contribution_size({name: blank(spec) for name, spec in question.expects.items()})
+    if kind == "gather" or not plan.sum.masked:
+        return question_size(question), answer, 0
+    sites = range(len(plan.cohorts))
+    parties = simulated_parties(
+        plan.name, seed=0, sites=len(sites), minimum=len(sites), protocol=plan.sum.protocol
+    )
+    sent = dict.fromkeys(sites, frozenset(question.expects))
+    told = expected_traffic(question, parties, sites, sent)
+    return told.down, told.up[0], told.beside_down + told.beside_up
+
+
 UNJUDGED = (
     "a site with a budget of its own refuses answers that nothing protects: if all have one, there "
     "are no metrics on what they hold out"
@@ -62,15 +102,27 @@ SAMPLES = (100, 1000, 10_000)  # of a site whose number is its own secret; epsil
 
 def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
     """What `cupola check` says, for sites of which nothing is known: epsilon for a few sizes."""
-    from cupola.data import FederatedData, SiteData
-    from cupola.learn import TrainingHost
-    from cupola.learn.guarantee import guarantee
     from cupola.plan import compose
     from cupola.plan.facts import facts
-    from cupola.plan.privacy import as_json, course
 
     known = compose.federated_data(plan)
-    none, samples = known.site(0).train, SAMPLES[1]
+    told = {samples: facts(plan, _alike(plan, known, samples)) for samples in SAMPLES}
+    found = told[SAMPLES[1]]
+    if found["privacy"]:
+        groups = [one["privacy"]["groups"][0] for one in told.values()]
+        found["privacy"]["groups"] = groups
+        found["privacy"]["status"] = ESTIMATE
+        if plan.evaluation.on != "public":
+            found["privacy"]["warnings"].append(UNJUDGED)
+    found["assumed"] = SAMPLES[1]
+    return found
+
+
+def _alike(plan: Plan, known: FederatedData, samples: int) -> TrainingHost:
+    """Sites that hold so many samples each, of the plan's kind."""
+    from cupola.plan import compose
+
+    none = known.site(0).train
     shape = none.x.shape[1:]
     x = none.x.new_zeros(1, *shape).expand(samples, *shape)  # one row in memory
     some = replace(none, x=x, y=none.y.new_zeros(samples))
@@ -79,19 +131,7 @@ def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
         input_shape=known.input_shape, class_names=known.class_names, public=known.public,
         name=known.name, **known.token_facts,
     )  # fmt: skip
-    host = TrainingHost(compose.problem(plan, data), data)
-    found = facts(plan, host)
-    if found["privacy"]:
-        program = compose.training(plan, host)
-        told = (guarantee(program, np.full(len(data), n)) for n in SAMPLES)
-        groups = [group for one in told if one for group in as_json(one)["groups"][:1]]
-        found["privacy"]["groups"] = groups
-        found["privacy"]["status"] = ESTIMATE
-        if plan.evaluation.on != "public":
-            found["privacy"]["warnings"].append(UNJUDGED)
-        found["course"] = course(plan.privacy, groups[1])
-    found["assumed"] = samples
-    return found
+    return TrainingHost(compose.problem(plan, data), data)
 
 
 def _typical() -> Variants:

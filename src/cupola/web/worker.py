@@ -94,18 +94,13 @@ def _foresee(folder: Path, job: dict[str, Any]) -> None:
 def _training(job: dict[str, Any]) -> dict[str, Any]:
     from cupola.plan.facts import facts
     from cupola.plan.load import load
-    from cupola.plan.privacy import course
 
     whole = load(job["plan"])
     if whole.data.name == "elsewhere":
         from cupola.web.forecast import foresee_elsewhere
 
         return foresee_elsewhere(whole)
-    found = facts(whole)
-    if found["privacy"] and found["privacy"]["groups"]:
-        worst = max(found["privacy"]["groups"], key=lambda g: g["epsilon"])
-        found["course"] = course(whole.privacy, worst)
-    return found
+    return facts(whole)
 
 
 def _association(job: dict[str, Any]) -> dict[str, Any]:

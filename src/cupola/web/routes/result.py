@@ -69,7 +69,8 @@ def _rounds(study: Study) -> int:
 
 def _course(study: Study) -> str:
     """Epsilon after shares of the run, as it was foreseen."""
-    return json.dumps((study.foreseen or {}).get("course", []))
+    promise = (study.foreseen or {}).get("privacy") or {}
+    return json.dumps(promise.get("course", []))
 
 
 @router.get("/studies/{study_id}/runs/{number}/hits")

@@ -1,0 +1,155 @@
+"""What an association study will send, rehearsed before anybody's genotypes are looked at.
+
+What takes no genotypes is answered as in the study: people, covariates, the list of variants. What
+does is a matter of shapes. For chi-square with a public list of variants all of it is certain; the
+rest is the most it can be, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupola.errors import DataError, FederationError
+from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
+from cupola.federation.message import Arrays, blank
+from cupola.gwas import Association, StudyHost, listing
+from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest
+from cupola.plan.rehearsal import Rehearsal
+from cupola.plan.study import StudyPlan
+from cupola.plan.study_place import Gathered
+from cupola.secure import simulated_parties
+
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared")  # without genotypes
+WIDEST = 24  # letters of a number of 64 bits
+USUAL = 6  # iterations of Newton's method
+PHASE = "study"
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
+    usual: of a logistic regression, with as many iterations as there usually are."""
+
+    rows: tuple[dict[str, Any], ...]
+    down: int
+    up: int
+    at_most: tuple[str, ...]
+    usual: int
+    variants: int
+    people: int
+
+    @property
+    def total(self) -> int:
+        return self.down + self.up
+
+
+def foresee_study(plan: StudyPlan) -> StudyForecast:
+    """Rehearse a study whose cohorts are all here."""
+    state, reach = _rehearsed(plan)
+    usual = reach
+    if plan.test == "logistic" and (plan.newton.iterations > USUAL or plan.newton.firth):
+        newton = plan.newton.model_copy(update={"iterations": USUAL, "firth": False})
+        _, usual = _rehearsed(plan.model_copy(update={"newton": newton}))
+    rows = tuple(reach.rows.values())
+    return StudyForecast(
+        rows,
+        sum(row["down"] for row in rows),
+        sum(row["up"] for row in rows),
+        tuple(_reasons(plan)),
+        sum(row["down"] + row["up"] for row in usual.rows.values()),
+        len(state.arrays["reason"]),
+        state.values["people"]["loaded"],
+    )
+
+
+def _reasons(plan: StudyPlan) -> list[str]:
+    quality, found = plan.quality, []
+    if plan.variants is None:
+        found.append(f"the first cohort names no variant with fewer than {plan.rare} copies")
+    if plan.regression:
+        found.append("somebody is taken to lack a call in every chunk of variants")
+        if quality.maf > 0 or quality.missing < 1 or quality.hardy_weinberg > 0:
+            found.append("every variant is taken to pass the filters")
+        if plan.sum.masked:
+            found.append("means of covariates have more or fewer digits")
+    if plan.test == "logistic":
+        found.append(f"variants may converge before {plan.newton.iterations} iterations")
+    return found
+
+
+def _rehearsed(plan: StudyPlan) -> tuple[State, Rehearsal]:
+    place = Gathered()
+    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    reach = _StudyRehearsal(plan, StudyHost(place.sites(plan)))
+    state = program.start()
+    try:
+        while (ask := program.ask(state)) is not None:
+            if ask.kind == "alone":
+                state = program.answer(state, None)
+                continue
+            reach.put(ask)
+            reply = reach.reply(ask)
+            state = program.skip(state) if reply is None else program.answer(state, reply)
+    except FederationError as error:
+        raise DataError(place.explained(error)) from None
+    return state, reach
+
+
+class _StudyRehearsal(Rehearsal):
+    """Cohorts that answer what takes no genotypes."""
+
+    def __init__(self, plan: StudyPlan, host: StudyHost) -> None:
+        parties, sites = None, len(host)
+        if plan.sum.masked:
+            parties = simulated_parties(
+                f"{plan.name} {'0' * 16}",
+                seed=plan.seed,
+                sites=sites,
+                minimum=sites,
+                protocol=plan.sum.protocol,
+            )
+        super().__init__(host, None, seed=plan.seed, quorum=1.0, parties=parties)
+        self.plan, self.host, self.phase = plan, host, PHASE
+        self.engine = InProcess(host, seed=plan.seed, workers=plan.workers)
+        self._told: dict[int, Contribution] = {}
+
+    def reply(self, ask: Ask) -> Total | dict[int, Contribution] | None:
+        """To the question that was put last; None if it takes genotypes."""
+        if ask.question.task not in (*ANSWERED, PROPOSE, FINGERPRINTS):
+            return None
+        if ask.kind == "gather":
+            return self._told
+        total = Total()
+        for site, answer in self._told.items():
+            total.add(site, answer)
+        return total
+
+    def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
+        if self.parties is not None and "shift" in question.options:
+            self._slack(question, len(sites))
+        if question.task in ANSWERED:
+            found = dict(self.engine._ask(question, sites))
+        else:
+            found = dict.fromkeys(sites, Contribution(self._arrays(question)))
+        self._told = {s: a for s, a in found.items() if isinstance(a, Contribution)}
+        return {s: a.code if isinstance(a, Failure) else a.arrays for s, a in found.items()}
+
+    def _arrays(self, question: Question) -> Arrays:
+        if question.task == PROPOSE:
+            packed = listing.pack(self.host.cohorts[0].cohort.variants)
+            sized = "size" in question.expects
+            return {"size": np.array([len(packed)])} if sized else {"list": packed}
+        hashes = question.task == FINGERPRINTS
+        types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
+        return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
+
+    def _slack(self, question: Question, sites: int) -> None:
+        """Totals of masked sums are rounded: means may have other digits there."""
+        numbers = [*(question.options["shift"] or ()), *(question.options["width"] or ())]
+        more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
+        self.row(question.task, "sum")["down"] += sites * more

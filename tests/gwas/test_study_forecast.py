@@ -1,0 +1,103 @@
+"""What a study is said to send is what it sends: exactly, or at most where that is said."""
+
+import json
+
+import numpy as np
+import pytest
+from cohorts import cut, people, write_bim
+from typer.testing import CliRunner
+
+from cupola.cli import app
+from cupola.errors import DataError
+from cupola.plan.study import load_study
+from cupola.plan.study_forecast import foresee_study
+from cupola.plan.study_run import run_study
+
+SUMS = ["plain", "masked", {"kind": "masked", "protocol": "pairwise"}]
+
+
+def _cohorts(folder, missing=0.05, chromosomes=(1, 23)):
+    made = people(21, n=240, m=40, missing=missing, chromosomes=chromosomes)
+    cut(folder, made, np.array_split(np.arange(240), 3))
+    write_bim(folder / "public.bim", made.variants)
+
+
+def _study(folder, test, **options):
+    names = ("c0", "c1", "c2")
+    cohorts = [{"name": n, "bfile": n, "pheno": f"{n}.pheno", "cov": f"{n}.cov"} for n in names]
+    given = {
+        "test": test, "trait": {"column": "QT" if test == "linear" else "CC"}, "chunk": 16,
+        "covariates": [] if test == "chi-square" else ["AGE", "DOSE"], "cohorts": cohorts,
+        "folder": str(folder), "variants": "public.bim", "people_per_column": 10, "workers": 1,
+    }  # fmt: skip
+    return load_study({**given, **options})
+
+
+def _sent(study, folder):
+    result = run_study(study, folder / "run", report=False)
+    return result["bytes_down"], result["bytes_up"]
+
+
+@pytest.mark.parametrize("sums", SUMS)
+@pytest.mark.parametrize("more", [{}, {"trend": True, "fingerprints": True, "salt": "s"}])
+def test_chi_square_of_a_public_list_is_foreseen_exactly(tmp_path, sums, more):
+    _cohorts(tmp_path)
+    study = _study(tmp_path, "chi-square", sum=sums, **more)
+    told = foresee_study(study)
+    assert told.at_most == ()
+    assert (told.down, told.up) == _sent(study, tmp_path)
+
+
+@pytest.mark.parametrize("test", ["linear", "logistic"])
+@pytest.mark.parametrize("sums", SUMS)
+def test_a_regression_sends_at_most_what_was_foreseen(tmp_path, test, sums):
+    _cohorts(tmp_path)
+    study = _study(tmp_path, test, sum=sums)
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    assert told.at_most
+    assert down <= told.down
+    assert up <= told.up
+    if test == "linear":  # calls are missing in every chunk, as it takes them to be
+        assert up == told.up
+        assert down == told.down or (sums != "plain" and down > 0.95 * told.down)
+    else:
+        assert told.usual < told.total
+
+
+@pytest.mark.parametrize("options", [{"newton": {"firth": True}}, {"quality": {"maf": 0.4}}])
+def test_iterations_and_filters_are_bounded(tmp_path, options):
+    _cohorts(tmp_path, missing=0.0)
+    study = _study(tmp_path, "logistic", **options)
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    assert down < told.down
+    assert up < told.up
+
+
+def test_a_list_that_a_cohort_proposes_is_at_most_its_own(tmp_path):
+    _cohorts(tmp_path)
+    study = _study(tmp_path, "chi-square", variants=None, rare=60)
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    assert "names no variant" in told.at_most[0]
+    assert down < told.down
+    assert up < told.up
+
+
+def test_files_that_cannot_be_read_are_refused_before_anything_is_told(tmp_path):
+    _cohorts(tmp_path)
+    path = tmp_path / "c1.pheno"
+    path.write_text(path.read_text().replace("CC", "XX"))
+    with pytest.raises(DataError, match="c1"):
+        foresee_study(_study(tmp_path, "chi-square"))
+
+
+def test_check_prints_it(tmp_path):
+    _cohorts(tmp_path)
+    study = _study(tmp_path, "logistic")
+    (tmp_path / "study.toml").write_text(study.to_toml())
+    runner = CliRunner()
+    said = runner.invoke(app, ["gwas", "check", str(tmp_path / "study.toml")])
+    assert said.exit_code == 0, said.output
+    assert "at most" in said.output
+    found = runner.invoke(app, ["gwas", "check", str(tmp_path / "study.toml"), "--json"])
+    told = foresee_study(study)
+    assert json.loads(found.output)["bytes"]["total"] == told.total

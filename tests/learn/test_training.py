@@ -211,9 +211,9 @@ def test_judging_without_data_is_refused(judge, message):
 def test_a_metric_that_is_not_measured_is_refused():
     data = small.digits()
     public = {"validation": data.site(0).train}
-    program = small.training(data, 1, evaluation=Evaluation(best=True, metric="f1"), public=public)
+    judge = Evaluation(best=True, metric="f1")
     with pytest.raises(PlanError, match=r"metric = 'f1' is not measured here; measured: accuracy"):
-        small.run(program, data)
+        small.training(data, 1, evaluation=judge, public=public)
 
 
 # What can go wrong at sites

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cupola.plan.cost import predict
 from safetensors.numpy import load_file, save_file
 from samples import SMALL
 from test_run import go, same, stop_after
@@ -20,7 +21,6 @@ import cupola
 from cupola.cli import app
 from cupola.errors import CupolaError, FederationError
 from cupola.plan import compose, load
-from cupola.plan.cost import predict
 
 CODE = """
     from pathlib import Path

@@ -257,7 +257,7 @@ def _variates(question: Question, space: Workspace, travelled: float) -> dict[st
 def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> torch.Generator | None:
     if site.data.train.transform is None and privacy.augmentations == 1:
         return None
-    if site.seed is None:
+    if site.secret_seed is None:
         return secret_generator()
     seed = int(site.generator("augment", question.round).integers(2**62))
     return torch.Generator().manual_seed(seed)
@@ -267,18 +267,18 @@ def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> tor
 def own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
     """Random layers draw from this site's generator; the process-wide one is left as it was.
 
-    A real site has no seed: its draws are nobody's, which a private clip rests on.
+    At a real site the plan's seed, which all know, must not tell them: a private clip rests on it.
     """
     if not space.serial:
         yield
         return
     with torch.random.fork_rng():
-        if site.seed is None:
+        if site.secret_seed is None:
             secret = secret_generator()
             torch.manual_seed(secret.initial_seed())  # of other devices, too
             torch.default_generator.set_state(secret.get_state())
         else:
-            torch.manual_seed(derive(site.seed, "layers", question.round, site.index))
+            torch.manual_seed(derive(site.secret_seed, "layers", question.round, site.index))
         yield
 
 

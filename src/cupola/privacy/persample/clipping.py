@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
-from cupola.privacy.persample.company import DRAWS, depends_on_company
+from cupola.privacy.persample.company import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.convolution import weights_channels_last
 from cupola.privacy.persample.rules import Room, Sums
 from cupola.privacy.persample.suitability import (
@@ -42,7 +42,6 @@ FEWEST, UNROLLED, MOST = 16, 64, 2048  # samples of a micro-batch; loops over ti
 MAPPED = 32  # the same for the fall-back
 ROOM = 256 * 2**20  # bytes of per-sample gradients within a micro-batch
 USUAL = 64  # samples of a micro-batch, where nobody says how many to expect
-LANES = 32  # numbers that vector instructions take at a time: an array's rest is computed otherwise
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,9 @@ class PerSample:
             self._refuse()
             self._largest[key] = self._tried(x, y, copies)
         largest = self._largest[key]
-        samples = largest.samples if self.microbatch else _fitting(largest.samples, expected)
+        samples = largest.samples
+        if self.microbatch is None:
+            samples = _fitting(samples, expected, UNROLLED if largest.layout.cells else FEWEST)
         if (*key, samples) not in self._forms:
             form = replace(largest, samples=samples)
             self._forms[(*key, samples)] = self._sound(form, largest.samples, x, y, copies)
@@ -265,14 +266,13 @@ def _require(found: Layout) -> None:
             raise PlanError("DP-SGD adds up in float64, which 'mps' has not; use device = 'cpu'")
 
 
-def _fitting(most: int, expected: float | None) -> int:
+def _fitting(most: int, expected: float | None, fewest: int) -> int:
     """Samples of a micro-batch, at most so many: what is filled up in vain should be little."""
     if expected is None:
         return min(most, USUAL)
     whole = -(-math.ceil(expected + 4 * math.sqrt(expected)) // LANES) * LANES  # nearly all batches
-    return (
-        whole if whole <= most else min(most, max(FEWEST, 1 << int(expected / 8).bit_length() - 1))
-    )
+    eighth = 1 << max(1, int(expected / 8)).bit_length() - 1
+    return whole if whole <= most else min(most, max(fewest, eighth))
 
 
 def filled(rows: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pairs import BASE, CHOICES, as_foreseen
+from choice_pairs import BASE, CHOICES, as_foreseen
 from typer.testing import CliRunner
 
 import cupola

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pairs import Pair, Value, carry_out, merged, pairs, refusal, settings, values, within
+from choice_pairs import Pair, Value, carry_out, merged, pairs, refusal, settings, values, within
 
 pytestmark = pytest.mark.usefixtures("source")
 STEP = 61  # of the few that are tried every time: each value comes about once

@@ -106,14 +106,14 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "model": {
         "linear": ("model={name='linear'}",),
-        "batch normalisation": ("model={name='pairs:normed'}",),
-        "convolution": ("model={name='pairs:convolution'}",),
+        "batch normalisation": ("model={name='choice_pairs:normed'}",),
+        "convolution": ("model={name='choice_pairs:convolution'}",),
         "dropout": ("model={name='mlp',hidden=[6],dropout=0.5}",),
         "reprogrammed": ("model={name='pretrained',source='SOURCE'}",),
         "a new head": ("model={name='pretrained',source='SOURCE',adapt='head'}",),
     },
     "data": {
-        "words": ("data={name='pairs:words'}", "model={name='pairs:tagger'}"),
+        "words": ("data={name='choice_pairs:words'}", "model={name='choice_pairs:tagger'}"),
         "regression": ("data={name='diabetes',test=0.9,partition={kind='iid',sites=6,test=0.2}}",),
         "an empty site": ("data.partition.samples_per_site=[10,0,10,10,7,10]",),
         "flipped": ("data.augment=['flip']",),
@@ -146,7 +146,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "cosine": ("local.schedule.kind=cosine", "server.schedule.kind=step"),
         "float64": ("dtype=float64",),
         "twin": ("twin=true",),
-        "own task": ("task=pairs:half",),
+        "own task": ("task=choice_pairs:half",),
     },
     "engine": {
         "one by one": ("engine.mode=one-by-one", "engine.workers=2"),

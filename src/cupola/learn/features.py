@@ -18,6 +18,7 @@ from cupola.data import Dataset
 from cupola.nn import build
 from cupola.nn.regenerate import checksum
 from cupola.nn.reprogram import Adapted, frequent_labels
+from cupola.privacy.persample.company import LANES, threads_without_rest
 
 KEPT_BYTES = 1 << 30
 AT_A_TIME = 64  # always the same, so that the same data give the same bits
@@ -68,15 +69,31 @@ class Features:
         return found
 
     def _pass(self, inputs: Tensor) -> Tensor:
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self._threads)
+            return self._by_source(inputs)
+        finally:
+            torch.set_num_threads(before)
+
+    def _by_source(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             return self._module.features(inputs.to(self._device, self._dtype)).cpu()
+
+    @cached_property
+    def _threads(self) -> int:
+        """With which a row's bits do not depend on its place among the others."""
+        if torch.get_num_threads() <= AT_A_TIME // LANES:
+            return torch.get_num_threads()  # whatever the width, each has whole vectors
+        inputs = torch.zeros(AT_A_TIME, *self._module.place.shape)
+        return threads_without_rest(lambda: self._by_source(inputs), AT_A_TIME)
 
     @cached_property
     def _source(self) -> bytes:
         """Stands for all that makes features: the weights, and what comes of a fixed input, which
         tells size, place, padding and precision apart."""
         chance = torch.Generator().manual_seed(0)
-        probe = self._pass(torch.rand(2, *self._module.place.shape, generator=chance))
+        probe = self._by_source(torch.rand(2, *self._module.place.shape, generator=chance))
         kind = f"{self._device} {self._dtype}".encode()
         weights = checksum(self._module.trunk.state_dict().items())
         return blake2b(weights + probe.numpy().tobytes() + kind, digest_size=16).digest()

@@ -71,6 +71,21 @@ def depends_on_company(numbers: Numbers, x: Tensor, y: Tensor, copies: int) -> s
     return None
 
 
+def threads_without_rest(compute: Callable[[], object], rows: int) -> int:
+    """As many threads, of those that are there, as leave no rest in the arrays of `compute`."""
+    before = torch.get_num_threads()
+    try:
+        for threads in sorted({before, min(before, 2)}, reverse=True):
+            torch.set_num_threads(threads)
+            with _Rests(rows) as rests:
+                compute()
+            if not rests.found:
+                return threads
+        return 1
+    finally:
+        torch.set_num_threads(before)
+
+
 class _Rests(TorchDispatchMode):
     """Notes functions of single numbers whose arrays leave a rest; rows: of a micro-batch."""
 

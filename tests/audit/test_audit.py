@@ -92,6 +92,7 @@ def test_the_command_says_what_it_found_and_touches_nothing_else(private):
     assert set(ratio["tpr"]) == {"0.01", "0.001"}
 
 
+@pytest.mark.slow
 def test_json_is_one_document_and_the_same_again(private):
     options = ("--trials", 30, "--rounds", 1, "--shadows", 0, "--json")
     documents = []

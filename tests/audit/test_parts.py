@@ -144,7 +144,9 @@ COPIES = {"privacy": {**SEEING["privacy"], "augmentations": ["original", {"flip"
         pytest.param({"model": "small_cnn"}, id="small cnn", marks=pytest.mark.slow),
         pytest.param({"model": "audit_models:lstm"}, id="lstm", marks=pytest.mark.slow),
         pytest.param(COPIES, id="copies of examples", marks=pytest.mark.slow),
-        pytest.param({"model": "audit_models:over_positions"}, id="positions"),
+        pytest.param(
+            {"model": "audit_models:over_positions"}, id="positions", marks=pytest.mark.slow
+        ),
         pytest.param({"model": "audit_models:pointwise"}, id="pointwise", marks=pytest.mark.slow),
     ],
 )

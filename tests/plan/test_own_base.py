@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cupola.plan.cost import predict
 from safetensors.numpy import load_file, save_file
 from samples import SMALL
 from test_run import go, same, stop_after
@@ -20,7 +19,8 @@ from typer.testing import CliRunner
 import cupola
 from cupola.cli import app
 from cupola.errors import CupolaError, FederationError
-from cupola.plan import compose, load
+from cupola.plan import load
+from cupola.plan.forecast import foresee
 
 CODE = """
     from pathlib import Path
@@ -117,8 +117,8 @@ def test_separate_sites_make_the_same_base(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("base")
 def test_bytes_are_those_that_were_predicted(tmp_path: Path) -> None:
     result = go(tmp_path / "run", plan=PLAN).result
-    cost = predict(compose.training(load(PLAN)))
-    assert result["bytes_down"] + result["bytes_up"] == pytest.approx(cost.total, rel=1e-3)
+    cost = foresee(load(PLAN))
+    assert (result["bytes_down"], result["bytes_up"]) == (cost.down, cost.up)
     assert cost.per_site_up < 4 * BASE  # the base is not sent
 
 

@@ -22,15 +22,15 @@ def _two_threads():
     torch.set_num_threads(before)
 
 
-def _odd(samples: int, width: int) -> tuple[float, list[list[int]], float]:
+def _odd(samples: int, width: int) -> tuple[float, list[list[int]], float] | None:
     """A number whose SiLU is computed otherwise in some places of an array, these places, and how
-    much larger it is there."""
+    much larger it is there; None if there are none."""
     for value in torch.linspace(-3, 3, 2001).tolist():
         made = torch.nn.functional.silu(torch.full((samples, width), value))
         places = (made != made[0, 0]).nonzero().tolist()
         if places:
             return value, places, float(made[tuple(places[0])] - made[0, 0])
-    pytest.skip("SiLU has the same bits in all places on this machine")
+    return None
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -45,7 +45,10 @@ def test_no_switch_by_the_place_of_a_sample():
     samples = engine.form.samples
     if samples == 1:
         return  # one by one: nothing to switch
-    value, places, gap = _odd(samples, width)
+    odd = _odd(samples, width)
+    if odd is None:
+        return  # all places are alike: nothing to switch by
+    value, places, gap = odd
     row, column = places[0]
     inner, outer = module[1], module[3]
     with torch.no_grad():

@@ -134,7 +134,7 @@ class PerSample:
         the mean over its copies, and that is clipped. n = 0 gives zeros. expected: samples of a
         batch on average, where n is drawn; micro-batches are made to fit it.
         """
-        n = _count(x, y, clip, multiplicity)
+        n = _count(x, y, clip, multiplicity, expected)
         x, y = x.detach(), y.detach()
         form = self._form(x, y, multiplicity, expected)
         sums = Sums()
@@ -348,7 +348,7 @@ def _norms(parts: list[Share], losses: Tensor) -> Tensor:
     return squared.sqrt().mul_(1 + 2.0**-40)
 
 
-def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:
+def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int, expected: float | None) -> int:
     """The number of samples, if the arguments fit together."""
     if not clip >= SMALLEST_CLIP:
         raise PlanError(f"clip = {clip}: the norm to clip to must be positive (at least 1e-12)")
@@ -359,8 +359,10 @@ def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int) -> int:
             f"{len(x)} inputs and {len(y)} targets do not make samples of {multiplicity} copies"
         )
     n = len(x) // multiplicity
-    if n > MOST_SAMPLES:
+    many = n if expected is None else expected + 16 * math.sqrt(expected)  # n itself is drawn
+    if max(n, many) > MOST_SAMPLES:
         raise PlanError(
-            f"a private batch of {n:,} samples: its clip is proven up to {MOST_SAMPLES:,}"
+            f"private batches of {expected or n:,.0f} samples: the clip is proven for up to "
+            f"{MOST_SAMPLES:,}"
         )
     return n

@@ -235,7 +235,7 @@ class PerSample:
             )
             batch = self._batch(module, own, 1.0, copies, Sums())
             rows = form.samples * copies
-            x, y = drawn_like(module, x, y, rows)
+            x, y = drawn_like(module, x, y, rows, wide=True)
 
             def numbers(x: Tensor, y: Tensor) -> list[Tensor]:
                 return batch.numbers(filled(x, rows), filled(y, rows))

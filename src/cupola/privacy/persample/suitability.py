@@ -193,7 +193,7 @@ def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             if p.dim() > 1:
                 p.copy_(torch.randn(p.shape) / math.sqrt(max(1, p[0].numel())))
             else:
-                p.copy_(0.5 + torch.rand(p.shape))
+                p.copy_(torch.randn(p.shape))
         for part in () if own else copied.modules():
             if isinstance(part, _BatchNorm):
                 for statistic in (part.running_var, part.running_mean):
@@ -203,16 +203,28 @@ def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 def drawn_like(
-    module: nn.Module, x: Tensor, y: Tensor, n: int, dtype: torch.dtype | None = None
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    n: int,
+    dtype: torch.dtype | None = None,
+    *,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """n random samples of the shapes and types of these: numbers in [0, 1), tokens, labels."""
+    """n random samples of the shapes and types of these: numbers in [0, 1), tokens, labels.
+
+    wide: every second sample has numbers of both signs, about 2.
+    """
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     tokens = min((m.num_embeddings for m in embeddings), default=2)
 
     def draw(like: Tensor, below: int) -> Tensor:
         shape = (n, *like.shape[1:])
         if like.is_floating_point():
-            return torch.rand(shape).to(like.device, like.dtype if dtype is None else dtype)
+            numbers = torch.rand(shape)
+            if wide:
+                numbers[1::2] = 2 * torch.randn(numbers[1::2].shape)
+            return numbers.to(like.device, like.dtype if dtype is None else dtype)
         return torch.randint(0, below, shape).to(like.device, like.dtype)
 
     return draw(x, tokens), draw(y, 2)

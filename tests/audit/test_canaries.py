@@ -79,6 +79,9 @@ class Quieter:
     def normals(self, n):
         return self.inner.normals(n) / 10
 
+    def rounded_normals(self, n, deviation):
+        return self.inner.rounded_normals(n, deviation / 10)
+
 
 MODULES = {
     "dp-sgd": private,

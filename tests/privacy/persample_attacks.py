@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from persample_examples import Output
 from torch import Tensor, nn
 
 from cupola.nn import KNConv1d, KNConv2d, KNConv3d
@@ -36,17 +37,6 @@ KINDS = (
     "one-hot",
     "not finite",
 )
-
-
-class Output(nn.Module):
-    """The first output of a layer that returns more."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
 
 
 class Attention(nn.Module):

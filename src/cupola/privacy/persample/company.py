@@ -99,7 +99,8 @@ class _Rests(TorchDispatchMode):
         name = func.overloadpacket.__name__.rstrip("_")
         single = torch.Tag.pointwise in func.tags or name in UNTAGGED
         squares = name == "pow" and args[1:] == (2,)
-        inexact = single and not squares and name not in EXACT
+        scaled = (kwargs or {}).get("alpha", 1) != 1  # a + alpha b: rounded once or twice
+        inexact = single and not squares and (scaled or name not in EXACT)
         if inexact and isinstance(made, Tensor) and made.is_floating_point() and self._rest(made):
             self.found = (
                 f"{name} of {made.numel():,} numbers leaves a rest, which is computed otherwise: "

@@ -131,9 +131,12 @@ class Sums:
 
     def _settle(self, parameter: nn.Parameter) -> None:
         g, x = (torch.cat(column) for column in zip(*self._pending.pop(parameter)))
-        total = self.total(parameter)
         for a, b in zip(g.split(MOST_TERMS), x.split(MOST_TERMS)):
-            total += a.mT @ b  # apart from the total: so its rounding does not grow with it
+            product = a.mT @ b  # apart from the total: so its rounding does not grow with it
+            if parameter in self._totals:
+                self._totals[parameter] += product
+            else:
+                self._totals[parameter] = product
 
     def all(self, parameters: list[nn.Parameter]) -> list[Tensor]:
         """The sums of these parameters; nothing is added afterwards."""
@@ -150,10 +153,14 @@ def combine(total: Tensor, weights: Tensor, rows: Tensor) -> None:
     flat = rows.flatten(1)
     size = flat.shape[1]
     wide = weights.new_empty(len(flat), min(size, COLUMNS))
+    absent = weights == 0
+    some = bool(absent.any())
     for start in range(0, size, COLUMNS):
         part = flat[:, start : start + COLUMNS]
         held = wide[:, : part.shape[1]].copy_(part)
-        total[start : start + COLUMNS].addmv_(live(held, weights).mT, weights)
+        if some:
+            held[absent] = 0  # as `live`
+        total[start : start + COLUMNS].addmv_(held.mT, weights)
 
 
 class Contribution(Protocol):

@@ -48,13 +48,17 @@ def _add(total: np.ndarray, array: np.ndarray, weight: float) -> None:
 
 @dataclass
 class Total:
-    """sum over sites of weight * array, in float64, with the weight that each array got."""
+    """sum over sites of weight * array, in float64, with the weight that each array got.
+
+    exact: of a hidden sum, the integers it was made of.
+    """
 
     arrays: Arrays = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     weight: float = 0.0
     sites: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    exact: Arrays = field(default_factory=dict)
 
     def mean(self, name: str) -> np.ndarray:
         """The weighted mean of one array over the sites that sent it."""
@@ -207,6 +211,10 @@ class Federation(ABC):
             f"'{question.task}' in round {question.round}: {answered} of {asked} sites answered, "
             f"quorum is {self.quorum:.0%} ({reasons}{more}){way_out}"
         )
+
+    def bring(self, question: Question) -> None:  # noqa: B027
+        """Tell sites that follow the program what the coordinator brings along; others need not
+        know."""
 
     def confirm(self, step: int) -> None:
         """Steps up to this one are durable at the coordinator: sites may drop older state."""

@@ -96,9 +96,15 @@ class Hidden(Federation):
                 bytes_down=0 if outer is None else question_size(outer),
                 bytes_up=common(sizes),
                 reveals=inner.reveals,
-                protection=protection(inner.protection, self.roster.minimum),
+                protection=self._protection(inner),
             )
         )
+
+    def _protection(self, inner: Question) -> str:
+        return protection(inner.protection, self.roster.minimum)
+
+    def bring(self, question: Question) -> None:
+        self.engine.bring(question)
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         return self.engine.gather(question, sites)

@@ -6,12 +6,12 @@ import copy
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation import Federation, Ledger, State, drive
+from cupola.federation import Federation, Ledger, Replay, State, drive
 from cupola.gwas import Association, results
 from cupola.gwas.compare import Table
 from cupola.gwas.tables import as_table
@@ -172,6 +172,8 @@ class _Session:
         if saved:
             self.ledger.restore({"down": saved.down, "up": saved.up})
             reach.restore(state.step - 1, dict(saved.sites))
+        if not self.place.real:  # real cohorts follow the study by themselves
+            reach.follow(Replay(replace(program), state))
         self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
         self.saved_at, self.save_took = time.monotonic(), 0.0
         try:

@@ -18,7 +18,7 @@ from cupola.federation import (
     drive,
     task,
 )
-from cupola.federation.replay import OFF_PATH, OVER, SavedState
+from cupola.federation.replay import OFF_PATH, OVER, Once, SavedState
 
 
 @task("replayed mean")
@@ -159,9 +159,16 @@ def test_every_damaged_byte_of_what_was_saved_is_noticed(tmp_path):
         path.write_bytes(whole)
 
 
-def test_simulated_sites_follow_too():
-    program, reach = Means(3), InProcess(Numbers(), quorum=1.0)
-    reach.follow(Replay(Means(3)))
+def test_simulated_sites_follow_too_and_every_step_is_computed_once():
+    counted = []
+
+    class Counted(Means):
+        def answer(self, state, reply):
+            counted.append(state.step)
+            return super().answer(state, reply)
+
+    program, reach = Once(Counted(3)), InProcess(Numbers(), quorum=1.0)
+    reach.follow(Replay(program))
     honest = drive(Means(3), InProcess(Numbers()))
     states = []
 
@@ -174,5 +181,5 @@ def test_simulated_sites_follow_too():
                 reach.sum(crafted, [0, 1, 2])
 
     found = drive(program, reach, None, stop)
-    assert len(states) == 5
+    assert len(states) == len(counted) == 5
     assert found.arrays["centre"] == honest.arrays["centre"]

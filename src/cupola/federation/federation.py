@@ -239,8 +239,10 @@ class Federation(ABC):
             self.replay.hear(question.step, reply)
 
     def bring(self, question: Question) -> None:
-        """Tell sites that follow the program what the coordinator brings along."""
-        self._heard(question, {0: Contribution(dict(question.arrays))})
+        """Tell sites that follow the program what the coordinator brings along; simulated ones
+        have it already."""
+        if self.replay is not None:
+            self.replay.hear(question.step, None)
 
     def confirm(self, step: int) -> None:
         """Steps up to this one are durable at the coordinator: sites may drop older state."""

@@ -99,6 +99,30 @@ class Replay:
             self._save(self.state)
 
 
+class Once:
+    """A program whose last step is computed once, for a coordinator and for simulated sites that
+    follow it in the same process."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._start = program, program.start()
+        self._asked: tuple[State, Ask | None] | None = None
+        self._answered: tuple[State, Reply, State] | None = None
+
+    def start(self) -> State:
+        return self._start
+
+    def ask(self, state: State) -> Ask | None:
+        if self._asked is None or self._asked[0] is not state:
+            self._asked = (state, self._program.ask(state))
+        return self._asked[1]
+
+    def answer(self, state: State, reply: Reply) -> State:
+        last = self._answered
+        if last is None or last[0] is not state or last[1] is not reply:
+            self._answered = last = (state, reply, self._program.answer(state, reply))
+        return last[2]
+
+
 class SavedState:
     """A program's state in a folder: an array is written when it is new, an index at every step.
 

@@ -155,6 +155,25 @@ for _free in (keys, take, hear):  # they tell nothing of anybody's data
 # The coordinator's side
 
 
+def _telling(question: Question, arrays: Arrays, sites: list[int], what: str) -> Question:
+    return Question(
+        HEAR,
+        arrays,
+        {"sites": sites},
+        step=question.step,
+        round=question.round,
+        reveals=f"nothing: this site is told {what} of '{question.task}'",
+    )
+
+
+def told_size(question: Question, sites: int) -> int:
+    """Bytes in which each of so many sites is told the total of a question, and confirms it."""
+    layout = layout_of(replace(question, witnessed=True), sites)
+    arrays = {e.name: np.broadcast_to(e.dtype.type(0), e.size) for e in layout}
+    told = _telling(question, arrays, list(range(sites)), "the total")
+    return question_size(told) + contribution_size({})
+
+
 class Witnessed(Hidden):
     """Hidden sums over sites that follow the program: after every step all are told its total."""
 
@@ -200,14 +219,7 @@ class Witnessed(Hidden):
         self._shared = True
 
     def _tell(self, question: Question, arrays: Arrays, sites: list[int], what: str) -> None:
-        told = Question(
-            HEAR,
-            arrays,
-            {"sites": sites},
-            step=question.step,
-            round=question.round,
-            reveals=f"nothing: this site is told {what} of '{question.task}'",
-        )
+        told = _telling(question, arrays, sites, what)
         everybody = range(len(self.roster.sites))
         answers = self._ask_all(told, everybody)
         self.ledger.add(

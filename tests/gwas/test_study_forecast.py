@@ -101,3 +101,26 @@ def test_check_prints_it(tmp_path):
     found = runner.invoke(app, ["gwas", "check", str(tmp_path / "study.toml"), "--json"])
     told = foresee_study(study)
     assert json.loads(found.output)["bytes"]["total"] == told.total
+
+
+def test_what_cohorts_are_told_is_foreseen(tmp_path):
+    """Chi-square with a public list: to the byte, but for the list itself."""
+    from dataclasses import replace
+
+    from cupola.federation import Ledger, Replay, drive
+    from cupola.gwas import Association
+    from cupola.plan.study_place import Gathered
+    from cupola.secure.following import Witnessed
+
+    _cohorts(tmp_path)
+    plan = _study(tmp_path, "chi-square", sum="masked")
+    place, entries = Gathered(), []
+    program = Association(plan.study(), 3, place.listed(plan))
+    with place.federation(plan, Ledger(entries.append), tmp_path) as reach:
+        for i in range(3):
+            own = replace(program, listed=None, public=True)
+            reach.engine._party(i).replay = Replay(own, witnessed=True)
+        drive(program, Witnessed(reach))
+    told = [entry for entry in entries if entry["kind"] == "tell" and entry["task"] != "list"]
+    spent = sum(len(e["sites"]) * (e["bytes_down"] + e["bytes_up"]) for e in told)
+    assert foresee_study(plan).told == spent > 0

@@ -40,3 +40,12 @@ def private(_private, tmp_path):
     copy = made.copied(_private, tmp_path / "all")
     yield copy
     copy.close()
+
+
+@pytest.fixture
+def opened():
+    """Closes what a test has opened, whatever happens in it."""
+    trials = []
+    yield trials
+    for trial in trials:
+        trial.close()

@@ -1,76 +1,21 @@
 """The same plans as in simulation: training, personalisation and association studies open at real
 sites, and come out as in one process."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import consortium as made
 import numpy as np
 import pytest
 import tomli_w
+from traits import association, cohorts, witnessed
 
 from cupola.errors import FederationError
 from cupola.federation import InProcess, drive
 from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.plan import compose
-from cupola.plan.study import load_study
-from cupola.secure import Masked, Roster
-from cupola.sites import join_compensator, join_site, make_keys, read_ledger
+from cupola.secure import Masked
+from cupola.sites import read_ledger
 from cupola.sites.preview import preview
 from cupola.sites.proposal import read_proposal
-
-COHORTS = Path(__file__).parents[1] / "gwas" / "cohorts.py"
-
-
-@pytest.fixture(scope="module")
-def cohorts():
-    spec = importlib.util.spec_from_file_location("gwas_cohorts", COHORTS)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gwas_cohorts"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def opened():
-    """Closes what a test has opened, whatever happens in it."""
-    trials = []
-    yield trials
-    for trial in trials:
-        trial.close()
-
-
-def association(base, cohorts, test):
-    """Three cohorts that have joined a study, and the study."""
-    base.mkdir()
-    given = {
-        "name": "traits", "test": test, "sum": "masked",
-        "trait": {"column": "CC" if test == "logistic" else "QT"}, "covariates": ["AGE"],
-        "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
-    }  # fmt: skip
-    (base / "study.toml").write_text(tomli_w.dumps(given))
-    data = cohorts.people(1, n=150)
-    for i in range(3):
-        folder = base / f"site-{i}"
-        folder.mkdir()
-        cohorts.write(folder, "c", data, range(50 * i, 50 * i + 50))
-        own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
-        settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
-                    "openly": ["gwas propose", "gwas fingerprints"]}  # fmt: skip
-        (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
-    third = base / "compensator"
-    third.mkdir()
-    (third / "cupola-compensator.toml").write_text('name = "trustee"\n')
-    parties = tuple(make_keys(base / f"site-{i}", f"clinic {i}").public for i in range(3))
-    roster = Roster("traits 1", parties, make_keys(third, "trustee").public)
-    (base / "roster.json").write_text(roster.to_json())
-    for i in range(3):
-        join_site(base / f"site-{i}", base / "study.toml", base / "roster.json")
-    join_compensator(third, base / "study.toml", base / "roster.json")
-    plan = load_study(base / "study.toml")
-    return made.Consortium(base, plan, roster), plan
 
 
 def in_process(plan, base):
@@ -88,8 +33,8 @@ def in_process(plan, base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("test", ["linear", "logistic"])
-def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
-    trial, plan = association(tmp_path / "all", cohorts, test)
+def test_an_association_study_at_real_sites(tmp_path, opened, test):
+    trial, plan = association(tmp_path / "all", test)
     opened.append(trial)
     shown = preview(trial.site(1), trial.base / "study.toml", trial.base / "roster.json")
     assert {row["task"] for row in shown.answers} >= {"gwas people", "gwas counts", "gwas propose"}
@@ -105,16 +50,17 @@ def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
         if len(states) == 5:
             sites.parties, third.parties = (wire.parties for wire in trial.open())
 
-    reach = Masked(sites, third, trial.roster)
+    reach = witnessed(trial, sites, third)
     found = drive(program, reach, program.start(), after)
     ours, theirs = results(program, found), results(program, expected)
     assert np.allclose(ours.log10_p, theirs.log10_p, rtol=1e-6, equal_nan=True)
     # A coordinator that lost its last steps asks again, and is told the same.
-    lost = drive(program, Masked(*trial.open(), trial.roster), states[-4])
+    lost = drive(program, witnessed(trial, *trial.open()), states[-4])
     assert np.array_equal(results(program, lost).log10_p, ours.log10_p, equal_nan=True)
-    last = read_ledger(trial.site(0), trial.study)[-3:]
-    assert all(line["again"] for line in last)
-    told = {line["task"] for line in read_ledger(trial.site(0), trial.study) if "bytes" in line}
+    heard = "nobody: this site was told"
+    lines = [line for line in read_ledger(trial.site(0), trial.study) if line["to"] != heard]
+    assert all(line["again"] for line in lines[-3:])
+    told = {line["task"] for line in lines if "bytes" in line}
     assert "gwas propose" in told
     assert told <= {row["task"] for row in shown.answers}
     openly = [line for line in read_ledger(trial.site(1), trial.study)
@@ -122,13 +68,13 @@ def test_an_association_study_at_real_sites(tmp_path, cohorts, opened, test):
     assert not openly  # only the first cohort proposes
 
 
-def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, cohorts, opened):
-    trial, plan = association(tmp_path / "all", cohorts, "linear")
+def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, opened):
+    trial, plan = association(tmp_path / "all", "linear")
     opened.append(trial)
     path = trial.site(1) / "c.cov"
     path.write_text(path.read_text().replace("p60 ", "p60 secret ", 1))
-    reach = Masked(*trial.open(), trial.roster)
-    reach.quorum = 1.0
+    reach = witnessed(trial, *trial.open())
+    reach.engine.quorum = 1.0
     with pytest.raises(FederationError, match="site 1: cov-columns") as error:
         drive(Association(plan.study(), 3), reach)
     assert "c.cov" not in str(error.value)
@@ -147,9 +93,9 @@ def test_a_study_asks_what_its_test_needs_and_nothing_else():
     assert proposal.openly == ("gwas *",)  # its sums are plain
 
 
-def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path, cohorts):
-    data = cohorts.people(2)
-    cohorts.write(tmp_path, "c", data)
+def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
+    data = cohorts().people(2)
+    cohorts().write(tmp_path, "c", data)
     from cupola.federation import Declined, Question
     from cupola.gwas import Wanted
     from cupola.plan.study import CohortFiles

@@ -59,7 +59,8 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
     plan = load_study(study, settings or ())
     told = foresee_study(plan)
     if as_json:
-        sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual}
+        sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual,
+                "told": told.told}  # fmt: skip
         more = {"at_most": list(told.at_most), "rows": list(told.rows)}
         facts = {"name": plan.name, "test": plan.test, "cohorts": len(plan.cohorts)}
         print_json(
@@ -80,6 +81,10 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
     typer.echo(f"{most}{words.size(told.total)} sent in all{usual}")
     for reason in told.at_most:
         typer.echo(f"  at most: {reason}")
+    typer.echo(
+        f"real cohorts follow the study by themselves and are told every total: {most}"
+        f"{words.size(told.told)} more"
+    )
 
 
 @gwas.command()

@@ -7,6 +7,7 @@ from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
 from cupola.federation.raycluster import RayCluster
+from cupola.federation.replay import Replay
 from cupola.federation.separate import Processes, SeparateProcesses
 from cupola.federation.site import (
     Accounts,
@@ -40,6 +41,7 @@ __all__ = [
     "Program",
     "Question",
     "RayCluster",
+    "Replay",
     "Reply",
     "SeparateProcesses",
     "SiteContext",

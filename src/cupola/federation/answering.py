@@ -25,6 +25,7 @@ from cupola.federation.message import (
     decode_question,
     encode_contribution,
 )
+from cupola.federation.replay import Replay
 from cupola.federation.site import Accounts, SiteContext, Task, admit, find_task
 from cupola.federation.stored import StoredAnswers
 
@@ -35,11 +36,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass
 class Opened:
-    """A site that is ready: its context, its accounts, and what must be closed at the end."""
+    """A site that is ready: its context, its accounts, what must be closed at the end, and its copy
+    of the program, where it follows one."""
 
     context: SiteContext
     accounts: Accounts | None = None
     closes: tuple[Any, ...] = ()
+    replay: Replay | None = None
 
 
 class Answering:
@@ -126,16 +129,18 @@ class Answering:
             if self._answers is not None:
                 self._answers.look_again()
         task = find_task(question.task)
-        site, accounts = self._opened.context, self._opened.accounts
+        site, accounts, replay = self._opened.context, self._opened.accounts, self._opened.replay
         task.refuse_openly(site)
         site = replace(site, answers=self._answers)
         self._again = self._is_known(task, question)
         if not self._again:
+            if replay is not None and not task.protocol:
+                replay.check(question if task.about is None else task.about(question))
             refused = admit(accounts, task, [site], question)
             if refused:
                 raise Declined(refused[site.index])
         if task.about is None and not task.protocol:
-            return site.once(question, lambda: task(site, question))
+            return site.once(question, lambda: _witnessed(site, question, task(site, question)))
         return encode_contribution(task(site, question))
 
     def _is_known(self, task: Task, question: Question) -> bool:
@@ -151,6 +156,10 @@ class Answering:
             print(f"site: {text}", file=sys.stderr)
         else:
             self._own_log(text)
+
+
+def _witnessed(site: SiteContext, question: Question, answer: Contribution) -> Contribution:
+    return site.party.witnessed(question, answer) if question.witnessed else answer
 
 
 def read_answer(answer: bytes) -> Contribution | Failure:

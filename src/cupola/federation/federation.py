@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from cupola.federation.ledger import Entry, Ledger, common
 from cupola.federation.message import (
     Arrays,
     Contribution,
+    Declined,
     Question,
     contribution_size,
     misfit,
@@ -25,6 +27,9 @@ from cupola.federation.message import (
     refusal,
 )
 from cupola.federation.site import Partial
+
+if TYPE_CHECKING:
+    from cupola.federation.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,17 @@ def _add(total: np.ndarray, array: np.ndarray, weight: float) -> None:
 
 @dataclass
 class Total:
-    """sum over sites of weight * array, in float64, with the weight that each array got."""
+    """sum over sites of weight * array, in float64, with the weight that each array got.
+
+    exact: of a hidden sum, the integers it was made of.
+    """
 
     arrays: Arrays = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     weight: float = 0.0
     sites: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    exact: Arrays = field(default_factory=dict)
 
     def mean(self, name: str) -> np.ndarray:
         """The weighted mean of one array over the sites that sent it."""
@@ -96,6 +105,7 @@ class Federation(ABC):
         self.quorum = quorum
         self.ledger = ledger if ledger is not None else Ledger()
         self.confirmed = -1
+        self.replay: Replay | None = None
 
     def __len__(self) -> int:
         return self.sites
@@ -119,7 +129,7 @@ class Federation(ABC):
         """Add the contributions of these sites."""
         question = replace(question, confirmed=self._confirmed(question))
         asked = len(sites)
-        refused = self._admit(question, sites)
+        refused = self._strays(question, sites) or self._admit(question, sites)
         sites = sorted(site for site in sites if site not in refused)
         total = Total(failed=dict(refused))
         sizes: list[int] = []
@@ -145,13 +155,14 @@ class Federation(ABC):
                     sizes.append(contribution_size(answer.arrays))
         self._book(question, "sum", total.sites, total.failed, sizes)
         self._require_quorum(question, len(total.sites), asked, total.failed, broken)
+        self._heard(question, total if total.sites else None)
         return total
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         """Each site's own answer; sites that fail are left out (and named in the ledger)."""
         question = replace(question, confirmed=self._confirmed(question))
         answers: dict[int, Contribution] = {}
-        failed = self._admit(question, sites)
+        failed = self._strays(question, sites) or self._admit(question, sites)
         broken = []
         for site, answer in self._ask(question, sorted(s for s in sites if s not in failed)):
             failure = answer if isinstance(answer, Failure) else check(answer, question)
@@ -163,6 +174,7 @@ class Federation(ABC):
         sizes = [contribution_size(a.arrays) for a in answers.values()]
         self._book(question, "gather", list(answers), failed, sizes)
         self._require_quorum(question, len(answers), len(sites), failed, broken)
+        self._heard(question, answers or None)
         return answers
 
     def _book(
@@ -207,6 +219,30 @@ class Federation(ABC):
             f"'{question.task}' in round {question.round}: {answered} of {asked} sites answered, "
             f"quorum is {self.quorum:.0%} ({reasons}{more}){way_out}"
         )
+
+    def follow(self, replay: Replay) -> None:
+        """Let simulated sites follow the program: one copy serves them all, and hears what this
+        federation adds up. Real sites have copies of their own."""
+        self.replay = replay
+
+    def _strays(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+        """Sites that refuse because the question is not the one that is due."""
+        try:
+            if self.replay is not None:
+                self.replay.check(question)
+        except Declined as refused:
+            return dict.fromkeys(sites, refused.code)
+        return {}
+
+    def _heard(self, question: Question, reply: Total | dict[int, Contribution] | None) -> None:
+        if self.replay is not None and reply is not None:
+            self.replay.hear(question.step, reply)
+
+    def bring(self, question: Question) -> None:
+        """Tell sites that follow the program what the coordinator brings along; simulated ones
+        have it already."""
+        if self.replay is not None:
+            self.replay.hear(question.step, None)
 
     def confirm(self, step: int) -> None:
         """Steps up to this one are durable at the coordinator: sites may drop older state."""

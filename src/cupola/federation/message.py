@@ -28,6 +28,7 @@ _MAGIC = b"CUP1"
 _PREFIX = struct.Struct("<4sId")
 _COUNTERS = struct.Struct("<3q")  # fixed width: how far a run is must not change its bytes
 MAX_HEADER = 16 << 20
+WITNESS = "#witness"  # of an answer to a witnessed question: the site's proof that it is its own
 _ILL_FORMED = (
     ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error,
 )  # fmt: skip
@@ -54,6 +55,9 @@ class Spec:
         return array.shape == self.shape and _kind(array.dtype) == self.kind
 
 
+_WITNESS = Spec((32,), "int")
+
+
 @dataclass(frozen=True)
 class Question:
     """One question to sites: run the task `task` on these arrays and options.
@@ -66,6 +70,8 @@ class Question:
     reveals: in a sentence, what the answer tells; written to the ledger.
     protection: what keeps it from telling more ('none', or the mechanism and its noise).
     heaviest: the largest weight an answer may have, for masked sums.
+    witnessed: whether sites will be told the total, with a proof (see cupola.secure.witness).
+    decides: whether later questions depend on the answer; the coordinator's own affair, not sent.
     """
 
     task: str
@@ -79,6 +85,8 @@ class Question:
     reveals: str = ""
     protection: str = "none"
     heaviest: float = 1.0
+    witnessed: bool = False
+    decides: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ def question_fields(question: Question) -> dict[str, Any]:
         "reveals": question.reveals,
         "protection": question.protection,
     }
-    return fields | ({"heaviest": question.heaviest} if question.heaviest != 1.0 else {})
+    fields |= {"heaviest": question.heaviest} if question.heaviest != 1.0 else {}
+    return fields | ({"witnessed": True} if question.witnessed else {})
 
 
 def question_from(
@@ -158,6 +167,7 @@ def _is_well_typed(question: Question) -> bool:
         all(isinstance(text, str) for text in texts)
         and isinstance(question.options, Mapping)
         and isinstance(question.partial, bool)
+        and isinstance(question.witnessed, bool)
         and type(question.heaviest) in (int, float)
         and 0 < question.heaviest < math.inf
         and all(_is_spec(spec) for spec in question.expects.values())
@@ -309,7 +319,7 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
     if code is not None:
         return code
     for name, array in contribution.arrays.items():
-        if question.expects[name].kind == "float" and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"NaN or infinity in '{name}'"
     return None
 
@@ -318,6 +328,8 @@ def misfit(arrays: Mapping[str, np.ndarray], question: Question) -> str | None:
     """Why arrays of this layout are no answer, whatever they hold."""
     for name, array in arrays.items():
         spec = question.expects.get(name)
+        if name == WITNESS and question.witnessed:
+            spec = _WITNESS
         if spec is None:
             return f"unexpected array '{name}'"
         if not spec.fits(array):

@@ -40,7 +40,11 @@ class State:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question and whom to ask. 'alone': a step of the program's own, which asks nobody."""
+    """A question and whom to ask. 'alone': a step of the program's own, which asks nobody.
+
+    If a step of the program's own has a question, its arrays are what the coordinator brings along
+    (a public list, say).
+    """
 
     kind: Literal["sum", "gather", "alone"]
     question: Question
@@ -75,6 +79,8 @@ def drive(
             reply = federation.sum(ask.question, ask.sites)
         elif ask.kind == "gather":
             reply = federation.gather(ask.question, ask.sites)
+        elif ask.question.task:
+            federation.bring(ask.question)
         state = program.answer(state, reply)
         if after is None:
             federation.confirm(state.step - 1)  # the question of state.step may come twice

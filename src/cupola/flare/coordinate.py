@@ -31,6 +31,7 @@ from cupola.plan.study_result import TABLES
 from cupola.plan.study_run import CONTENTS as OF_STUDIES
 from cupola.plan.study_run import FILE, run_study
 from cupola.secure.choices import Sum
+from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
 from cupola.sites.proposal import Proposal, load_any, read_proposal
 
@@ -100,8 +101,15 @@ class RealCohorts:
 
     def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
         del folder
+        from cupola.secure.following import Witnessed
+        from cupola.secure.open_sums import Open
+
         everybody = len(self.job.sites)
-        return _reach(self.job, self.carry, plan.sum, ledger, plan.timeout, 1.0, everybody)
+        reach = _reach(self.job, self.carry, plan.sum, ledger, plan.timeout, 1.0, everybody)
+        if not isinstance(reach, Hidden):
+            assert self.job.roster is not None
+            reach = Open(reach, Roster.from_json(self.job.roster))
+        return Witnessed(reach)
 
     def explained(self, error: FederationError) -> str:
         """What the coordinator is told: codes. The rest is in the cohorts' own logs."""
@@ -178,6 +186,8 @@ def checked(job: Job, modules: Iterable[str] | None = None) -> Plan | StudyPlan:
         _check_training(plan)
     if plan.sum.masked and job.roster is None:
         raise PlanError("sum.masked: masked sums need the roster that the sites agreed on")
+    if isinstance(plan, StudyPlan) and job.roster is None:
+        raise PlanError("cohorts check what they are told: a study needs the roster of its sites")
     if job.roster is not None:
         problems = Proposal(plan, job.plan).disagreements(Roster.from_json(job.roster))
         if problems:

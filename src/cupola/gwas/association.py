@@ -31,6 +31,7 @@ MANY_MOVED = 0.05  # share of variants at other positions that speaks for anothe
 @dataclass
 class Association:
     """The program. listed: a public list of variants; without it the first cohort proposes one.
+    public: there is such a list; a site that follows the program is told it by the coordinator.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -41,8 +42,10 @@ class Association:
     study: Study
     sites: int
     listed: Variants | None = None
+    public: bool = False
 
     def __post_init__(self) -> None:
+        self.public = self.public or self.listed is not None
         if self.study.trend and self.study.regression:
             raise PlanError("trend = true goes with test = 'chi-square'")
         if not self.study.regression and (self.study.covariates or self.study.sex):
@@ -71,7 +74,7 @@ class Association:
         if phase == "done":
             return None
         kind, question, sites = self._phases[phase][0](state)
-        if kind == "alone":
+        if kind == "alone" and question is None:
             return ALONE
         return Ask(kind, replace(question, step=state.step, round=state.step), sites)
 
@@ -186,13 +189,14 @@ class Association:
     # Variants
 
     def _ask_list(self, state: State) -> Any:
-        if self.listed is not None:
-            return "alone", None, []
+        if self.public:
+            packed = None if self.listed is None else listing.pack(self.listed, self._stretch)
+            return "alone", Question("list", {} if packed is None else {"list": packed}), []
         return "gather", self.asker(state).propose(state.values.get("list_bytes")), [0]
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed, STRETCH * self.study.chunk)
+            packed = listing.pack(self.listed, self._stretch)
             self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
@@ -206,6 +210,10 @@ class Association:
         if len(self.variants(state)) == 0:
             raise DataError("the list of variants is empty")
         return state
+
+    @property
+    def _stretch(self) -> int:
+        return STRETCH * self.study.chunk
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""

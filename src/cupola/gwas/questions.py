@@ -125,6 +125,7 @@ class Asker:
             expects={"hashes": Spec((self.people, HASH), "int")},
             reveals="hashes of people's ids under a salt that the coordinator does not know: how "
             "many people two cohorts share",
+            decides=False,
         )
 
     def counts(self, chunk: Chunk, binary: bool, groups: list[int], genotypes: bool) -> Question:

@@ -60,7 +60,8 @@ def learned(program: Training) -> list[tuple[str, str]]:
 
 def learned_of_study(choice: Sum) -> list[tuple[str, str]]:
     """The same for an association study."""
-    result = ("a site", "the results, and which variants the study is about")
+    told = "every total, to follow the study by itself: with three sites, the sum of the two others"
+    result = ("a site", f"{told}; the results, and which variants the study is about")
     if not choice.masked:
         return [("coordinator", "every site's own sums"), result]
     parties = [("coordinator", "totals over all sites; one site's list of common variants")]

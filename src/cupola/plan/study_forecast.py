@@ -23,6 +23,7 @@ from cupola.plan.rehearsal import Rehearsal
 from cupola.plan.study import StudyPlan
 from cupola.plan.study_place import Gathered
 from cupola.secure import simulated_parties
+from cupola.secure.following import told_size
 
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared")  # without genotypes
 WIDEST = 24  # letters of a number of 64 bits
@@ -33,7 +34,8 @@ PHASE = "study"
 @dataclass(frozen=True)
 class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
-    usual: of a logistic regression, with as many iterations as there usually are."""
+    usual: of a logistic regression, with as many iterations as there usually are. told: what real
+    cohorts are told in addition, the totals, in all."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -42,6 +44,7 @@ class StudyForecast:
     usual: int
     variants: int
     people: int
+    told: int = 0
 
     @property
     def total(self) -> int:
@@ -64,6 +67,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         sum(row["down"] + row["up"] for row in usual.rows.values()),
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
+        reach.told,
     )
 
 
@@ -82,7 +86,7 @@ def _reasons(plan: StudyPlan) -> list[str]:
     return found
 
 
-def _rehearsed(plan: StudyPlan) -> tuple[State, Rehearsal]:
+def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     place = Gathered()
     program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
     reach = _StudyRehearsal(plan, StudyHost(place.sites(plan)))
@@ -117,6 +121,12 @@ class _StudyRehearsal(Rehearsal):
         self.plan, self.host, self.phase = plan, host, PHASE
         self.engine = InProcess(host, seed=plan.seed, workers=plan.workers)
         self._told: dict[int, Contribution] = {}
+        self.told = 0
+
+    def put(self, ask: Ask) -> bool:
+        if ask.kind == "sum":
+            self.told += len(self.host) * told_size(ask.question, len(self.host))
+        return super().put(ask)
 
     def reply(self, ask: Ask) -> Total | dict[int, Contribution] | None:
         """To the question that was put last; None if it takes genotypes."""

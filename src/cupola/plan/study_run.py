@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation import Federation, Ledger, State, drive
+from cupola.federation import Federation, Ledger, Replay, State, drive
+from cupola.federation.replay import Once
 from cupola.gwas import Association, results
 from cupola.gwas.compare import Table
 from cupola.gwas.tables import as_table
@@ -172,10 +173,13 @@ class _Session:
         if saved:
             self.ledger.restore({"down": saved.down, "up": saved.up})
             reach.restore(state.step - 1, dict(saved.sites))
+        once = Once(program)
+        if not self.place.real:  # real cohorts follow the study by themselves
+            reach.follow(Replay(once, state))
         self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
         self.saved_at, self.save_took = time.monotonic(), 0.0
         try:
-            state = drive(program, reach, state, lambda s: self._after(program, s, reach))
+            state = drive(once, reach, state, lambda s: self._after(program, s, reach))
         except KeyboardInterrupt:
             self._save(reach)
             self._conclude({"status": "stopped", "reason": "interrupted"})

@@ -26,7 +26,13 @@ from cupola.federation import (
     Spec,
     Total,
 )
-from cupola.federation.message import content_digest, question_fields, question_from, refusal
+from cupola.federation.message import (
+    WITNESS,
+    content_digest,
+    question_fields,
+    question_from,
+    refusal,
+)
 from cupola.federation.site import find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
@@ -100,6 +106,8 @@ def layout_of(inner: Question, sites: int) -> Layout:
         entries.append(entry(name, spec.shape, spec.kind, spec.bound, sites, bits))
         if inner.partial:
             entries.append(entry(f"{WEIGHT}/{name}", (), "float", inner.heaviest, sites))
+    if inner.witnessed:
+        entries.append(entry(WITNESS, (4,), "int", 2**32 - 1, sites))
     return tuple(entries)
 
 
@@ -128,7 +136,10 @@ def hidden_values(
             values[place], cut = _within_bound(place, answer.arrays[place.name], weight)
             beyond += cut
     values[layout[1]] = encode(layout[1], np.array(beyond))
-    return {place: values[place] for place in layout if place in values}
+    found = {place: values[place] for place in layout if place in values}
+    if inner.witnessed:
+        found[layout[-1]] = site.party.witness(inner, layout, found)
+    return found
 
 
 def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.ndarray, int]:
@@ -153,7 +164,8 @@ def total_from(
     failed: Mapping[int, str],
 ) -> Total:
     """The total that unmasked integers stand for."""
-    arrays = {place.name: decode(place, integers) for place, integers in sums.items()}
+    exact = {place.name: integers for place, integers in sums.items()}
+    arrays = {p.name: decode(p, integers) for p, integers in sums.items() if p.name != WITNESS}
     weight = float(arrays.pop(WEIGHT, np.array(0.0)))
     beyond = int(arrays.pop(BEYOND, np.array(0)))
     if beyond:
@@ -164,7 +176,8 @@ def total_from(
         )
     names = [name for name in arrays if not name.startswith(WEIGHT)]
     weights = {name: float(arrays.get(f"{WEIGHT}/{name}", weight)) for name in names}
-    return Total({name: arrays[name] for name in names}, weights, weight, survivors, dict(failed))
+    whole = {name: arrays[name] for name in names}
+    return Total(whole, weights, weight, survivors, dict(failed), exact if inner.witnessed else {})
 
 
 def present(layout: Layout, answer: Contribution | Arrays, prefix: str) -> Layout:

@@ -20,6 +20,7 @@ from cupola.errors import FederationError
 from cupola.federation import Arrays, Contribution, Failure, Federation, Question, Spec, Total
 from cupola.federation.ledger import COMPENSATOR, Entry, common
 from cupola.federation.message import contribution_size, question_size, refusal
+from cupola.federation.replay import Replay
 from cupola.secure import encoding
 from cupola.secure.checksum import P, checksum, from_bytes
 from cupola.secure.encoding import Layout
@@ -68,12 +69,16 @@ class Hidden(Federation):
         question = replace(question, confirmed=self.engine._confirmed(question))
         sites = sorted(sites)
         broken: list[int] = []
+        refused = self.engine._strays(question, sites)
         if len(sites) < self.roster.minimum:
-            total = Total(failed=dict.fromkeys(sites, TOO_FEW))
+            refused = refused or dict.fromkeys(sites, TOO_FEW)
+        if refused:
+            total = Total(failed=refused)
             self._enter(None, question, total, [])
         else:
             total, broken = self._sum(question, sites)
         self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        self.engine._heard(question, total if total.sites else None)
         return total
 
     @abstractmethod
@@ -96,9 +101,18 @@ class Hidden(Federation):
                 bytes_down=0 if outer is None else question_size(outer),
                 bytes_up=common(sizes),
                 reveals=inner.reveals,
-                protection=protection(inner.protection, self.roster.minimum),
+                protection=self._protection(inner),
             )
         )
+
+    def _protection(self, inner: Question) -> str:
+        return protection(inner.protection, self.roster.minimum)
+
+    def follow(self, replay: Replay) -> None:
+        self.engine.follow(replay)
+
+    def bring(self, question: Question) -> None:
+        self.engine.bring(question)
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         return self.engine.gather(question, sites)

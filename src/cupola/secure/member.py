@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cupola.federation import Contribution, Declined, Question, SiteContext, task
+from cupola.federation.message import WITNESS
+from cupola.federation.replay import OFF_PATH, Replay
 from cupola.secure.canonical import digest, is_whole
 from cupola.secure.checksum import checksum, to_bytes
 from cupola.secure.encoding import Entry, Layout, layout_hash, scales_hash
@@ -23,8 +25,10 @@ from cupola.secure.identity import Identity
 from cupola.secure.memory import Memory
 from cupola.secure.roster import Roster
 from cupola.secure.streams import P, add_mask, mask_key, mask_residue, new_seed
+from cupola.secure.witness import proof, question_key, tag, to_limbs
 
 ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
+SECRET = "witness"  # under which a member remembers what all sites share
 _WEIGHTS = np.random.Generator(np.random.PCG64(1)).integers(-(2**63), 2**63, 1 << 14) | 1
 _FACTOR = 0x9E3779B97F4A7C15
 
@@ -32,28 +36,55 @@ _FACTOR = 0x9E3779B97F4A7C15
 @dataclass
 class Member:
     """One site's side. memory: steps and the questions it answered under them, durable.
-    openly: tasks that it agreed to answer without masks."""
+    openly: tasks that it agreed to answer without masks. replay: its copy of the program, where it
+    follows one (see `following`)."""
 
     identity: Identity
     roster: Roster
     index: int
     memory: Memory = field(default_factory=Memory)
     openly: Container[str] = frozenset()
+    replay: Replay | None = None
 
     def answers(self, task: str) -> bool:
         """Whether a task may be asked as it is, without a protocol around it."""
-        return task == "masked" or task.startswith("pairwise ") or task in self.openly
+        protocol = task in ("masked", "open") or task.startswith(("pairwise ", "replay "))
+        return protocol or task in self.openly
 
     def agree(self, roster: Any, step: int, question: bytes, scales: bytes) -> None:
         """Refuse a study whose roster is not the pinned one, a second question in a step, and a
         question in a second encoding: other bounds tell more of the same numbers."""
         if roster != self.roster.digest.hex():
             raise Declined("the roster is not the one this site agreed to")
+        if self.replay is not None and step == self.replay.step:
+            due = self.replay.due()
+            if due is None or question_hash(due.question) != question:
+                raise Declined(OFF_PATH)
         if self.memory.setdefault(f"step {step}", question.hex()) != question.hex():
             raise Declined("another question was answered under this step")
         encoded = self.memory.setdefault(f"question {question.hex()}", scales.hex())
         if encoded != scales.hex():
             raise Declined("the question was answered with other bounds")
+
+    def witness_key(self, question: Question, scales: bytes) -> bytes:
+        """The key of a question's witnesses, which sites know and the coordinator does not."""
+        secret = self.memory.get(SECRET)
+        if secret is None:
+            raise Declined("this site does not know the sites' secret yet")
+        facts = (self.roster.study, self.roster.digest, question.step, question_hash(question))
+        return question_key(bytes.fromhex(secret), *facts, scales)
+
+    def witness(
+        self, question: Question, layout: Layout, values: Mapping[Entry, np.ndarray]
+    ) -> np.ndarray:
+        """Integers that witness these, which go into a total."""
+        key = self.witness_key(question, scales_hash(layout))
+        return to_limbs(tag(key, values, [self.index]))
+
+    def witnessed(self, question: Question, answer: Contribution) -> Contribution:
+        """An answer to `gather`, with its witness."""
+        told = proof(self.witness_key(question, b"gather"), self.index, answer)
+        return replace(answer, arrays={**answer.arrays, WITNESS: np.frombuffer(told, np.uint8)})
 
     def stand_by(self, step: int, values: Mapping[Entry, np.ndarray]) -> None:
         """Refuse to answer a step anew and differently: noise drawn twice could be averaged away.

@@ -29,7 +29,7 @@ from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
 from cupola.sites.follows import strays
-from cupola.sites.proposal import PROTOCOLS, Proposal, matches, read_proposal
+from cupola.sites.proposal import FOLLOWING, PROTOCOLS, Proposal, matches, read_proposal
 from cupola.sites.settings import (
     COMPENSATOR,
     KEYS,
@@ -126,9 +126,17 @@ class SiteGate:
             raise Declined("the study's minimum of sites is below this site's")
         if not proposal.may_ask(question.step):
             raise Declined("the plan has no such step")
-        if not matches(question.task, PROTOCOLS):
-            self._allow(question, settings, proposal)
-            if not matches(question.task, settings.openly):
+        if matches(question.task, FOLLOWING):
+            if not proposal.followed:
+                raise Declined("this site does not follow this study")
+        elif question.task == "open" or not matches(question.task, PROTOCOLS):
+            inner = question
+            if question.task == "open":
+                from cupola.secure.hidden import inner_question
+
+                inner = inner_question(question)
+            self._allow(inner, settings, proposal)
+            if not matches(inner.task, settings.openly):
                 raise Declined("this site does not answer this openly")
         elif not matches(question.task, proposal.protocol):
             # Two protocols could tell the totals of two cohorts.
@@ -141,7 +149,7 @@ class SiteGate:
     def _allow(self, question: Question, settings: SiteSettings, proposal: Proposal) -> None:
         if not matches(question.task, settings.tasks) or not proposal.asks(question.task):
             raise Declined("this site does not run this task")
-        if isinstance(proposal.plan, Plan):  # cohorts of a study check for themselves
+        if isinstance(proposal.plan, Plan):  # a study is followed, question by question
             reason = strays(proposal.plan, question)
             if reason is not None:
                 raise Declined(reason)

@@ -57,8 +57,10 @@ class OwnLedger:
 
 
 def _recipient(task: str, hidden: bool) -> str:
+    if task.startswith("replay "):
+        return "nobody: this site was told"
     if hidden:
-        return "coordinator, masked"
+        return "coordinator, openly" if task == "open" else "coordinator, masked"
     return "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, openly"
 
 

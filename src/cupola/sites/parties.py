@@ -8,8 +8,10 @@ from pathlib import Path
 
 from cupola.errors import DataError
 from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
+from cupola.federation.replay import Replay, SavedState
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
 from cupola.plan.plan import Plan
+from cupola.plan.study import StudyPlan
 from cupola.secure.compensator import Compensator
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
@@ -67,7 +69,8 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
     memory = Memory(joined.place / "answered.jsonl")
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
-        member = Member(identity, roster, number, memory, openly)
+        replay = _followed(joined)
+        member = Member(identity, roster, number, memory, openly, replay)
         seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
             number,
@@ -81,8 +84,22 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
         books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
     except BaseException:
         memory.close()
+        getattr(host, "close", lambda: None)()
         raise
-    return Opened(context, books, (memory, host, alone))
+    return Opened(context, books, (memory, host, alone), replay)
+
+
+def _followed(joined: Joined[SiteSettings]) -> Replay | None:
+    """This site's copy of the program, as far as it has come."""
+    plan = joined.proposal.plan
+    if not isinstance(plan, StudyPlan):
+        return None
+    from cupola.gwas import Association
+    from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
+
+    saved = SavedState(joined.place / "replay")
+    program = Association(plan.study(), len(joined.roster.sites), public=plan.variants is not None)
+    return Replay(program, saved.load(), save=saved.save, witnessed=True)
 
 
 @dataclass(frozen=True)

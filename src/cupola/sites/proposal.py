@@ -30,6 +30,7 @@ _OWN_AFFAIR = ("engine", "device", "twin", "checkpoint_seconds")  # of whoever r
 _STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "timeout", "salt", "cohorts")
 _STEPS = 5  # of a round: training, and four ways of judging, at most
 PROTOCOLS = ("masked", "pairwise *")
+FOLLOWING = ("replay *",)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ class Proposal:
     def noise_is_told(self) -> bool:
         """Whether the noise is in the questions only: found from an epsilon, not in the plan."""
         return isinstance(self.plan, Plan) and self.plan.privacy.epsilon is not None
+
+    @property
+    def followed(self) -> bool:
+        """Whether sites run the program themselves and answer only what it asks: where it draws
+        nothing and has no secrets."""
+        return isinstance(self.plan, StudyPlan)
 
     @property
     def protocol(self) -> tuple[str, ...]:

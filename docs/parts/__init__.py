@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from parts import kernelnorm, keys, names, published, studies, verdicts
+from parts import grounds, kernelnorm, keys, names, published, studies, verdicts
 
 PARTS: dict[str, Callable[[], str]] = {
+    **grounds.PARTS,
     **kernelnorm.PARTS,
     **keys.PARTS,
     **names.PARTS,

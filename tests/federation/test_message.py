@@ -82,3 +82,17 @@ def test_a_header_cannot_ask_for_memory():
     data = encode_contribution(Contribution({"x": np.zeros(4)}))
     with pytest.raises(FederationError, match="not well formed"):
         decode_contribution(data.replace(b"[4]", b"[9]"))
+
+
+def test_flags_have_one_spelling():
+    """Else two signatures under the same flags would differ."""
+    data = encode_contribution(Contribution({"x": np.array([True, False])}))
+    assert decode_contribution(data).arrays["x"].tolist() == [True, False]
+    with pytest.raises(FederationError, match="not well formed"):
+        decode_contribution(data[:-2] + b"\x03\x00")
+
+
+def test_a_header_cannot_be_read_in_two_ways():
+    data = encode_question(Question("train", options={"a": 1, "b": 2}))
+    with pytest.raises(FederationError, match="not well formed"):
+        decode_question(data.replace(b'"b":2', b'"a":2'))

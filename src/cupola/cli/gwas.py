@@ -52,19 +52,27 @@ def run(
 @gwas.command()
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a study will send, question by question; no genotype is looked at."""
+    from cupola.plan.grounds import of_study
     from cupola.plan.study import load_study
     from cupola.plan.study_forecast import foresee_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
     told = foresee_study(plan)
+    grounds = [ground.to_json() for ground in of_study(plan.sum, len(plan.cohorts))]
     if as_json:
         sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual,
                 "told": told.told}  # fmt: skip
         more = {"at_most": list(told.at_most), "rows": list(told.rows)}
         facts = {"name": plan.name, "test": plan.test, "cohorts": len(plan.cohorts)}
         print_json(
-            {**facts, "variants": told.variants, "people": told.people, "bytes": sent | more}
+            {
+                **facts,
+                "variants": told.variants,
+                "people": told.people,
+                "bytes": sent | more,
+                "grounds": grounds,
+            }
         )
         return
     from cupola.report import words
@@ -85,6 +93,12 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
         f"real cohorts follow the study by themselves and are told every total: {most}"
         f"{words.size(told.told)} more"
     )
+    from rich.console import Console
+
+    from cupola.cli.look import ground_lines
+
+    for line in ground_lines(grounds):
+        Console(highlight=False).print(line, soft_wrap=True)
 
 
 @gwas.command()

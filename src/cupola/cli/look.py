@@ -75,6 +75,19 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         mark = "[green]yes[/]" if condition["holds"] else "[red]no [/]"
         reason = f": {condition['reason']}" if condition["reason"] else ""
         console.print(f"  {mark}  {condition['name']}{reason}", soft_wrap=True)
+    for line in ground_lines(facts["grounds"]):
+        console.print(line, soft_wrap=True)
+
+
+def ground_lines(grounds: list[dict[str, Any]]) -> list[str]:
+    """What a plan's guarantees stand on, the proven ones first."""
+    from cupola.plan.grounds import MEANING
+
+    order = list(MEANING)
+    lines = [] if not grounds else ["[bold]what this stands on[/] (nobody outside has reviewed it)"]
+    for row in sorted(grounds, key=lambda row: order.index(row["mark"])):
+        lines.append(f"  {row['mark']:<19} {row['guarantee']}: {', '.join(row['where'])}")
+    return lines
 
 
 def _bytes(sent: dict[str, Any]) -> list[tuple[str, str]]:

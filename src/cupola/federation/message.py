@@ -212,7 +212,7 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
         if magic != _MAGIC or length > MAX_HEADER:
             raise ValueError("magic")
         start = _PREFIX.size + length
-        header = json.loads(data[_PREFIX.size : start])
+        header = json.loads(data[_PREFIX.size : start], object_pairs_hook=without_repetition)
         arrays: Arrays = {}
         for name, kind, shape in header.pop("arrays"):
             if not isinstance(name, str) or name in arrays or kind not in TYPES:
@@ -222,6 +222,8 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
             dtype = np.dtype(kind).newbyteorder("<")
             count = math.prod(shape)
             array = np.frombuffer(data, dtype, count, start).reshape(shape)
+            if kind == "bool" and (array.view(np.uint8) > 1).any():  # one flag, one spelling
+                raise ValueError("flags")
             arrays[name] = array.astype(np.dtype(kind))  # a copy: writable and aligned
             start += count * dtype.itemsize
         if start != len(data):
@@ -229,6 +231,14 @@ def _unpack(data: bytes) -> tuple[dict[str, Any], Arrays, float]:
         return header, arrays, weight
     except _ILL_FORMED as error:
         raise FederationError("message is not well formed") from error
+
+
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys differ: last-one-wins would let two readers see two things in
+    one text."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
 
 
 def encode_question(question: Question) -> bytes:

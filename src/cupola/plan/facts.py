@@ -18,7 +18,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     import numpy as np
 
     from cupola.learn.frozen import share
-    from cupola.plan import compose
+    from cupola.plan import compose, grounds
     from cupola.plan.forecast import forecast
     from cupola.plan.parties import learned, masking
 
@@ -29,6 +29,9 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
     counted, frozen = share(program.space.module), program.space.frozen
+    utility, personalise = _utility(program, data), _personalise(whole)
+    released = personalise is not None and personalise["release"] is not None
+    rests = grounds.of_training(program, utility["preserved"], released)
     return {
         "name": plan.name,
         "recipe": plan.recipe,
@@ -78,8 +81,9 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
         "privacy": _privacy(program, host, cost),
         "sum": masking(program),
         "parties": [{"party": party, "learns": what} for party, what in learned(program)],
-        "utility": _utility(program, data),
-        "personalise": _personalise(whole),
+        "grounds": [ground.to_json() for ground in rests],
+        "utility": utility,
+        "personalise": personalise,
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -147,12 +148,13 @@ def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.nd
     try:
         return encode(place, array, weight), 0
     except OutOfRange:
-        most = place.bound / weight
-    if place.kind == "int":
-        limit = int(most)
+        pass
+    if place.kind != "float":
+        limit = math.floor(Fraction(place.bound) / Fraction(weight))  # rounded, it could be beyond
         beyond = (array > limit) | (array < -limit)
-        return encode(place, np.clip(array, -limit, limit), weight), int(beyond.sum())
-    most *= 1 - 2.0**-50  # so that the product is not rounded beyond the bound
+        within = np.clip(array, -limit, limit).astype(array.dtype)
+        return encode(place, within, weight), int(beyond.sum())
+    most = place.bound / weight * (1 - 2.0**-50)  # so that no product is rounded beyond the bound
     whole = np.asarray(array, np.float64)
     return encode(place, np.clip(whole, -most, most), weight), int((np.abs(whole) > most).sum())
 

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cupola.errors import FederationError
+from cupola.federation.message import without_repetition
 from cupola.secure.canonical import Value, digest, is_name, is_whole, pack
 from cupola.secure.identity import Identity, Party, spoken
 
@@ -114,7 +115,7 @@ class Roster:
     def from_json(cls, text: str | bytes) -> Roster:
         """A roster from its text; FederationError for anything that is not exactly one."""
         try:
-            facts = json.loads(text, object_pairs_hook=_without_repetition)
+            facts = json.loads(text, object_pairs_hook=without_repetition)
             kind, version = facts.pop("cupola"), facts.pop("format")
             if kind != "roster" or version != FORMAT:
                 raise ValueError("format")
@@ -201,10 +202,3 @@ def party_from_json(facts: Any) -> Party:
     party = Party(name, bytes.fromhex(sign), bytes.fromhex(seal))
     party.check()
     return party
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON's last-one-wins would let two readers see two rosters in one text."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key twice")
-    return dict(pairs)

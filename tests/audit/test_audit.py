@@ -183,7 +183,8 @@ def test_reach_grows_with_the_trials():
     assert 4.0 < values[2] < 4.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_default_audit_of_a_real_run(tmp_path):
     """Linear model, 6 rounds, as many trials as there is patience; prints the seconds."""
     folder = tmp_path / "run"

@@ -10,7 +10,7 @@ from audit_data import BASE, UNIFORM, plan
 from typer.testing import CliRunner
 
 import cupola
-from cupola.audit import NO_CLAIM, Subject, audit, read
+from cupola.audit import NO_CLAIM, Subject, audit, read, stepwise
 from cupola.audit.bounds import reach, vectors
 from cupola.audit.canaries import gradient_canary
 from cupola.cli import app
@@ -93,7 +93,8 @@ def test_the_command_says_what_it_found_and_touches_nothing_else(private):
 
 
 @pytest.mark.slow
-def test_json_is_one_document_and_the_same_again(private):
+def test_json_is_one_document_and_the_same_again(private, monkeypatch):
+    monkeypatch.setattr(stepwise, "CASES", 26)
     options = ("--trials", 30, "--rounds", 1, "--shadows", 0, "--json")
     documents = []
     for workers in (1, 2):

@@ -5,13 +5,24 @@ Pairs are looked at one by one; those that check allows are then run, several in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import sklearn.datasets
 from choice_pairs import Pair, Value, carry_out, merged, pairs, refusal, settings, values, within
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = pytest.mark.usefixtures("source", "_digits_read_once")
 STEP = 61  # of the few that are tried every time: each value comes about once
+
+
+@pytest.fixture(scope="module")
+def _digits_read_once() -> Iterator[None]:
+    """Thousands of plans want them, and reading the file is a quarter of a check."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        yield
 
 
 @pytest.mark.parametrize("pair", pairs()[::STEP], ids=str)

@@ -72,6 +72,7 @@ def longer_clip(kind, patch, factor):
             "clipped_sum",
             lambda self, x, y, clip, **more: honest(self, x, y, clip * factor, **more),
         )
+        _longer_update(private, patch, factor)  # of a gradient canary
     elif name in ("output", "objective"):
         rows = convex.Logistic.rows
         patch.setattr(
@@ -92,12 +93,16 @@ def longer_clip(kind, patch, factor):
 
         patch.setattr(distributed.Shares, "_rounded", longer)
     else:
-        honest = local_task.clipped_update
+        _longer_update(local_task, patch, factor)
 
-        def longer_update(change, privacy):
-            return honest(change, privacy.model_copy(update={"clip": privacy.clip * factor}))
 
-        patch.setattr(local_task, "clipped_update", longer_update)
+def _longer_update(module, patch, factor):
+    honest = module.clipped_update
+
+    def longer(change, privacy):
+        return honest(change, privacy.model_copy(update={"clip": privacy.clip * factor}))
+
+    patch.setattr(module, "clipped_update", longer)
 
 
 def double_clip(kind, patch):

@@ -10,7 +10,7 @@ from audit_data import BASE, UNIFORM, plan
 from typer.testing import CliRunner
 
 import cupola
-from cupola.audit import NO_CLAIM, Subject, audit, read
+from cupola.audit import NO_CLAIM, Subject, audit, read, stepwise
 from cupola.audit.bounds import reach, vectors
 from cupola.audit.canaries import gradient_canary
 from cupola.cli import app
@@ -93,7 +93,8 @@ def test_the_command_says_what_it_found_and_touches_nothing_else(private):
 
 
 @pytest.mark.slow
-def test_json_is_one_document_and_the_same_again(private):
+def test_json_is_one_document_and_the_same_again(private, monkeypatch):
+    monkeypatch.setattr(stepwise, "CASES", 26)
     options = ("--trials", 30, "--rounds", 1, "--shadows", 0, "--json")
     documents = []
     for workers in (1, 2):
@@ -183,7 +184,8 @@ def test_reach_grows_with_the_trials():
     assert 4.0 < values[2] < 4.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_default_audit_of_a_real_run(tmp_path):
     """Linear model, 6 rounds, as many trials as there is patience; prints the seconds."""
     folder = tmp_path / "run"

@@ -207,12 +207,11 @@ def test_the_computed_power_is_the_one_that_is_met(scale):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_audit_at_its_defaults_refutes_within_minutes(fault, folders, monkeypatch):
+@pytest.mark.parametrize("fault", ["noise / 2", "clip x 2"])
+def test_the_whole_audit_refutes(fault, folders, monkeypatch):
+    """With little patience; benchmarks/audit/power.py has all faults and mechanisms with all."""
     kind = "dp-sgd, sampled"
     folder = folders(kind)
-    # Their patience decides how long canaries and shadow runs take, and the parts need neither.
-    waits = bounds.PATIENCE + members.PATIENCE
     monkeypatch.setattr(bounds, "PATIENCE", 3.0)
     monkeypatch.setattr(members, "PATIENCE", 3.0)
     FAULTS[fault](kind, monkeypatch)
@@ -221,11 +220,9 @@ def test_the_audit_at_its_defaults_refutes_within_minutes(fault, folders, monkey
     whole = json.loads(result.stdout)
     assert whole["verdict"] == "refuted"
     assert whole["false_alarm"] <= 1e-3
-    assert whole["seconds"] + waits < MINUTES
-    print(f"\n| {fault} | {whole['parts']['said'][0]} | {whole['seconds']:.0f} s |")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sound_run_is_not_refuted(seed, tmp_path):
     kinds = [*PLANS, *SAMPLED]

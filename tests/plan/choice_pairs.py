@@ -263,7 +263,7 @@ def carry_out(given: list[str], folder: Path) -> None:
     as_foreseen(told, run)
 
 
-def merged(wanted: set[Pair], allowed: set[Pair], most: int = 6) -> tuple[Value, ...]:
+def merged(wanted: set[Pair], allowed: set[Pair], most: int = 8) -> tuple[Value, ...]:
     """A wanted pair, with values that bring in further wanted ones; each pair of them is allowed.
 
     Values that set one key differently are not put together, unless they are the pair itself.

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from samples import SMALL
-from test_run import go, same, stop_after
-from typer.testing import CliRunner
+from test_run import checked, go, same, stop_after
 
 import cupola
-from cupola.cli import app
 from cupola.errors import FederationError, PlanError
 from cupola.learn import frozen
 from cupola.nn.regenerate import values
@@ -128,16 +126,8 @@ def test_refused(change: dict[str, Any], words: str) -> None:
         compose.training(load({**PART, "trainable": change}))
 
 
-def checked(plan: dict[str, Any], tmp_path: Path, *options: str) -> str:
-    path = tmp_path / "plan.toml"
-    path.write_text(load(plan).to_toml())
-    found = CliRunner().invoke(app, ["check", str(path), *options])
-    assert found.exit_code == 0, found.output
-    return found.output
-
-
 def test_check_says_what_is_trained_and_how_long_links_take(tmp_path: Path) -> None:
-    said = " ".join(checked(LEVELS, tmp_path).split())
+    said = checked(LEVELS, tmp_path)
     assert "trainable 602 (98.69 %); 8 are frozen and come from a seed" in said
     assert "2 sites train 90 of them" in said
     assert "at 0.75 MB/s down and 0.25 up" in said

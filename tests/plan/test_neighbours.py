@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 from samples import SMALL
-from test_run import go
-from typer.testing import CliRunner
+from test_run import checked, go
 
 import cupola
-from cupola.cli import app
 from cupola.cli.display import comparison, show_runs
 from cupola.errors import PlanError
 from cupola.personalize.choices import Release
 from cupola.personalize.sparsity import epsilon_of, noise_of
-from cupola.plan import load
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event, Gaussian, Pure, SampledGaussian, common_neighbours
 from cupola.report import write
@@ -38,14 +35,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("neighbours") / "run"
     go(folder, plan=PLAN)
     return folder
-
-
-def checked(plan: dict[str, Any], tmp_path: Path, *options: str) -> str:
-    path = tmp_path / "plan.toml"
-    path.write_text(load(plan).to_toml())
-    found = CliRunner().invoke(app, ["check", str(path), *options])
-    assert found.exit_code == 0, found.output
-    return " ".join(found.output.split())
 
 
 def test_check_names_the_relation_beside_every_epsilon(tmp_path: Path) -> None:

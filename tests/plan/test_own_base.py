@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from samples import SMALL
-from test_run import go, same, stop_after
-from typer.testing import CliRunner
+from test_run import checked, go, same, stop_after
 
 import cupola
-from cupola.cli import app
 from cupola.errors import CupolaError, FederationError
 from cupola.plan import load
 from cupola.plan.forecast import foresee
@@ -120,14 +118,6 @@ def test_bytes_are_those_that_were_predicted(tmp_path: Path) -> None:
     cost = foresee(load(PLAN))
     assert (result["bytes_down"], result["bytes_up"]) == (cost.down, cost.up)
     assert cost.per_site_up < 4 * BASE  # the base is not sent
-
-
-def checked(plan: dict[str, Any], tmp_path: Path, *options: str) -> str:
-    path = tmp_path / "plan.toml"
-    path.write_text(load(plan).to_toml())
-    found = CliRunner().invoke(app, ["check", str(path), *options])
-    assert found.exit_code == 0, found.output
-    return " ".join(found.output.split())
 
 
 @pytest.mark.usefixtures("base")

@@ -5,13 +5,24 @@ Pairs are looked at one by one; those that check allows are then run, several in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import sklearn.datasets
 from choice_pairs import Pair, Value, carry_out, merged, pairs, refusal, settings, values, within
 
-pytestmark = pytest.mark.usefixtures("source")
+pytestmark = pytest.mark.usefixtures("source", "_digits_read_once")
 STEP = 61  # of the few that are tried every time: each value comes about once
+
+
+@pytest.fixture(scope="module")
+def _digits_read_once() -> Iterator[None]:
+    """Thousands of plans want them, and reading the file is a quarter of a check."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        yield
 
 
 @pytest.mark.parametrize("pair", pairs()[::STEP], ids=str)
@@ -35,7 +46,7 @@ def test_some_pairs(pair: Pair, source: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_sites_in_processes_of_their_own(chosen: list[Value], tmp_path: Path) -> None:
-    fewer = ["engine.kind=separate", "data.partition.sites=4"]
+    fewer = ["engine.kind=separate", "engine.timeout=900", "data.partition.sites=4"]
     carry_out([*settings(*chosen), *fewer], tmp_path / "run")
 
 

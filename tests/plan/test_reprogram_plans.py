@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from samples import SMALL
-from test_run import go
+from test_run import checked, go
 from tiny_sources import write
 from typer.testing import CliRunner
 
@@ -183,9 +183,7 @@ def test_data_that_do_not_fit_are_refused(plan: dict[str, Any]) -> None:
 def test_check_says_what_is_trained_and_where_the_rest_comes_from(
     plan: dict[str, Any], tmp_path: Path
 ) -> None:
-    path = tmp_path / "plan.toml"
-    path.write_text(load(plan).to_toml())
-    said = CliRunner().invoke(app, ["check", str(path)]).output
+    said = checked(plan, tmp_path)
     assert f"{BORDER + MAP:,}" in said
     assert "at every site (checksum" in said
 

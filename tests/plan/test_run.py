@@ -20,8 +20,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from samples import SMALL
+from typer.testing import CliRunner
 
 import cupola
+from cupola.cli import app
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.plan import checkpoint as checkpoints
 from cupola.plan import load
@@ -47,6 +49,15 @@ def same(one: Path, other: Path) -> None:
 
 def go(folder: Path, *settings: str, plan: dict[str, Any] = SMALL, **options: Any) -> cupola.Run:
     return cupola.run(plan, folder, settings=settings, report=False, **options)
+
+
+def checked(plan: dict[str, Any], folder: Path, *options: str) -> str:
+    """What check says of a plan, on one line."""
+    path = folder / "plan.toml"
+    path.write_text(load(plan).to_toml())
+    found = CliRunner().invoke(app, ["check", str(path), *options])
+    assert found.exit_code == 0, found.output
+    return " ".join(found.output.split())
 
 
 def stop_after(round: int) -> Callable[[Progress], None]:

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from samples import SMALL
-from test_run import go, history, same, stop_after
-from typer.testing import CliRunner
+from test_run import checked, go, history, same, stop_after
 
 import cupola
 from cupola.audit.subject import Subject
-from cupola.cli import app
 from cupola.errors import PlanError
 from cupola.plan import compose, load
 from cupola.plan.forecast import foresee
@@ -163,13 +161,12 @@ def test_settings_of_a_recipe() -> None:
 
 
 def test_check_says_what_is_free(tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
-    path.write_text(load(private("dp-sgd", 6, server=FREE)).to_toml())
-    said = CliRunner().invoke(app, ["check", str(path)]).output
+    plan = private("dp-sgd", 6, server=FREE)
+    said = checked(plan, tmp_path)
     assert "6 rounds, 3 of them by the coordinator alone" in said
     assert "asked 3 times" in said
     assert "every round trains: server.upcycle" in said
-    facts = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).output)
+    facts = json.loads(checked(plan, tmp_path, "--json"))
     assert (facts["rounds"], facts["training_rounds"]) == (6, 3)
     assert facts["utility"]["preserved"] is False
 

@@ -203,6 +203,14 @@ def test_a_sum_over_rounds_does_not_see_reused_noise():
     assert score.direction @ signs > 0
 
 
+@pytest.mark.parametrize("faint", [0.0, 1e-17, 1e-200])
+def test_a_mechanism_without_any_noise_is_refuted(faint):
+    """One entry tells the canary, the other is rounding or nothing at all."""
+    one, two = np.tile([0.05, faint], (300, 1)), np.zeros((300, 2))
+    assert vector_lower_bound(one, two, DELTA).refutes(2.0)
+    assert contradiction(one, two, [(DELTA, 2.0)]).refutes
+
+
 def test_a_score_with_more_entries_than_trials_still_works():
     rng = np.random.default_rng(0)
     one, two = rng.normal(size=(2, 60, 200))

@@ -32,6 +32,7 @@ from cupola.privacy.lower_bounds import (
 FALSE_ALARM = 5e-4  # of all canaries together: half of the verdict's
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2)  # where the claim is tested, beside its own
 PATIENCE = 60.0  # seconds that canaries may take unless trials are asked for
+TIMED = 0.03  # of the patience, to see how long one takes: a single pair says little
 MOST_TRIALS, LEAST_TRIALS = 5000, 100
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
@@ -200,10 +201,12 @@ def _affordable(made: list[Experiment], workers: int) -> tuple[int, str | None]:
     first = time.monotonic() - began
     if first * LEAST_TRIALS > 20 * PATIENCE * workers:
         return 0, _too_long(first * LEAST_TRIALS / workers)
-    began = time.monotonic()
-    for experiment in made:
-        _pair(experiment, 0, 1)
-    takes = (time.monotonic() - began) / workers
+    began, pairs = time.monotonic(), 0
+    while pairs < LEAST_TRIALS and time.monotonic() - began < TIMED * PATIENCE:
+        pairs += 1
+        for experiment in made:
+            _pair(experiment, 0, pairs)
+    takes = (time.monotonic() - began) / pairs / workers
     trials = min(MOST_TRIALS, int(PATIENCE / max(takes, 1e-9)))
     if trials < LEAST_TRIALS:
         return 0, _too_long(takes * LEAST_TRIALS)

@@ -29,7 +29,7 @@ from cupola.audit.subject import Subject, as_tensor, flat
 from cupola.data import Dataset, SiteData
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
-from cupola.federation.randomness import generator
+from cupola.federation.randomness import derive, generator
 from cupola.learn.local import train
 from cupola.learn.participation import draw
 from cupola.learn.private import Canary
@@ -275,19 +275,25 @@ def _with_row(data: Dataset, row: Row) -> Dataset:
     return Dataset(x, y, data.transform)
 
 
-def _crafted(subject: Subject, data: Dataset, norm: float, seed: int) -> tuple[Row, Row]:
-    """Two examples with opposite inputs of this norm, and targets the first model does not give."""
+def _crafted(
+    subject: Subject, data: Dataset, questions: list[Question], norm: float, seed: int
+) -> tuple[Row, Row]:
+    """Two examples of this norm with inputs across each other, and targets that the model which
+    each meets does not give.
+
+    Opposite inputs would not do: a linear model is wrong about them in opposite ways, so that they
+    have one and the same gradient, behind which noise that is used again hides.
+    """
     space = subject.space
     x, y = space.batch(data, slice(0, 1))
-    across = torch.from_numpy(_direction(seed, x.numel())).reshape(x.shape).to(x)
-    space.load(subject.models[0])
-    space.module.eval()
     pair = []
-    for sign in (1.0, -1.0):
-        example = sign * norm * across
+    for across, question in zip(_across(seed, x.numel()), questions * 2):
+        example = norm * torch.from_numpy(across).reshape(x.shape).to(x)
         if space.problem.kind == "regression":
-            target = torch.full_like(y, -sign * norm)
+            target = torch.full_like(y, -norm)
         else:
+            space.load(question.arrays)
+            space.module.eval()
             with torch.no_grad():
                 scores = space.module(example).reshape(-1)
             least = int(scores.argmin()) if len(scores) > 1 else int(scores[0] < 0)
@@ -295,6 +301,15 @@ def _crafted(subject: Subject, data: Dataset, norm: float, seed: int) -> tuple[R
         pair.append((example.cpu(), target.cpu()))
     space.module.train()
     return pair[0], pair[1]
+
+
+def _across(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two directions at a right angle; opposite ones of a single number."""
+    one = _direction(seed, size)
+    if size == 1:
+        return one, -one
+    other = _direction(derive(seed, "across"), size)
+    return one, _unit(other - (other @ one) * one)
 
 
 def _ordinary(subject: Subject, data: Dataset) -> float:
@@ -338,7 +353,8 @@ def _candidates(
         yield from ((pair, [_louder(q, factor) for q in questions]) for factor in LOUDER)
         return
     for scale in LARGE:
-        yield _crafted(subject, data, scale * _ordinary(subject, data), seed), questions
+        norm = scale * _ordinary(subject, data)
+        yield _crafted(subject, data, questions, norm, seed), questions
 
 
 def _louder(question: Question, factor: float) -> Question:

@@ -335,3 +335,11 @@ def bound_test(
 ) -> Test:
     """Something that no draw may exceed."""
     return Test(part, about, found, fault, worst=worst, limit=limit, could=could)
+
+
+def together_test(worst: float, sites: int, unit: str) -> Test:
+    """Whether the form for many sites answers what they answer alone."""
+    return bound_test(
+        worst, 0.01, "sites together", f"{sites} sites at once against one by one",
+        "any of these, there only", f"differ by at most {worst:.2g} {unit}",
+    )  # fmt: skip

@@ -16,8 +16,8 @@ import torch
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
-from cupola.audit.subject import Subject, as_tensor, flat
-from cupola.data import Dataset, SiteData
+from cupola.audit.subject import Subject, as_tensor, flat, together_less_alone
+from cupola.data import SiteData
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
 from cupola.learn import batches, private
@@ -374,27 +374,17 @@ def _division(site: Site) -> Test:
 
 def _together(site: Site) -> Iterator[Test]:
     """The form for many sites must answer what they answer alone, noise and clip included."""
-    assert train.batched is not None
-    sizes = [len(site.subject.host.data(i).train) for i in range(len(site.subject.host))]
-    numbers = [i for i, n in enumerate(sizes) if n][:3]
+    numbers = site.subject.some_sites()
     loud = crafted.inputs(site.space.problem, site.data.train, "huge", site.n, site.seed)
-    datas: list[Dataset | None] = [None, loud]
     worst = 0.0
-    for data in datas:
+    for data in (None, SiteData(loud)):
+        held = [site.subject.host.data(i) if data is None else data for i in numbers]
 
-        def contexts() -> list[SiteContext]:
-            held = [site.subject.host.data(i) if data is None else SiteData(data) for i in numbers]  # noqa: B023
+        def contexts(held: list[SiteData] = held) -> list[SiteContext]:
             return [site.context(site.seed, site=i, data=h) for i, h in zip(numbers, held)]
 
-        question = site.question(1)
-        together = train.batched(contexts(), question)
-        if together is None:
+        moved = together_less_alone(contexts, site.question(1))
+        if moved is None:
             return
-        names = [n for n in question.arrays if n.startswith("model/")]
-        total = sum(flat({n: part.arrays[n] for n in names}) for part in together)
-        alone = sum(flat(train(context, question).arrays) for context in contexts())
-        worst = max(worst, float(np.abs(total - alone).max()) / site.deviation)
-    yield judging.bound_test(
-        worst, 0.01, "sites together", f"{len(numbers)} sites at once against one by one",
-        "any of these, there only", f"differ by at most {worst:.2g} deviations of the noise",
-    )  # fmt: skip
+        worst = max(worst, float(np.abs(moved).max()) / site.deviation)
+    yield judging.together_test(worst, len(numbers), "deviations of the noise")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ class Subject:
     def context(self, site: int, data: SiteData, seed: int, canary: Any = None) -> SiteContext:
         """A copy of a site with randomness of its own."""
         return SiteContext(site, data, self.space, StateStore(), seed, canary=canary)
+
+    def some_sites(self) -> list[int]:
+        """The first three that hold examples."""
+        found = (i for i in range(len(self.host)) if len(self.host.data(i).train))
+        return list(islice(found, 3))
 
     # Which site, and what is claimed for it
 
@@ -196,6 +202,20 @@ def flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """The parameters of an answer or a model as one vector, float64."""
     parts = [a.reshape(-1) for n, a in arrays.items() if n.startswith("model/")]
     return np.concatenate(parts).astype(np.float64)
+
+
+def together_less_alone(
+    contexts: Callable[[], list[SiteContext]], question: Question
+) -> np.ndarray | None:
+    """What the form for many sites adds up to, less what the same sites answer one by one; None
+    where there is no such form."""
+    assert train.batched is not None
+    together = train.batched(contexts(), question)
+    if together is None:
+        return None
+    names = [n for n in question.arrays if n.startswith("model/")]
+    total = sum(flat({n: part.arrays[n] for n in names}) for part in together)
+    return np.asarray(total - sum(flat(train(c, question).arrays) for c in contexts()))
 
 
 def as_tensor(vector: np.ndarray, space: Workspace) -> torch.Tensor:

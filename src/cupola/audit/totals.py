@@ -19,7 +19,7 @@ from scipy.special import ndtr, ndtri
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
 from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places
-from cupola.audit.subject import Subject, as_tensor, flat
+from cupola.audit.subject import Subject, as_tensor, flat, together_less_alone
 from cupola.data import Dataset, SiteData
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
@@ -284,25 +284,15 @@ def _length(
 
 def _together(subject: Subject, seed: int) -> Iterator[Test]:
     """The form for many sites must answer what they answer alone."""
-    assert train.batched is not None
-    question = subject.question(1)
-    sizes = [len(subject.host.data(i).train) for i in range(min(len(subject.host), 50))]
-    numbers = [i for i, n in enumerate(sizes) if n][:3]
+    numbers = subject.some_sites()
 
     def contexts() -> list[SiteContext]:
         return [subject.context(i, subject.host.data(i), seed) for i in numbers]
 
-    together = train.batched(contexts(), question)
-    if together is None:
-        return
-    names = [n for n in question.arrays if n.startswith("model/")]
-    total = sum(flat({n: part.arrays[n] for n in names}) for part in together)
-    alone = sum(flat(train(context, question).arrays) for context in contexts())
-    worst = float(np.linalg.norm(total - alone)) / subject.privacy.clip
-    yield judging.bound_test(
-        worst, 0.01, "sites together", f"{len(numbers)} sites at once against one by one",
-        "any of these, there only", f"differ by at most {worst:.2g} clips",
-    )  # fmt: skip
+    moved = together_less_alone(contexts, subject.question(1))
+    if moved is not None:
+        worst = float(np.linalg.norm(moved)) / subject.privacy.clip
+        yield judging.together_test(worst, len(numbers), "clips")
 
 
 # distributed

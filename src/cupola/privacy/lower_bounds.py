@@ -39,6 +39,7 @@ ANY = "none beyond independent trials"
 GAUSSIAN = "the trade-off curve is that of a Gaussian mechanism (mu-GDP)"
 COINS = "each canary was included by its own fair coin, independent of the rest"
 _CANDIDATES = 256  # thresholds tried per sample; they are chosen apart from the bound
+_ROUNDING = 1e-12  # deviations below this, relative, are none: groups without any noise
 _RIDGES = (1e-12, 1e-9, 1e-6, 1e-3, 1e-1, 1e3)  # relative; the last is the mean difference
 
 
@@ -141,7 +142,8 @@ class LinearScore:
         one, two = _matrix(included, "included"), _matrix(excluded, "excluded")
         if one.shape[1] != two.shape[1]:
             raise DataError(f"vectors of {one.shape[1]} and {two.shape[1]} entries")
-        scale = np.maximum(np.vstack([one, two]).std(axis=0), 1e-300)
+        deviation = np.vstack([one, two]).std(axis=0)
+        scale = np.where(deviation > 1e-150, deviation, 1.0)  # what never changes says nothing
         one, two = one / scale, two / scale
         a, b = 2 * len(one) // 3, 2 * len(two) // 3
         spectrum = _spectrum(one[:a], two[:b])
@@ -149,7 +151,7 @@ class LinearScore:
         spectrum = _spectrum(one, two)
         direction = _direction(spectrum, _RIDGES[int(np.argmax(gains))])
         spread = math.sqrt(_within(direction, one, two))
-        return cls(direction / max(spread, 1e-300) / scale)
+        return cls(direction / max(spread, _ROUNDING) / scale)
 
     def __call__(self, vectors: np.ndarray) -> np.ndarray:
         return np.asarray(vectors, float) @ self.direction

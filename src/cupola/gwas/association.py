@@ -31,6 +31,8 @@ MANY_MOVED = 0.05  # share of variants at other positions that speaks for anothe
 @dataclass
 class Association:
     """The program. listed: a public list of variants; without it the first cohort proposes one.
+    Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
+    differ between machines.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -40,7 +42,7 @@ class Association:
 
     study: Study
     sites: int
-    listed: Variants | None = None
+    listed: Variants | np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.study.trend and self.study.regression:
@@ -192,8 +194,11 @@ class Association:
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed, STRETCH * self.study.chunk)
-            self._list = (packed, self.listed)
+            if isinstance(self.listed, Variants):
+                packed = listing.pack(self.listed, STRETCH * self.study.chunk)
+                self._list = (packed, self.listed)
+            else:
+                packed = self.listed
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
             if "size" in answer.arrays:
@@ -266,8 +271,8 @@ class Association:
         sets = {s: set(map(bytes, a.arrays["hashes"].astype(np.uint8))) for s, a in answers.items()}
         shared = [
             [a, b, len(sets[a] & sets[b])]
-            for a in sets
-            for b in sets
+            for a in sorted(sets)
+            for b in sorted(sets)
             if a < b and sets[a] & sets[b]
         ]
         return state.next(phase="counts", at=0, shared_people=shared)

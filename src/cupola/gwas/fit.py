@@ -1,11 +1,14 @@
 """From pooled sums to coefficients: least squares, Newton steps, and when there is no answer.
 
-Many variants at once: matrices are (variants, p, p), the genotype is the last column.
+Many variants at once: matrices are (variants, p, p), the genotype is the last column. Sites repeat
+these steps bit for bit: see `arithmetic` for what may be used here.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from cupola.gwas.arithmetic import dot, inverse, times
 
 OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH = range(6)
 MEANINGS = (
@@ -62,25 +65,13 @@ def trouble(products: np.ndarray, people: np.ndarray, vif: float) -> np.ndarray:
     return status
 
 
-def inverse(matrices: np.ndarray) -> np.ndarray:
-    """Inverses; NaN where there is none."""
-    try:
-        return np.linalg.inv(matrices)
-    except np.linalg.LinAlgError:
-        found = np.full(matrices.shape, np.nan)
-        for i, matrix in enumerate(matrices):
-            if np.linalg.matrix_rank(matrix) == len(matrix):
-                found[i] = np.linalg.inv(matrix)
-        return found
-
-
 def least_squares(
     products: np.ndarray, with_y: np.ndarray, y_square: np.ndarray, people: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and standard errors (k, p) from X'X, X'y and y'y."""
     inverted = inverse(products)
-    beta = np.einsum("kij,kj->ki", inverted, with_y)
-    left = y_square - np.einsum("ki,ki->k", beta, with_y)
+    beta = times(inverted, with_y)
+    left = y_square - dot(beta, with_y)
     with np.errstate(invalid="ignore", divide="ignore"):
         noise = np.maximum(left, 0) / (people - products.shape[-1])
         error = np.sqrt(noise[:, None] * np.diagonal(inverted, axis1=1, axis2=2))
@@ -93,8 +84,8 @@ def newton_step(
     """The step (k, p), by how much it should raise the log-likelihood (k,), and the standard errors
     (k, p); NaN where the information cannot be inverted."""
     inverted = inverse(information)
-    step = np.einsum("kij,kj->ki", inverted, gradient)
-    gain = 0.5 * np.einsum("ki,ki->k", step, gradient)
+    step = times(inverted, gradient)
+    gain = 0.5 * dot(step, gradient)
     with np.errstate(invalid="ignore"):
         error = np.sqrt(np.diagonal(inverted, axis1=1, axis2=2))
     return step, gain, error

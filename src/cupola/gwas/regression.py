@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.federation import Arrays, Question, State, Total
-from cupola.gwas import fit
+from cupola.gwas import arithmetic, fit
 from cupola.gwas.questions import Chunk
 from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.gwas.tasks import of_genotype
@@ -239,7 +239,11 @@ class Regression:
         gradient, matrix = self._gathered(sums)
         beta, active = self._work("beta").copy(), self._work("active")
         beta[active] = beta[active].astype(np.float32)
-        arrays = {"work/beta": beta, "work/gradient": gradient, "work/inverse": fit.inverse(matrix)}
+        arrays = {
+            "work/beta": beta,
+            "work/gradient": gradient,
+            "work/inverse": arithmetic.inverse(matrix),
+        }
         if not np.isfinite(arrays["work/inverse"]).all():  # give up those without information
             keep = np.isfinite(arrays["work/inverse"]).all(axis=(1, 2))
             still = active.copy()
@@ -254,8 +258,8 @@ class Regression:
         work = {name: self._work(name).copy() for name in _WORK}
         active = np.flatnonzero(work["active"])
         inverse, gradient = self._work("inverse"), self._work("gradient") + sums["penalty"]
-        step = np.einsum("kij,kj->ki", inverse, gradient)
-        gain = 0.5 * np.einsum("ki,ki->k", step, gradient)
+        step = arithmetic.times(inverse, gradient)
+        gain = 0.5 * arithmetic.dot(step, gradient)
         longest = np.abs(step).max(axis=1, keepdims=True)
         work["beta"][active] += step * np.minimum(1.0, _FIRTH_STEP / np.maximum(longest, 1e-300))
         work["error"][active] = np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))

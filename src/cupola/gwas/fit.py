@@ -19,6 +19,8 @@ MEANINGS = (
     "fewer people than columns",
     "Firth's penalised likelihood",
 )
+# A step of 0.1 that gains 1e-6 belongs to a standard error of 70: none is so large by itself.
+_SHORT, _FLAT = 0.1, 1e-6
 ALIKE = 0.999  # correlation from which PLINK calls two columns collinear
 
 
@@ -45,8 +47,10 @@ def trouble(products: np.ndarray, people: np.ndarray, vif: float) -> np.ndarray:
     mean = products[:, 0, 1:] / safe[:, None]
     centred = products[:, 1:, 1:] - safe[:, None, None] * mean[:, :, None] * mean[:, None, :]
     variance = np.diagonal(centred, axis1=1, axis2=2)
-    # Rounding leaves some 1e-16 of the squares, 32 bits a few 1e-9 of them.
-    flat = variance <= 1e-7 * np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+    # Rounding leaves some 1e-16 of the squares, 32 bits a few 1e-9 of them; where nobody carries
+    # an allele, some 1e-16 of a person.
+    squares = np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+    flat = variance <= 1e-7 * squares + 1e-10 * safe[:, None]
     status[flat[:, :-1].any(axis=1)] = COLLINEAR
     status[flat[:, -1]] = MONOMORPHIC
     status[people <= p] = TOO_FEW
@@ -89,6 +93,24 @@ def newton_step(
     with np.errstate(invalid="ignore"):
         error = np.sqrt(np.diagonal(inverted, axis1=1, axis2=2))
     return step, gain, error
+
+
+def is_long(step: np.ndarray) -> np.ndarray:
+    """Steps (k, p) that move a coefficient too far to be the last."""
+    return np.abs(step).max(axis=-1) > _SHORT
+
+
+def runs_away(step: np.ndarray, gain: np.ndarray | float) -> np.ndarray:
+    """Steps that are long and gain next to nothing: the likelihood is flat there, the estimate
+    infinite. A few carriers who are all cases, say: every step adds 1 to their log odds and gains
+    1/e of the one before, for ever."""
+    return is_long(step) & (gain < _FLAT)
+
+
+def at_most(step: np.ndarray, longest: float) -> np.ndarray:
+    """Steps (k, p) cut to a length, in the same direction."""
+    length = np.abs(step).max(axis=1, keepdims=True)
+    return step * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 
 def logistic_null(gradient: np.ndarray, information: np.ndarray) -> tuple[np.ndarray, float]:

@@ -31,7 +31,9 @@ MANY_MOVED = 0.05  # share of variants at other positions that speaks for anothe
 @dataclass
 class Association:
     """The program. listed: a public list of variants; without it the first cohort proposes one.
-    public: there is such a list; a site that follows the program is told it by the coordinator.
+    Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
+    differ between machines. public: there is such a list; a site that follows the program is told
+    it by the coordinator.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -41,7 +43,7 @@ class Association:
 
     study: Study
     sites: int
-    listed: Variants | None = None
+    listed: Variants | np.ndarray | None = None
     public: bool = False
 
     def __post_init__(self) -> None:
@@ -190,14 +192,15 @@ class Association:
 
     def _ask_list(self, state: State) -> Any:
         if self.public:
-            packed = None if self.listed is None else listing.pack(self.listed, self._stretch)
-            return "alone", Question("list", {} if packed is None else {"list": packed}), []
+            own = {} if self.listed is None else {"list": self._packed(self.listed)}
+            return "alone", Question("list", own), []
         return "gather", self.asker(state).propose(state.values.get("list_bytes")), [0]
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
-            packed = listing.pack(self.listed, self._stretch)
-            self._list = (packed, self.listed)
+            packed = self._packed(self.listed)
+            if isinstance(self.listed, Variants):
+                self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
             if "size" in answer.arrays:
@@ -211,9 +214,10 @@ class Association:
             raise DataError("the list of variants is empty")
         return state
 
-    @property
-    def _stretch(self) -> int:
-        return STRETCH * self.study.chunk
+    def _packed(self, listed: Variants | np.ndarray) -> np.ndarray:
+        if isinstance(listed, Variants):
+            return listing.pack(listed, STRETCH * self.study.chunk)
+        return listed
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""
@@ -274,8 +278,8 @@ class Association:
         sets = {s: set(map(bytes, a.arrays["hashes"].astype(np.uint8))) for s, a in answers.items()}
         shared = [
             [a, b, len(sets[a] & sets[b])]
-            for a in sets
-            for b in sets
+            for a in sorted(sets)
+            for b in sorted(sets)
             if a < b and sets[a] & sets[b]
         ]
         return state.next(phase="counts", at=0, shared_people=shared)

@@ -1,11 +1,14 @@
 """From pooled sums to coefficients: least squares, Newton steps, and when there is no answer.
 
-Many variants at once: matrices are (variants, p, p), the genotype is the last column.
+Many variants at once: matrices are (variants, p, p), the genotype is the last column. Sites repeat
+these steps bit for bit: see `arithmetic` for what may be used here.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from cupola.gwas.arithmetic import dot, inverse, times
 
 OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH = range(6)
 MEANINGS = (
@@ -16,6 +19,8 @@ MEANINGS = (
     "fewer people than columns",
     "Firth's penalised likelihood",
 )
+# A step of 0.1 that gains 1e-6 belongs to a standard error of 70: none is so large by itself.
+_SHORT, _FLAT = 0.1, 1e-6
 ALIKE = 0.999  # correlation from which PLINK calls two columns collinear
 
 
@@ -42,8 +47,10 @@ def trouble(products: np.ndarray, people: np.ndarray, vif: float) -> np.ndarray:
     mean = products[:, 0, 1:] / safe[:, None]
     centred = products[:, 1:, 1:] - safe[:, None, None] * mean[:, :, None] * mean[:, None, :]
     variance = np.diagonal(centred, axis1=1, axis2=2)
-    # Rounding leaves some 1e-16 of the squares, 32 bits a few 1e-9 of them.
-    flat = variance <= 1e-7 * np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+    # Rounding leaves some 1e-16 of the squares, 32 bits a few 1e-9 of them; where nobody carries
+    # an allele, some 1e-16 of a person.
+    squares = np.diagonal(products, axis1=1, axis2=2)[:, 1:]
+    flat = variance <= 1e-7 * squares + 1e-10 * safe[:, None]
     status[flat[:, :-1].any(axis=1)] = COLLINEAR
     status[flat[:, -1]] = MONOMORPHIC
     status[people <= p] = TOO_FEW
@@ -62,25 +69,13 @@ def trouble(products: np.ndarray, people: np.ndarray, vif: float) -> np.ndarray:
     return status
 
 
-def inverse(matrices: np.ndarray) -> np.ndarray:
-    """Inverses; NaN where there is none."""
-    try:
-        return np.linalg.inv(matrices)
-    except np.linalg.LinAlgError:
-        found = np.full(matrices.shape, np.nan)
-        for i, matrix in enumerate(matrices):
-            if np.linalg.matrix_rank(matrix) == len(matrix):
-                found[i] = np.linalg.inv(matrix)
-        return found
-
-
 def least_squares(
     products: np.ndarray, with_y: np.ndarray, y_square: np.ndarray, people: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and standard errors (k, p) from X'X, X'y and y'y."""
     inverted = inverse(products)
-    beta = np.einsum("kij,kj->ki", inverted, with_y)
-    left = y_square - np.einsum("ki,ki->k", beta, with_y)
+    beta = times(inverted, with_y)
+    left = y_square - dot(beta, with_y)
     with np.errstate(invalid="ignore", divide="ignore"):
         noise = np.maximum(left, 0) / (people - products.shape[-1])
         error = np.sqrt(noise[:, None] * np.diagonal(inverted, axis1=1, axis2=2))
@@ -93,11 +88,29 @@ def newton_step(
     """The step (k, p), by how much it should raise the log-likelihood (k,), and the standard errors
     (k, p); NaN where the information cannot be inverted."""
     inverted = inverse(information)
-    step = np.einsum("kij,kj->ki", inverted, gradient)
-    gain = 0.5 * np.einsum("ki,ki->k", step, gradient)
+    step = times(inverted, gradient)
+    gain = 0.5 * dot(step, gradient)
     with np.errstate(invalid="ignore"):
         error = np.sqrt(np.diagonal(inverted, axis1=1, axis2=2))
     return step, gain, error
+
+
+def is_long(step: np.ndarray) -> np.ndarray:
+    """Steps (k, p) that move a coefficient too far to be the last."""
+    return np.abs(step).max(axis=-1) > _SHORT
+
+
+def runs_away(step: np.ndarray, gain: np.ndarray | float) -> np.ndarray:
+    """Steps that are long and gain next to nothing: the likelihood is flat there, the estimate
+    infinite. A few carriers who are all cases, say: every step adds 1 to their log odds and gains
+    1/e of the one before, for ever."""
+    return is_long(step) & (gain < _FLAT)
+
+
+def at_most(step: np.ndarray, longest: float) -> np.ndarray:
+    """Steps (k, p) cut to a length, in the same direction."""
+    length = np.abs(step).max(axis=1, keepdims=True)
+    return step * np.minimum(1.0, longest / np.maximum(length, 1e-300))
 
 
 def logistic_null(gradient: np.ndarray, information: np.ndarray) -> tuple[np.ndarray, float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.federation import Arrays, Question, State, Total
-from cupola.gwas import fit
+from cupola.gwas import arithmetic, fit
 from cupola.gwas.questions import Chunk
 from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.gwas.tasks import of_genotype
@@ -20,7 +20,10 @@ from cupola.gwas.tasks import of_genotype
 if TYPE_CHECKING:
     from cupola.gwas.association import Association
 
-_FIRTH_STEP = 5.0
+# The longest steps. With rare cases the first would lead so far that no other leads back: of 98
+# groups of 2 to 30 carriers, not all cases, whole steps find the estimate of 24 at 5 % cases and
+# of none at 0.1 %; cut to 2 they find all, in 8 iterations at 5 %, 10 at 0.1 %.
+_LONGEST, _LONGEST_FIRTH = 2.0, 1.0
 
 
 class Regression:
@@ -121,7 +124,8 @@ class Regression:
             and spent == 0
             and fit.trouble(information[None], np.array([np.inf]), self.study.vif).any()
         )
-        if alike or not np.isfinite(step).all() or spent >= NULL_ITERATIONS:
+        lost = not np.isfinite(step).all() or fit.runs_away(step, gain)
+        if alike or lost or spent >= NULL_ITERATIONS or (np.abs(before + step) > LARGEST).any():
             # No variant of this kind can be tested: covariates are collinear or separate the trait.
             return self._remember(beta=before.tolist(), done=True, iterations=spent, broken=True)
         if gain < 1e-14:  # the sums are those of the model that variants start from
@@ -209,11 +213,12 @@ class Regression:
         newton, active = self.study.newton, np.flatnonzero(work["active"])
         step, gain, error = fit.newton_step(gradient, matrix)
         lost = ~(np.isfinite(step).all(axis=1) & np.isfinite(error).all(axis=1) & (gain >= 0))
+        lost |= fit.runs_away(step, gain)
         work["status"][active[lost]] = fit.SEPARATED
         fine = active[~lost]
-        work["beta"][fine] += step[~lost]
+        work["beta"][fine] += fit.at_most(step[~lost], _LONGEST)
         work["error"][fine] = error[~lost]
-        done = gain[~lost] < newton.tolerance
+        done = (gain[~lost] < newton.tolerance) & ~fit.is_long(step[~lost])
         work["active"][active[lost]] = False
         work["active"][fine[done]] = False
         far = work["active"] & (np.abs(work["beta"]) > LARGEST).any(axis=1)
@@ -239,7 +244,11 @@ class Regression:
         gradient, matrix = self._gathered(sums)
         beta, active = self._work("beta").copy(), self._work("active")
         beta[active] = beta[active].astype(np.float32)
-        arrays = {"work/beta": beta, "work/gradient": gradient, "work/inverse": fit.inverse(matrix)}
+        arrays = {
+            "work/beta": beta,
+            "work/gradient": gradient,
+            "work/inverse": arithmetic.inverse(matrix),
+        }
         if not np.isfinite(arrays["work/inverse"]).all():  # give up those without information
             keep = np.isfinite(arrays["work/inverse"]).all(axis=(1, 2))
             still = active.copy()
@@ -254,10 +263,15 @@ class Regression:
         work = {name: self._work(name).copy() for name in _WORK}
         active = np.flatnonzero(work["active"])
         inverse, gradient = self._work("inverse"), self._work("gradient") + sums["penalty"]
-        step = np.einsum("kij,kj->ki", inverse, gradient)
-        gain = 0.5 * np.einsum("ki,ki->k", step, gradient)
-        longest = np.abs(step).max(axis=1, keepdims=True)
-        work["beta"][active] += step * np.minimum(1.0, _FIRTH_STEP / np.maximum(longest, 1e-300))
+        step = arithmetic.times(inverse, gradient)
+        gain = 0.5 * arithmetic.dot(step, gradient)
+        last = self.state.arrays.get("work/step", np.zeros_like(work["beta"]))
+        # The penalty doubles the curvature where one person carries an allele: whole steps by the
+        # information alone would leap to and fro for ever. So who turns back goes half the way.
+        share = np.where(arithmetic.dot(step, last[active]) < 0, 0.5, 1.0)
+        work["beta"][active] += fit.at_most(share[:, None] * step, _LONGEST_FIRTH)
+        work["step"] = np.zeros_like(work["beta"])
+        work["step"][active] = step
         work["error"][active] = np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))
         done = gain < self.study.newton.tolerance
         work["status"][active[done]] = fit.FIRTH

@@ -1,0 +1,60 @@
+"""Linear algebra whose bits are the same on every processor, for many small matrices at once.
+
+Sites repeat the coordinator's steps and compare its next question with theirs bit for bit. LAPACK,
+BLAS, `einsum` and sums over an axis choose their order, and fused operations, by the processor;
+here are only +, -, *, /, each by itself, element by element, in an order that is written down.
+So a matrix has the same inverse alone and among others, however it lies in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_CACHE = 1 << 15  # numbers worked on at once: they stay in the processor's cache
+
+
+def inverse(matrices: np.ndarray) -> np.ndarray:
+    """Inverses of symmetric positive definite matrices (k, p, p); NaN where one is not."""
+    k, p = matrices.shape[:2]
+    found = np.empty((p, p, k))  # matrices last: each operation is over many, side by side
+    block = max(64, _CACHE // (p * p))
+    for start in range(0, k, block):
+        part = slice(start, start + block)
+        work = np.array(matrices[part].transpose(1, 2, 0), np.float64, order="C", copy=True)
+        found[:, :, part] = _gauss_jordan(work)
+    return found.transpose(2, 0, 1)
+
+
+def _gauss_jordan(a: np.ndarray) -> np.ndarray:
+    """The inverses of a (p, p, k), in its place. Positive definite matrices need no pivoting."""
+    p, _, k = a.shape
+    fine = np.ones(k, bool)
+    product = np.empty_like(a)
+    with np.errstate(all="ignore"):
+        for j in range(p):
+            pivot, column = a[j, j].copy(), a[:, j].copy()
+            fine &= pivot > 0
+            row = a[j] / pivot
+            np.multiply(column[:, None], row[None], out=product)
+            a -= product
+            a[j] = row
+            a[:, j] = -column / pivot
+            a[j, j] = 1.0 / pivot
+    a[:, :, ~fine] = np.nan
+    return a
+
+
+def times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Matrices (k, p, p) times vectors (k, p), added up from the first column to the last."""
+    found = matrices[:, :, 0] * vectors[:, :1]
+    for j in range(1, vectors.shape[1]):
+        found += matrices[:, :, j] * vectors[:, j : j + 1]
+    return found
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sums of products of the rows of (k, p), (k,), added up from the first to the last."""
+    found = a[:, 0] * b[:, 0]
+    for j in range(1, a.shape[1]):
+        found += a[:, j] * b[:, j]
+    return found

@@ -29,10 +29,14 @@ def open_database(settings: Settings) -> sessionmaker[Session]:
     return sessionmaker(engine, expire_on_commit=False)
 
 
+#: More than the gate lets in, the live pages' looks and the sweep; who waits longer gives up.
+POOL = {"pool_size": 16, "max_overflow": 4, "pool_timeout": 4}
+
+
 def connect(url: str) -> Engine:
     if not url.startswith("sqlite"):
-        return create_engine(url, pool_pre_ping=True, pool_size=10)
-    engine = create_engine(url, connect_args={"timeout": 30})
+        return create_engine(url, pool_pre_ping=True, **POOL)
+    engine = create_engine(url, connect_args={"timeout": 4}, **POOL)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

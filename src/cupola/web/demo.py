@@ -51,7 +51,7 @@ def play(office: Office, owner: Account, study: Study, chosen: list[str]) -> Non
     names = [name.rsplit("/", 1)[-1][:60] for name in chosen]
     for (_, token), data in zip(invitations.invite(study, names), chosen):
         office.db.flush()
-        taken, _ = invitations.take(office.db, token, owner)
+        taken, _ = invitations.take(office.db, office.settings, token, owner)
         invitations.accept(office.settings, taken, data)
     office.db.flush()
 

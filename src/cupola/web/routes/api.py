@@ -224,7 +224,7 @@ def join(request: Request, given: Joining, db: Db, config: Config) -> Joined:
     if invitations.find(db, given.token) is None:
         accounts.attempt(db, accounts.TOKEN, address_of(request))
         raise HTTPException(404, "this token is wrong, or was used already")
-    found, key = invitations.take(db, given.token, None)
+    found, key = invitations.take(db, config, given.token, None)
     note(db, request, "token used", found.study_id, found.site, who=f"site {found.site}")
     db.commit()
     return Joined(key=key, asked=_asked(found, config))

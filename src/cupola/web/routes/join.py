@@ -45,15 +45,16 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
         if who is None:
             password = str(form.get("password", ""))
             who = accounts.create(db, config, name, password, PARTICIPANT)
-        taken, _ = invitations.take(db, token, who)
+        taken, _ = invitations.take(db, config, token, who)
         taken.key = None  # a browser needs none
         if found is None:
-            cookie = accounts.open_session(db, who)
+            cookie = accounts.open_session(db, config, who)
     except Refused as error:
         db.rollback()
         return page(request, "join.html", status=422, problem=str(error), name=name)
     if cookie is not None:
         request.state.cookie = cookie
+        request.state.mark = accounts.new_mark(config, who)
     note(db, request, "token used", taken.study_id, taken.site, who=who)
     db.commit()
     return RedirectResponse(f"/join/{taken.id}", 303)

@@ -24,7 +24,7 @@ router = APIRouter()
 PAGE = 25
 
 
-def office_of(request: Request, db: Db) -> Office:
+async def office_of(request: Request, db: Db) -> Office:
     return Office(db, request.app.state.settings, request.app.state.launcher)
 
 

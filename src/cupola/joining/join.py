@@ -25,17 +25,23 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation.stored import write_durably
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
-from cupola.joining.kept import keep, kept
+from cupola.joining.kept import keep, kept, write_private
 from cupola.joining.server import NotYet, Server, Unknown, plain
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw
 from cupola.sites.preview import Preview, foresee
-from cupola.sites.settings import COMPENSATOR, KEYS, SITE, SiteSettings
+from cupola.sites.settings import (
+    COMPENSATOR,
+    KEYS,
+    SITE,
+    CompensatorSettings,
+    SiteSettings,
+    read_settings,
+)
 
 PATIENCE = 60.0  # seconds for results that are on their way, and for a server that is away
 HALTED = ("failed", "stopped")  # its coordinator may resume it
@@ -109,8 +115,6 @@ class Joining:
         """The plan, read with suspicion."""
         modules: tuple[str, ...] = ()
         if (self.folder / SITE).exists():
-            from cupola.sites.settings import read_settings
-
             modules = read_settings(self.folder, SiteSettings).modules
         return read_proposal(_text(self.asked, "plan") + "\n", modules)
 
@@ -175,7 +179,7 @@ class Joining:
             write_settings(self.folder, settings)
         elif not (self.folder / COMPENSATOR).exists():
             text = f"name = {json.dumps(self.terms.name)}\n"
-            write_durably(self.folder / COMPENSATOR, [text.encode()])
+            write_private(self.folder / COMPENSATOR, text.encode())
         keys = make_keys(self.folder, self.terms.name)
         self._enrol(self.terms)
         self.accepted = {
@@ -248,6 +252,12 @@ class Joining:
             raise FederationError("the roster names another compensator than was accepted")
         if own not in roster.sites if self.role == "site" else own != third:
             raise FederationError("the roster does not hold this party's own keys")
+
+    def pinned(self, roster: Roster) -> bool:
+        """Whether this very roster was compared and pinned here before."""
+        kind = SiteSettings if self.role == "site" else CompensatorSettings
+        held = read_settings(self.folder, kind).studies.get(roster.study)
+        return held is not None and held.roster == roster.digest.hex()
 
     def pin(self, roster: Roster, plan: str) -> None:
         """Consent: from here on questions of this study are answered."""

@@ -15,7 +15,14 @@ from cupola.web.settings import Settings
 
 def open_database(settings: Settings) -> sessionmaker[Session]:
     """Sessions on the database of these settings, which is made or migrated first."""
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    settings.make_folder()
+    if settings.database is None:
+        for end in ("", "-wal", "-shm"):  # SQLite makes the others as the first one is
+            path = settings.folder / f"cupola.sqlite{end}"
+            if not end:
+                path.touch(mode=0o600)
+            if path.exists():
+                path.chmod(0o600)
     engine = connect(settings.url)
     try:
         upgrade(engine)

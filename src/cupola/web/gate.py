@@ -21,6 +21,7 @@ from cupola.web.settings import Settings
 
 PAGES, RESERVED = 6, 2  # requests at once; of them for known visitors alone
 WAITING, PATIENCE = 500, 3.0  # requests in a line, seconds
+HASHES, SOONER = 4, 2.0  # at most at once, 64 MB each; seconds, since a hash takes its time, too
 HASHING = ("/login", "/join", "/account", "/accounts")  # forms that hash a password
 _BUSY = (
     "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>Busy · Cupola</title>{again}"
@@ -81,14 +82,13 @@ def _settle(turn: asyncio.Future[bool], how: bool) -> bool:
 
 
 class Gate:
-    """One lane for pages and one for passwords, whose hashing takes a core and 64 MB each. A place
-    is free again when an answer begins: a stream, or a slow reader, holds none."""
+    """One lane for pages and one for passwords, whose hashing takes a core and 64 MB each: no
+    page waits for one, and no thread of pages is taken by one. A place is free again when an answer begins: a stream, or a slow reader, holds none."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
-        cores = os.cpu_count() or 2
         self.pages = Lane(PAGES, RESERVED)
-        self.passwords = Lane(min(4, max(1, cores - 1)))
+        self.passwords = Lane(min(HASHES, os.cpu_count() or 1), patience=SOONER)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -19,7 +19,9 @@ def sign(settings: Settings, purpose: str, text: str) -> str:
 def signed(settings: Settings, purpose: str, given: str | None) -> str | None:
     """The text that was signed for this purpose; None for anything else."""
     text, _, tag = (given or "").rpartition(".")
-    good = hmac.compare_digest(tag.encode("utf-8", "replace"), _tag(settings, purpose, text).encode())
+    good = hmac.compare_digest(
+        tag.encode("utf-8", "replace"), _tag(settings, purpose, text).encode()
+    )
     return text if good else None
 
 

@@ -49,7 +49,9 @@ async def _events(
     try:
         yield "retry: 1500\n\n"
         while not app.state.ending.is_set() and not await request.is_disconnected():
-            if looks % AGAIN == 0 and not await to_thread.run_sync(_logged_in, request, limiter=few):
+            if looks % AGAIN == 0 and not await to_thread.run_sync(
+                _logged_in, request, limiter=few
+            ):
                 return
             looks += 1
             facts = await to_thread.run_sync(_look, app, run_id, sites, follow, limiter=few)

@@ -40,6 +40,7 @@ ROUTES = {
     "GET /studies/{study_id}/runs/{number}/files/{name}": SEEN,
     "GET /api/studies/{study_id}": SEEN,
     "GET /studies/{study_id}/edit": OWN,
+    "GET /studies/{study_id}/tokens/{key}": OWN,
     "POST /studies/{study_id}/edit": OWN,
     "POST /studies/{study_id}/invite": OWN,
     "POST /studies/{study_id}/play": OWN,

@@ -79,9 +79,9 @@ def real(tmp_path_factory):
 @pytest.fixture
 def study(real):
     ada, made = real.known("ada"), real.study("ada", **PLAN)
-    answer = real.post(ada, f"/studies/{made}/invite", sites="\n".join(SITES), real="yes")
+    answer = real.shown(ada, f"/studies/{made}/invite", sites="\n".join(SITES), real="yes")
     assert answer.status_code == 200, answer.text
-    words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
+    words = answer.text.split("<h2>Tokens")[1].split("<pre>")[1:]
     tokens = dict(zip([*SITES, "university"], (w.split("<")[0] for w in words)))
     return SimpleNamespace(id=made, tokens=tokens, text=answer.text)
 
@@ -166,7 +166,7 @@ def test_a_lost_key_is_replaced_by_a_new_token(real, study, tmp_path):
     first = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
     page = real.known("ada").get(f"/studies/{study.id}").text
     number = page.split(f"/studies/{study.id}/renew/")[1].split('"')[0]
-    answer = real.post(real.known("ada"), f"/studies/{study.id}/renew/{number}").text
+    answer = real.shown(real.known("ada"), f"/studies/{study.id}/renew/{number}").text
     token = answer.split("<pre>")[1].split("<")[0]
     with pytest.raises(Unknown):
         first.progress()
@@ -260,7 +260,7 @@ def test_only_the_first_coordinator_gives_a_name_its_first_certificate(real, tmp
     assert refused.status_code == 409
     assert "only the first coordinator" in refused.text
     monkeypatch.setattr("cupola.web.real.Federation.has_signed", lambda *_: True)
-    answer = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
+    answer = real.shown(ben, f"/studies/{made}/invite", sites="west", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     monkeypatch.undo()
     joining = begin(tmp_path / "west", real.url, token, "site")
@@ -332,7 +332,7 @@ def test_a_site_is_not_widened_by_what_a_study_asks(real, tmp_path, table):
     """Answers without masks need a word of their own; settings that are there are the site's."""
     plan = {**PLAN, "sum": {"kind": "plain"}}
     made = real.study("ada", **plan)
-    answer = real.post(real.known("ada"), f"/studies/{made}/invite", sites="north", real="yes")
+    answer = real.shown(real.known("ada"), f"/studies/{made}/invite", sites="north", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     joining = no_kit(begin(tmp_path / "a", real.url, token, "site"))
     assert "without masks" in " ".join(joining.look(choice(table)).objections)

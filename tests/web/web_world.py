@@ -138,11 +138,16 @@ class World:
         return folder
 
     def invite(self, owner: TestClient, study: str, *sites: str, **more: Any) -> dict[str, str]:
-        """Tokens by site, read from the page that shows them once."""
-        answer = self.post(owner, f"/studies/{study}/invite", sites="\n".join(sites), **more)
+        """Tokens by site, read from the page that shows them."""
+        answer = self.shown(owner, f"/studies/{study}/invite", sites="\n".join(sites), **more)
         assert answer.status_code == 200, answer.text
-        words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
+        words = answer.text.split("<h2>Tokens")[1].split("<pre>")[1:]
         return {site: text.split("<")[0] for site, text in zip(sites, words)}
+
+    def shown(self, browser: TestClient, url: str, **fields: Any) -> Any:
+        """What a form leads to."""
+        answer = self.post(browser, url, **fields)
+        return browser.get(answer.headers["location"]) if answer.status_code == 303 else answer
 
     def join(self, browser: TestClient, token: str, data: str = "") -> str:
         """Enter a token and accept; the path of the invitation."""

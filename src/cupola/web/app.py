@@ -31,6 +31,7 @@ from cupola.web.real import Flare, federation_of
 from cupola.web.render import page
 from cupola.web.routes import account, api, assets, compare, join, live, result, study
 from cupola.web.settings import Settings
+from cupola.web.shelf import Shelf
 from cupola.web.studies import Office
 
 _LOG = logging.getLogger("cupola.web")
@@ -69,7 +70,7 @@ def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         lifespan=life,
     )
     app.state.settings, app.state.sessions = settings, sessions
-    app.state.launcher = made
+    app.state.launcher, app.state.shelf = made, Shelf()
     app.state.ending = threading.Event()
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(Frame, settings=settings)  # around the gate: bodies are read before it

@@ -123,9 +123,12 @@ def delete_account(
 
 
 @router.get("/accounts")
-def all_accounts(request: Request, db: Db, me: Coordinator, number: int = 1) -> Response:
+def all_accounts(
+    request: Request, db: Db, me: Coordinator, number: int = 1, made: str = ""
+) -> Response:
     del me
-    return _accounts(request, db, number)
+    new = request.app.state.shelf.get(request.state.cookie, made)
+    return _accounts(request, db, number, made=new)
 
 
 def _accounts(request: Request, db: Session, number: int = 1, **more: Any) -> Response:
@@ -155,7 +158,8 @@ def new_account(
         return _accounts(request, db, status=422, problem=str(error))
     note(db, request, "account made", detail=f"{name} ({role})")
     db.commit()
-    return _accounts(request, db, made=(name, password))
+    key = request.app.state.shelf.put(request.state.cookie, (name, password))
+    return RedirectResponse(f"/accounts?made={key}", 303)
 
 
 @router.get("/audit")

@@ -47,6 +47,7 @@ ROUTES = {
     "POST /studies/{study_id}/renew/{number}": OWN,
     "POST /studies/{study_id}/{action}": OWN,
     "GET /join/{number}": INVITED,
+    "GET /join/{number}/foreseen": INVITED,
     "POST /join/{number}/{answer}": INVITED,
     "GET /api/site": SITE,
     "POST /api/site/accept": SITE,

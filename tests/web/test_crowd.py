@@ -173,6 +173,7 @@ def test_programs_are_told_so_in_json(world):
 
 def test_a_stream_holds_no_place(world):
     async def endless(scope, receive, send):
+        del scope, receive
         await send({"type": "http.response.start", "status": 200, "headers": []})
         inside.append(gate.pages.free)
         await send({"type": "http.response.body", "body": b""})

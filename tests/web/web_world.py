@@ -21,6 +21,10 @@ from cupola.web.settings import Settings
 from cupola.web.studies import Office
 
 PASSWORD = "correct horse"
+ANSWER = {
+    "task": "train", "numbers": 10, "bytes": 80, "times": 2, "to": "coordinator: the total",
+    "reveals": "an update", "protection": "masked",
+}  # fmt: skip
 PEOPLE = {"ada": COORDINATOR, "ben": COORDINATOR, "cleo": PARTICIPANT, "dora": PARTICIPANT}
 
 
@@ -37,7 +41,8 @@ class Pretender:
         self.jobs.append((job, folder))
         if job.kind == "check":
             (folder / "job.json").write_text("{}")
-            (folder / "foreseen.json").write_text(json.dumps({"error": "not foreseen in tests"}))
+            told = {"error": "not foreseen in tests", "answers": [ANSWER]}
+            (folder / "foreseen.json").write_text(json.dumps(told))
         else:
             self.living.add(folder)
 

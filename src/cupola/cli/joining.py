@@ -197,10 +197,16 @@ def _asked(joining: Joining, choice: Any) -> None:
             raise PlanError("this site cannot take part as it is set up; its token is kept for "
                             "the same command with other options")  # fmt: skip
         return
-    for row in joining.asked.get("questions") or []:
-        typer.secho(f"\n{plain(row['question'])}", bold=True)
-        typer.echo(f"  tells       {plain(row['reveals'])}")
-        typer.echo(f"  protection  {plain(row['protection'])}")
+    if terms is not None:
+        from cupola.plan.parties import learned_of_study
+
+        told = dict(learned_of_study(joining.proposal.plan.sum))
+        typer.echo(f"\nthe compensator learns {told.get('compensator', 'nothing')}")
+        return
+    for row in joining.questions():
+        typer.secho(f"\n{plain(row.get('task'))}", bold=True)
+        for what, key in (("tells", "reveals"), ("goes to", "to"), ("protection", "protection")):
+            typer.echo(f"  {what:<12}{plain(row.get(key))}")
 
 
 def _agree(joining: Joining, compared: str | None) -> bool:

@@ -33,7 +33,7 @@ from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw
-from cupola.sites.preview import Preview, foresee
+from cupola.sites.preview import Preview, expected_roster, foresee
 from cupola.sites.settings import (
     COMPENSATOR,
     KEYS,
@@ -44,6 +44,7 @@ from cupola.sites.settings import (
 )
 
 PATIENCE = 60.0  # seconds for results that are on their way, and for a server that is away
+REHEARSING = 300.0  # seconds for the server to work out what a study asks
 HALTED = ("failed", "stopped")  # its coordinator may resume it
 Tell = Callable[[dict[str, Any]], None]
 
@@ -136,20 +137,28 @@ class Joining:
         if isinstance(plan, StudyPlan):
             names = [cohort.name for cohort in plan.cohorts]
             minimum = max(minimum, len(names)) if plan.sum.masked else minimum
-        others = [Identity.simulated(i, name).public for i, name in enumerate(names)]
-        third = None
-        if self.terms.compensator is not None:
-            third = Identity.simulated(len(others), self.terms.compensator).public
-        like = _Rostered(self.terms.study, tuple(others), third, minimum)
+        third = self.terms.compensator
+        like = expected_roster(self.terms.study, names, minimum, third)
         found = foresee(self.folder, self.settings(choice), self.proposal, like, choice.data)
         found.roster = "settled when all have answered"
         found.members = [("sites invited", str(self.terms.sites))]
         if third is not None:
-            found.members.append(("compensator", third.name))
-        if self.terms.minimum > len(others):
+            found.members.append(("compensator", third))
+        if self.terms.minimum > len(names):
             found.objections.append("fewer sites are invited than a total needs")
         self._looked = choice, found
         return found
+
+    def questions(self) -> list[dict[str, Any]]:
+        """What a simulated study asks, as its server has rehearsed it; waits until it has."""
+        late = time.monotonic() + REHEARSING
+        while not isinstance(found := self.asked.get("questions"), list):
+            if self.asked.get("problem") or time.monotonic() > late:
+                said = plain(self.asked.get("problem") or "it is still being worked out; try later")
+                raise FederationError(f"the server cannot say what the study asks: {said}")
+            time.sleep(1.0)
+            self.asked = self.server.get("/api/site")
+        return [one for one in found if isinstance(one, dict)]
 
     # The answer
 
@@ -334,12 +343,6 @@ class Joining:
         for name in names:
             if not name.endswith((".html", ".htm", ".svg")) and not (self.results / name).exists():
                 self.server.fetch(name, self.results)
-
-
-class _Rostered(Roster):
-    """The shape of a roster before keys are known: who would get what, in a preview."""
-
-    def __post_init__(self) -> None: ...
 
 
 def begin(folder: Path, url: str, token: str, role: str) -> Joining:

@@ -82,8 +82,9 @@ def _settle(turn: asyncio.Future[bool], how: bool) -> bool:
 
 
 class Gate:
-    """One lane for pages and one for passwords, whose hashing takes a core and 64 MB each: no
-    page waits for one, and no thread of pages is taken by one. A place is free again when an answer begins: a stream, or a slow reader, holds none."""
+    """One lane for pages and one for passwords, whose hashing takes a core and 64 MB each: no page
+    waits for it. A place is free again when an answer begins: a stream, or a slow reader, holds
+    none."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings

@@ -17,15 +17,16 @@ from cupola.plan.study_run import run_study
 from cupola.web import worker
 from cupola.web.demo import COHORTS, simulated_cohorts
 from cupola.web.here import data_sets
+from cupola.web.layout import STARTS
 
 SMALL = {
     "rounds": 2, "model": {"name": "linear"}, "recipe": "fedavg",
-    "local": {"lr": 0.1, "batch_size": 32}, "report": False,
+    "local": {"lr": 0.1, "batch_size": 32},
     "data": {"name": "digits", "partition": {"kind": "iid", "sites": 4, "test": 0.2}},
 }  # fmt: skip
 PERSONAL = {
-    **SMALL, "model": {"name": "cnn", "width": 4}, "rounds": 1,
-    "personalise": {"rounds": 1, "methods": ["fedavg-ft"]},
+    **SMALL, "model": {"name": "mlp"}, "rounds": 1,
+    "personalise": {"rounds": 1, "methods": ["finetune"]},
 }  # fmt: skip
 KINDS = {
     "training": ("training", SMALL),
@@ -77,7 +78,7 @@ def carried_out(kind, plan, folder, cohorts, monkeypatch):
     return told
 
 
-def shown(world, kind, plan, sites, rehearsal):
+def shown(world, kind, plan, sites):
     """The same, of the page on which a site consents."""
     study = world.study("ada", kind, **plan)
     tokens = world.invite(world.known("ada"), study, *sites)
@@ -93,7 +94,7 @@ def shown(world, kind, plan, sites, rehearsal):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_page_shows_what_the_program_asks(name, world, cohorts, tmp_path, monkeypatch):
     kind, plan = KINDS[name]
-    whole = {"name": name, **plan}
+    whole = {**STARTS[kind], **plan}
     if kind == "association":
         files = data_sets(cohorts)
         whole["cohorts"] = [{"name": one, **files[one].files} for one in COHORTS]
@@ -108,8 +109,7 @@ def test_the_page_shows_what_the_program_asks(name, world, cohorts, tmp_path, mo
 
     monkeypatch.setattr(world.launcher, "start", rehearsed)
     sites = COHORTS if kind == "association" else ["a", "b", "c", "d"]
-    given = {k: v for k, v in plan.items() if k != "report"}
-    page = shown(world, kind, given, sites, rehearsed)
+    page = shown(world, kind, plan, sites)
     monkeypatch.undo()
     program = carried_out(kind, whole, tmp_path / "run", cohorts, monkeypatch)
     assert program, "nothing was asked"

@@ -72,7 +72,7 @@ def fill(settings: Settings, studies: int, users: int, variants: int) -> list[tu
                              action="start", study_id=study.id) for _ in range(10))  # fmt: skip
         db.commit()
         for i, owner in enumerate(leaders[:20]):
-            looks.append((accounts.open_session(db, owner), f"{i:016x}"))
+            looks.append((accounts.open_session(db, settings, owner), f"{i:016x}"))
     _variants(settings, looks, variants)
     app.state.sessions.kw["bind"].dispose()
     return looks

@@ -73,12 +73,14 @@ class Machines:
             self.children[name] = subprocess.Popen(
                 [sys.executable, "-m", "cupola", *map(str, words)],
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 start_new_session=True,
             )
+        self.children[name].stdin.write(b"y\n")  # somebody compares the roster, and says so
+        self.children[name].stdin.close()
 
     def said(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -177,7 +179,7 @@ class Lead:
         page.click("button:has-text('Make tokens')")
         page.wait_for_selector(".secret pre")
         shown = page.locator(".secret pre").all_inner_texts()
-        return page.url.removesuffix("/invite"), dict(zip([*SITES, "university"], shown))
+        return page.url.partition("/tokens/")[0], dict(zip([*SITES, "university"], shown))
 
     def get(self, url):
         return self.page.request.get(url)

@@ -38,5 +38,6 @@ def places(world):
         "name": "ledger.jsonl",
         "join": path.split("/")[-1],
         "action": "repeat",
+        "key": "unknown",
         "answer": "decline",
     }

@@ -115,10 +115,12 @@ def test_log_in_never_leads_away(world, back):
     assert answer.headers["location"] == "/"
 
 
-def test_a_coordinator_makes_accounts_whose_password_is_shown_once(world):
+def test_a_coordinator_makes_accounts_whose_password_is_shown_to_them_alone(world):
     ada = world.visitor("ada")
-    answer = world.post(ada, "/accounts", name="gus", role="participant")
+    answer = world.shown(ada, "/accounts", name="gus", role="participant")
     password = answer.text.split("<pre>")[1].split("<")[0]
+    assert password in ada.get(answer.url).text  # loaded again
+    assert password not in world.visitor("ada").get(answer.url).text
     assert password not in ada.get("/accounts").text
     new = world.visitor()
     assert world.post(new, "/login", name="gus", password=password).status_code == 303

@@ -14,11 +14,12 @@ import pytest
 import uvicorn
 from web_world import World
 
-from cupola.errors import DataError, FederationError, PlanError
+from cupola.cli.joining import _agree
+from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.flare import provision
 from cupola.flare.settings import FederationSettings
 from cupola.joining import Choice, begin
-from cupola.joining.data import described, named_data
+from cupola.joining.data import described, named_data, write_settings
 from cupola.joining.join import _but_for_sites
 from cupola.joining.server import NotYet, Server, Unknown, checked_url
 from cupola.secure.identity import Identity
@@ -79,9 +80,9 @@ def real(tmp_path_factory):
 @pytest.fixture
 def study(real):
     ada, made = real.known("ada"), real.study("ada", **PLAN)
-    answer = real.post(ada, f"/studies/{made}/invite", sites="\n".join(SITES), real="yes")
+    answer = real.shown(ada, f"/studies/{made}/invite", sites="\n".join(SITES), real="yes")
     assert answer.status_code == 200, answer.text
-    words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
+    words = answer.text.split("<h2>Tokens")[1].split("<pre>")[1:]
     tokens = dict(zip([*SITES, "university"], (w.split("<")[0] for w in words)))
     return SimpleNamespace(id=made, tokens=tokens, text=answer.text)
 
@@ -166,7 +167,7 @@ def test_a_lost_key_is_replaced_by_a_new_token(real, study, tmp_path):
     first = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
     page = real.known("ada").get(f"/studies/{study.id}").text
     number = page.split(f"/studies/{study.id}/renew/")[1].split('"')[0]
-    answer = real.post(real.known("ada"), f"/studies/{study.id}/renew/{number}").text
+    answer = real.shown(real.known("ada"), f"/studies/{study.id}/renew/{number}").text
     token = answer.split("<pre>")[1].split("<")[0]
     with pytest.raises(Unknown):
         first.progress()
@@ -178,6 +179,16 @@ def zipped(**files):
     with zipfile.ZipFile(made, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
+    return made.getvalue()
+
+
+def bomb(**files):
+    """Below the size of a request, and 50 MB when unpacked."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in {**files, "site.yaml": bytes(50_000_000)}.items():
+            archive.writestr(name, text)
+    assert len(made.getvalue()) < 64_000
     return made.getvalue()
 
 
@@ -210,6 +221,8 @@ def test_certificates_are_for_the_tokens_name_once_and_nothing_else(real, study,
             "can be signed",
         ),
         "no zip": (b"PK\x03\x04", "can be signed"),
+        "bomb": (bomb(**files), "can be signed"),
+        "many": (zipped(**files, **{f"f{i}": b"" for i in range(400)}), "can be signed"),
         "nothing": (b"", "at most"),
         "large": (bytes(70_000), "at most"),
     }
@@ -233,8 +246,9 @@ def test_certificates_are_for_the_tokens_name_once_and_nothing_else(real, study,
         ask(again.read_bytes())
     # The other side: what a server sends is no way into the site's folder.
     good = members(io.BytesIO(signed))
-    for evil in ("../../evil", "/tmp/evil", "a/../../evil"):
-        body = base64.b64encode(zipped(**good, **{evil: b"x"})).decode()
+    evils = [zipped(**good, **{e: b"x"}) for e in ("../../evil", "/tmp/evil", "a/../../evil")]
+    for evil in (*evils, bomb(**good)):
+        body = base64.b64encode(evil).decode()
         joining.folder = tmp_path / "own"
         joining.server = SimpleNamespace(post=lambda *_, body=body: {"signed": body})
         with pytest.raises(FederationError):
@@ -260,7 +274,7 @@ def test_only_the_first_coordinator_gives_a_name_its_first_certificate(real, tmp
     assert refused.status_code == 409
     assert "only the first coordinator" in refused.text
     monkeypatch.setattr("cupola.web.real.Federation.has_signed", lambda *_: True)
-    answer = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
+    answer = real.shown(ben, f"/studies/{made}/invite", sites="west", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     monkeypatch.undo()
     joining = begin(tmp_path / "west", real.url, token, "site")
@@ -332,7 +346,7 @@ def test_a_site_is_not_widened_by_what_a_study_asks(real, tmp_path, table):
     """Answers without masks need a word of their own; settings that are there are the site's."""
     plan = {**PLAN, "sum": {"kind": "plain"}}
     made = real.study("ada", **plan)
-    answer = real.post(real.known("ada"), f"/studies/{made}/invite", sites="north", real="yes")
+    answer = real.shown(real.known("ada"), f"/studies/{made}/invite", sites="north", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     joining = no_kit(begin(tmp_path / "a", real.url, token, "site"))
     assert "without masks" in " ".join(joining.look(choice(table)).objections)
@@ -347,6 +361,81 @@ def test_a_site_is_not_widened_by_what_a_study_asks(real, tmp_path, table):
     (tmp_path / "a" / "cupola-site.toml").write_text('name = "south"\n')
     with pytest.raises(DataError, match="folder of 'south'"):
         joining.look(choice(table))
+
+
+def test_what_a_site_decides_is_for_its_owner_alone(real, study, tmp_path, table):
+    """Its settings can hold the salt of people's fingerprints."""
+    joining = no_kit(begin(tmp_path / "a", real.url, study.tokens["north"], "site"))
+    joining.accept(choice(table))
+    path = tmp_path / "a" / "cupola-site.toml"
+    modes = {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "a").iterdir() if p.is_file()}
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    assert {modes[name] for name in ("cupola-site.toml", "joining.json", "identity.json")} == {
+        0o600
+    }
+    path.chmod(0o644)  # as versions before this one left it
+    settings = read_settings(tmp_path / "a", SiteSettings)
+    more = {**settings.data, "others": {**DATA, "path": str(table)}}
+    write_settings(tmp_path / "a", settings.model_copy(update={"data": more}))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "others" in read_settings(tmp_path / "a", SiteSettings).data
+
+
+class Unread:
+    """A party that waits for somebody to compare the roster."""
+
+    def __init__(self, known=False):
+        keys = [Identity.simulated(i, name).public for i, name in enumerate(SITES)]
+        self.roster, self.known, self.did = Roster("trial", tuple(keys), None, 3), known, []
+
+    def agreed(self):
+        return self.roster, "plan"
+
+    def pinned(self, roster):
+        return self.known and roster is self.roster
+
+    def pin(self, *_):
+        self.did.append("pinned")
+
+    def leave(self):
+        self.did.append("left")
+
+
+@pytest.mark.parametrize(
+    ("typed", "compared", "known", "did"),
+    [
+        ("", None, False, []),  # a script's --yes: nobody can have read it
+        ("y\n", None, False, ["pinned"]),
+        ("n\n", None, False, ["left"]),
+        ("", "same", False, ["pinned"]),
+        ("y\n", "other", False, []),
+        ("", None, True, ["pinned"]),  # compared before, and taken up again
+    ],
+)
+def test_a_roster_is_not_accepted_unread(typed, compared, known, did, monkeypatch):
+    party = Unread(known)
+    told = {"same": party.roster.fingerprint.upper(), "other": "abcde-" * 4 + "abcde", None: None}
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    if did:
+        assert _agree(party, told[compared]) == (did == ["pinned"])
+    else:
+        with pytest.raises(CupolaError, match="compared"):
+            _agree(party, told[compared])
+    assert party.did == did
+
+
+def test_a_busy_server_is_asked_again(real, study, tmp_path, monkeypatch):
+    joining = begin(tmp_path / "a", real.url, study.tokens["north"], "site")
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+
+    async def entered(*_):
+        return len(waits) >= 2  # no place for two tries
+
+    monkeypatch.setattr("cupola.web.gate.Lane.enter", entered)
+    assert joining.progress()["status"] == "inviting"
+    assert len(waits) == 2
+    assert all(2 <= wait <= 5 for wait in waits)
 
 
 def test_only_sites_of_the_federation_and_plans_for_them(real):

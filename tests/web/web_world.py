@@ -21,6 +21,10 @@ from cupola.web.settings import Settings
 from cupola.web.studies import Office
 
 PASSWORD = "correct horse"
+ANSWER = {
+    "task": "train", "numbers": 10, "bytes": 80, "times": 2, "to": "coordinator: the total",
+    "reveals": "an update", "protection": "masked",
+}  # fmt: skip
 PEOPLE = {"ada": COORDINATOR, "ben": COORDINATOR, "cleo": PARTICIPANT, "dora": PARTICIPANT}
 
 
@@ -37,7 +41,8 @@ class Pretender:
         self.jobs.append((job, folder))
         if job.kind == "check":
             (folder / "job.json").write_text("{}")
-            (folder / "foreseen.json").write_text(json.dumps({"error": "not foreseen in tests"}))
+            told = {"error": "not foreseen in tests", "answers": [ANSWER]}
+            (folder / "foreseen.json").write_text(json.dumps(told))
         else:
             self.living.add(folder)
 
@@ -138,11 +143,16 @@ class World:
         return folder
 
     def invite(self, owner: TestClient, study: str, *sites: str, **more: Any) -> dict[str, str]:
-        """Tokens by site, read from the page that shows them once."""
-        answer = self.post(owner, f"/studies/{study}/invite", sites="\n".join(sites), **more)
+        """Tokens by site, read from the page that shows them."""
+        answer = self.shown(owner, f"/studies/{study}/invite", sites="\n".join(sites), **more)
         assert answer.status_code == 200, answer.text
-        words = answer.text.split("Tokens, shown once")[1].split("<pre>")[1:]
+        words = answer.text.split("<h2>Tokens")[1].split("<pre>")[1:]
         return {site: text.split("<")[0] for site, text in zip(sites, words)}
+
+    def shown(self, browser: TestClient, url: str, **fields: Any) -> Any:
+        """What a form leads to."""
+        answer = self.post(browser, url, **fields)
+        return browser.get(answer.headers["location"]) if answer.status_code == 303 else answer
 
     def join(self, browser: TestClient, token: str, data: str = "") -> str:
         """Enter a token and accept; the path of the invitation."""

@@ -26,7 +26,13 @@ RosterFile = Annotated[
     Path | None, typer.Option("--roster", metavar="FILE", help="With a plan: the study's roster.")
 ]
 Yes = Annotated[
-    bool, typer.Option("--yes", help="Accept without being asked: what is asked, and the roster.")
+    bool, typer.Option("--yes", help="Accept what is asked; the roster is still to be compared.")
+]
+Compared = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FINGERPRINT", help="Of the roster, as the others told you: no other is accepted."
+    ),
 ]
 Decline = Annotated[bool, typer.Option("--decline", help="Read what is asked, and decline.")]
 Wait = Annotated[
@@ -64,6 +70,7 @@ def join(
     cores: Annotated[int, typer.Option(min=1, help="To compute with.")] = 1,
     wait: Wait = 60.0,
     yes: Yes = False,
+    compared: Compared = None,
     decline: Decline = False,
     folder: Folder = Path(),
     as_json: AsJson = False,
@@ -84,7 +91,7 @@ def join(
         return
     name, new = named_data(data, target) if data else (None, None)
     choice = Choice(name, new, tuple(openly or ()), epsilon, cores)
-    _way(_began(folder, what, token, roster, "site"), choice, yes, decline, wait, as_json)
+    _way(_began(folder, what, token, roster, "site"), choice, yes, compared, decline, wait, as_json)
 
 
 @compensator.command("join")
@@ -94,6 +101,7 @@ def join_third(
     roster: RosterFile = None,
     wait: Wait = 60.0,
     yes: Yes = False,
+    compared: Compared = None,
     decline: Decline = False,
     folder: Folder = Path(),
     as_json: AsJson = False,
@@ -111,7 +119,7 @@ def join_third(
         _pinned(join_compensator(folder, Path(what), _needed(roster, token)), as_json)
         return
     began = _began(folder, what, token, roster, "compensator")
-    _way(began, Choice(), yes, decline, wait, as_json)
+    _way(began, Choice(), yes, compared, decline, wait, as_json)
 
 
 def _is_url(what: str) -> bool:
@@ -135,7 +143,13 @@ def _began(folder: Path, url: str, token: str | None, roster: Path | None, role:
 
 
 def _way(
-    joining: Joining, choice: Any, yes: bool, decline: bool, wait: float, as_json: bool
+    joining: Joining,
+    choice: Any,
+    yes: bool,
+    compared: str | None,
+    decline: bool,
+    wait: float,
+    as_json: bool,
 ) -> None:
     """From what is asked to the end of the study."""
     from cupola.plan.holding import signals
@@ -148,7 +162,7 @@ def _way(
             return
         joining.accept(choice)
         typer.echo("accepted; waiting for the others", err=True)
-    if joining.terms is not None and not _agree(joining, yes):
+    if joining.terms is not None and not _agree(joining, compared):
         return
     with signals(_interrupt):  # so that a party's FLARE process ends with this one
         last = joining.take_part(_Line(), choice.cores, wait=60 * wait)
@@ -183,13 +197,19 @@ def _asked(joining: Joining, choice: Any) -> None:
             raise PlanError("this site cannot take part as it is set up; its token is kept for "
                             "the same command with other options")  # fmt: skip
         return
-    for row in joining.asked.get("questions") or []:
-        typer.secho(f"\n{plain(row['question'])}", bold=True)
-        typer.echo(f"  tells       {plain(row['reveals'])}")
-        typer.echo(f"  protection  {plain(row['protection'])}")
+    if terms is not None:
+        from cupola.plan.parties import learned_of_study
+
+        told = dict(learned_of_study(joining.proposal.plan.sum))
+        typer.echo(f"\nthe compensator learns {told.get('compensator', 'nothing')}")
+        return
+    for row in joining.questions():
+        typer.secho(f"\n{plain(row.get('task'))}", bold=True)
+        for what, key in (("tells", "reveals"), ("goes to", "to"), ("protection", "protection")):
+            typer.echo(f"  {what:<12}{plain(row.get(key))}")
 
 
-def _agree(joining: Joining, yes: bool) -> bool:
+def _agree(joining: Joining, compared: str | None) -> bool:
     """Wait for the roster, have it compared, pin it."""
     import time
 
@@ -205,13 +225,32 @@ def _agree(joining: Joining, yes: bool) -> bool:
         mark = " (compensator)" if party in third else ""
         typer.echo(f"  {party.name}{mark}: {party.fingerprint}", err=True)
     typer.secho(f"roster     {roster.fingerprint}", bold=True, err=True)
-    typer.echo("Compare it with the others by telephone: who told you cannot be asked.", err=True)
-    if not yes and not typer.confirm("Do all have the same?", err=True):
+    if not joining.pinned(roster) and not _is_same(roster.fingerprint, compared):
         joining.leave()
         typer.echo("left the study; nothing was told", err=True)
         return False
     joining.pin(roster, plan)
     return True
+
+
+def _is_same(fingerprint: str, compared: str | None) -> bool:
+    """Whether the roster is the others' too: a person says so, or said before which one it is.
+    Nobody is taken at their word who could not have read it."""
+    if compared is not None:
+        if compared.strip().lower() == fingerprint:
+            return True
+        raise FederationError(
+            f"the roster is not {compared.strip()}, which you compared: do not go on, and tell the "
+            "others"
+        )
+    typer.echo("Compare it with the others by telephone: who told you cannot be asked.", err=True)
+    try:
+        return typer.confirm("Do all have the same?", err=True)
+    except typer.Abort:
+        raise CupolaError(
+            "nobody has compared the roster: do so by telephone, then give the same command with "
+            f"--compared {fingerprint}"
+        ) from None
 
 
 def _interrupt() -> None:

@@ -72,15 +72,16 @@ def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = Fals
 
 
 def _init(folder: Path, file: str, text: str, name: str, as_json: bool) -> None:
+    from cupola.joining.kept import write_private
     from cupola.secure.roster import party_to_json
     from cupola.sites.parties import make_keys
 
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / file
     if path.exists():
         raise PlanError(f"{path} exists; edit it, or choose another folder (--folder)")
     identity = make_keys(folder, name)
-    path.write_text(text, encoding="utf-8")
+    write_private(path, text.encode())
     public = folder / "public.json"
     public.write_text(json.dumps(party_to_json(identity.public), indent=1) + "\n")
     facts = {

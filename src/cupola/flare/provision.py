@@ -32,6 +32,7 @@ from cupola.flare.settings import (
 )
 
 KIT, KEY, INVITATION = "kit", "key", "invitation.toml"
+FILES, UNPACKED = 50, 1 << 20  # of an archive that another party sends; bytes
 _FLARE_KIND = {"coordinator": "server", "site": "client", "compensator": "client", "user": "admin"}
 
 
@@ -142,6 +143,8 @@ def install(signed: Path, folder: Path) -> Path:
     """Make a party's start-up kit from its key and its certificate. Gives the kit's folder."""
     from nvflare.tool.package.package_commands import handle_package
 
+    if not is_small(signed):
+        raise FederationError(f"{signed} is no certificate: it unpacks to more than one holds")
     invited = load_invitation(folder / INVITATION)
     if (folder / KIT).exists():
         raise PlanError(f"{folder / KIT} is there already")
@@ -210,6 +213,18 @@ def _participant(invited: Invitation) -> dict[str, Any]:
     return facts
 
 
+def is_small(path: Path) -> bool:
+    """Whether an archive of somebody else's unpacks to no more than certificates need."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return True  # not an archive at all, which is said by whoever reads it
+    return len(inside) <= FILES and sum(one.file_size for one in inside) <= UNPACKED
+
+
 def requested_name(signing_request: Path) -> str:
     """Whose certificate is asked for."""
     return _request_facts(signing_request)[0]
@@ -223,9 +238,9 @@ def _request_facts(path: Path) -> tuple[str, str, str | None]:
 
     broken = (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, EOFError)
     try:
+        if not is_small(path):
+            raise ValueError("too large")
         with zipfile.ZipFile(path) as archive:
-            if archive.getinfo("request.json").file_size > 1 << 20:
-                raise ValueError("too large")
             facts = json.loads(archive.read("request.json"))
         name, kind, role = facts["name"], facts["cert_type"], facts.get("cert_role")
         if not isinstance(name, str) or not isinstance(kind, str):

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from cupola.errors import DataError, PlanError
-from cupola.federation.stored import write_durably
+from cupola.joining.kept import write_private
 from cupola.plan.study import StudyPlan
 from cupola.sites.proposal import Proposal
 from cupola.sites.settings import SITE, Budget, SiteSettings, read_settings
@@ -100,17 +100,18 @@ def settings_for(
 
 
 def write_settings(folder: Path, settings: SiteSettings) -> None:
-    """Keep settings that `settings_for` made: a new file, or new data sets at the end of it."""
+    """Keep settings that `settings_for` made: a new file, or new data sets at the end of it. For
+    the owner's eyes only: they can hold the salt of people's fingerprints."""
     path = folder / SITE
     if not path.exists():
         facts = settings.model_dump(mode="json", exclude_none=True, exclude={"studies"})
-        write_durably(path, [(_HEAD + tomli_w.dumps(facts)).encode()])
+        write_private(path, (_HEAD + tomli_w.dumps(facts)).encode())
         return
     known = read_settings(folder, SiteSettings).data
     new = {name: facts for name, facts in settings.data.items() if name not in known}
     if new:
         text = "\n" + tomli_w.dumps({"data": new})
-        write_durably(path, [path.read_bytes(), text.encode()])
+        write_private(path, path.read_bytes() + text.encode())
 
 
 def needed_name(proposal: Proposal) -> str | None:

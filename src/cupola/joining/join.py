@@ -25,19 +25,26 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation.stored import write_durably
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
-from cupola.joining.kept import keep, kept
+from cupola.joining.kept import keep, kept, write_private
 from cupola.joining.server import NotYet, Server, Unknown, plain
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw
-from cupola.sites.preview import Preview, foresee
-from cupola.sites.settings import COMPENSATOR, KEYS, SITE, SiteSettings
+from cupola.sites.preview import Preview, expected_roster, foresee
+from cupola.sites.settings import (
+    COMPENSATOR,
+    KEYS,
+    SITE,
+    CompensatorSettings,
+    SiteSettings,
+    read_settings,
+)
 
 PATIENCE = 60.0  # seconds for results that are on their way, and for a server that is away
+REHEARSING = 300.0  # seconds for the server to work out what a study asks
 HALTED = ("failed", "stopped")  # its coordinator may resume it
 Tell = Callable[[dict[str, Any]], None]
 
@@ -109,8 +116,6 @@ class Joining:
         """The plan, read with suspicion."""
         modules: tuple[str, ...] = ()
         if (self.folder / SITE).exists():
-            from cupola.sites.settings import read_settings
-
             modules = read_settings(self.folder, SiteSettings).modules
         return read_proposal(_text(self.asked, "plan") + "\n", modules)
 
@@ -132,20 +137,28 @@ class Joining:
         if isinstance(plan, StudyPlan):
             names = [cohort.name for cohort in plan.cohorts]
             minimum = max(minimum, len(names)) if plan.sum.masked else minimum
-        others = [Identity.simulated(i, name).public for i, name in enumerate(names)]
-        third = None
-        if self.terms.compensator is not None:
-            third = Identity.simulated(len(others), self.terms.compensator).public
-        like = _Rostered(self.terms.study, tuple(others), third, minimum)
+        third = self.terms.compensator
+        like = expected_roster(self.terms.study, names, minimum, third)
         found = foresee(self.folder, self.settings(choice), self.proposal, like, choice.data)
         found.roster = "settled when all have answered"
         found.members = [("sites invited", str(self.terms.sites))]
         if third is not None:
-            found.members.append(("compensator", third.name))
-        if self.terms.minimum > len(others):
+            found.members.append(("compensator", third))
+        if self.terms.minimum > len(names):
             found.objections.append("fewer sites are invited than a total needs")
         self._looked = choice, found
         return found
+
+    def questions(self) -> list[dict[str, Any]]:
+        """What a simulated study asks, as its server has rehearsed it; waits until it has."""
+        late = time.monotonic() + REHEARSING
+        while not isinstance(found := self.asked.get("questions"), list):
+            if self.asked.get("problem") or time.monotonic() > late:
+                said = plain(self.asked.get("problem") or "it is still being worked out; try later")
+                raise FederationError(f"the server cannot say what the study asks: {said}")
+            time.sleep(1.0)
+            self.asked = self.server.get("/api/site")
+        return [one for one in found if isinstance(one, dict)]
 
     # The answer
 
@@ -175,7 +188,7 @@ class Joining:
             write_settings(self.folder, settings)
         elif not (self.folder / COMPENSATOR).exists():
             text = f"name = {json.dumps(self.terms.name)}\n"
-            write_durably(self.folder / COMPENSATOR, [text.encode()])
+            write_private(self.folder / COMPENSATOR, text.encode())
         keys = make_keys(self.folder, self.terms.name)
         self._enrol(self.terms)
         self.accepted = {
@@ -248,6 +261,12 @@ class Joining:
             raise FederationError("the roster names another compensator than was accepted")
         if own not in roster.sites if self.role == "site" else own != third:
             raise FederationError("the roster does not hold this party's own keys")
+
+    def pinned(self, roster: Roster) -> bool:
+        """Whether this very roster was compared and pinned here before."""
+        kind = SiteSettings if self.role == "site" else CompensatorSettings
+        held = read_settings(self.folder, kind).studies.get(roster.study)
+        return held is not None and held.roster == roster.digest.hex()
 
     def pin(self, roster: Roster, plan: str) -> None:
         """Consent: from here on questions of this study are answered."""
@@ -324,12 +343,6 @@ class Joining:
         for name in names:
             if not name.endswith((".html", ".htm", ".svg")) and not (self.results / name).exists():
                 self.server.fetch(name, self.results)
-
-
-class _Rostered(Roster):
-    """The shape of a roster before keys are known: who would get what, in a preview."""
-
-    def __post_init__(self) -> None: ...
 
 
 def begin(folder: Path, url: str, token: str, role: str) -> Joining:

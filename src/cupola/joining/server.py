@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
@@ -15,6 +16,7 @@ from cupola.errors import FederationError, PlanError
 
 LONGEST = 4 << 20  # bytes of an answer
 _FILE = 4 << 30
+BUSY = (10.0,) * 6  # a busy server is asked so often again, after so many seconds at most
 _HERE = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -25,6 +27,14 @@ class NotYet(FederationError):
 
 class Unknown(FederationError):
     """The server does not know this token or key."""
+
+
+class Busy(FederationError):
+    """The server has no room now. wait: seconds after which it wants to be asked again."""
+
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+        super().__init__("the server is busy; try again later")
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -112,9 +122,23 @@ class Server:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         request = Request(self.url + path, data, headers, method=method)
+        for wait in (*BUSY, None):
+            try:
+                return self._once(request, path)
+            except Busy as busy:
+                if wait is None:
+                    raise
+                time.sleep(min(busy.wait, wait))  # nothing was done: it may be asked again
+        raise AssertionError
+
+    def _once(self, request: Request, path: str) -> IO[bytes]:
         try:
             opened: IO[bytes] = self._opener.open(request, timeout=self.timeout)
         except HTTPError as error:
+            again = str(error.headers.get("Retry-After", ""))
+            if error.code == 503 and again.isdigit():
+                error.close()
+                raise Busy(float(again)) from None
             with error:
                 said = _said(error.read(20_000)) or f"{error.code} {plain(error.reason)}"
             if error.code == 401 or (error.code == 404 and path == "/api/join"):

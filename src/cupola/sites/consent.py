@@ -292,6 +292,7 @@ def _pin(
             f"\n[studies.{_quoted(study)}]\n"
             f'plan = "{consent.plan}"\nroster = "{consent.roster}"\n{data}'
         )
+        path.chmod(0o600)  # it can hold the salt of people's fingerprints
         write_durably(path, [path.read_bytes(), entry.encode()])
 
 

@@ -8,6 +8,7 @@ a study, every kind of question is made once, as large as it gets. Nobody is ask
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Question
+from cupola.federation import Program, Question
 from cupola.federation.message import contribution_size
 from cupola.gwas import Association, Files, read_variants
-from cupola.gwas.files import read_people
+from cupola.gwas.files import Variants, read_people
 from cupola.gwas.outline import outline
 from cupola.gwas.tasks import OPENLY, PROPOSE
 from cupola.learn import Training, TrainingHost
@@ -32,6 +33,7 @@ from cupola.plan.plan import Plan
 from cupola.plan.rehearsal import asked
 from cupola.plan.study import StudyPlan
 from cupola.secure import masked, pairwise
+from cupola.secure.identity import Identity
 from cupola.secure.masked import protection
 from cupola.secure.roster import Roster
 from cupola.sites.consent import Joined, chosen_data, objections
@@ -123,15 +125,28 @@ def _rehearse(
     cost = forecast(plan, host, training, whole)
     found.complete = not (cost.bytes_vary or cost.epsilon_vary)
     found.epsilon = _cost(training, cost, settings)
+    found.answers = training_answers(plan, training, whole, roster)
+
+
+def training_answers(
+    plan: Plan, training: Training, whole: Program, roster: Roster
+) -> list[dict[str, Any]]:
+    """Every kind of answer that a training's program asks for, with how often."""
     skip = training.skip
     if isinstance(whole, Personalisation):  # as if all sites were alike
         skip = partial(whole.skip, groups=dict.fromkeys(range(training.sites), 0))
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}  # questions of one shape tell the same
     for ask in asked(whole, skip):
-        row = _row(ask.kind, ask.question, plan.sum, roster)
+        q = ask.question
+        shapes = tuple((n, spec.kind, tuple(spec.shape)) for n, spec in q.expects.items())
+        shape = (ask.kind, q.task, q.reveals, q.protection, len(str(q.step)), shapes)
+        if shape not in known:
+            known[shape] = _row(ask.kind, q, plan.sum, roster)
+        row = known[shape]
         key = tuple(row.values())
         rows.setdefault(key, {**row, "times": 0})["times"] += 1
-    found.answers = list(rows.values())
+    return list(rows.values())
 
 
 def _cost(training: Training, cost: Forecast, settings: SiteSettings) -> dict[str, Any] | None:
@@ -152,13 +167,35 @@ def _cost(training: Training, cost: Forecast, settings: SiteSettings) -> dict[st
 
 def _outline(found: Preview, files: Files, plan: StudyPlan, roster: Roster) -> None:
     """An association study as if every cohort had this one's variants and as many people."""
-    sites, listed = len(roster.sites), plan.variants is not None
-    variants, people = read_variants(files.bim), len(read_people(files.fam).person) * sites
-    for kind, question, times in outline(
-        Association(plan.study(), sites), variants, people, listed
-    ):
-        found.answers.append({**_row(kind, question, plan.sum, roster), "times": times})
+    variants = read_variants(files.bim)
+    people = len(read_people(files.fam).person) * len(roster.sites)
+    found.answers = study_answers(plan, variants, people, roster)
     found.parties = learned_of_study(plan.sum)
+
+
+def study_answers(
+    plan: StudyPlan, variants: Variants, people: int, roster: Roster
+) -> list[dict[str, Any]]:
+    """Every kind of answer that an association study asks for; variants, people: as `outline` takes
+    them."""
+    study, listed = Association(plan.study(), len(roster.sites)), plan.variants is not None
+    return [
+        {**_row(kind, question, plan.sum, roster), "times": times}
+        for kind, question, times in outline(study, variants, people, listed)
+    ]
+
+
+class _Expected(Roster):
+    """The shape of a roster before keys are known."""
+
+    def __post_init__(self) -> None: ...
+
+
+def expected_roster(study: str, sites: Sequence[str], minimum: int, third: str | None) -> Roster:
+    """Who would get what, in a preview: as if these had settled their keys."""
+    keys = [Identity.simulated(i, name).public for i, name in enumerate(sites)]
+    other = None if third is None else Identity.simulated(len(keys), third).public
+    return _Expected(study, tuple(keys), other, minimum)
 
 
 def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str, Any]:

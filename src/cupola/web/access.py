@@ -20,23 +20,25 @@ class LogIn(Exception):
     """A page that needs an account was asked for without one."""
 
 
-def settings_of(request: Request) -> Settings:
+async def settings_of(request: Request) -> Settings:
     found: Settings = request.app.state.settings
     return found
 
 
 def database(request: Request) -> Iterator[Session]:
+    """A session that takes a connection when it is first used, and gives it back before the answer
+    is sent: nobody's slow reading keeps one."""
     with request.app.state.sessions() as db:
         yield db
 
 
 Config = Annotated[Settings, Depends(settings_of)]
-Db = Annotated[Session, Depends(database)]
+Db = Annotated[Session, Depends(database, scope="function")]
 
 
 def visitor(request: Request, db: Db) -> Account | None:
-    """Whoever is logged in."""
-    found = accounts.who(db, request.state.cookie)
+    """Whoever is logged in; who came without a cookie is not looked for."""
+    found = None if request.state.new else accounts.who(db, request.state.cookie)
     request.state.account = found
     return found
 
@@ -44,7 +46,7 @@ def visitor(request: Request, db: Db) -> Account | None:
 Visitor = Annotated[Account | None, Depends(visitor)]
 
 
-def account(request: Request, found: Visitor) -> Account:
+async def account(request: Request, found: Visitor) -> Account:
     if found is None:
         if request.url.path.startswith("/api/"):
             raise HTTPException(401, "log in first")
@@ -55,7 +57,7 @@ def account(request: Request, found: Visitor) -> Account:
 Me = Annotated[Account, Depends(account)]
 
 
-def coordinator(me: Me) -> Account:
+async def coordinator(me: Me) -> Account:
     if me.role != COORDINATOR:
         raise HTTPException(403, "this page is for coordinators")
     return me

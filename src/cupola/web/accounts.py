@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 import secrets
-import threading
 import time
 
 from argon2 import PasswordHasher
@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from cupola.errors import CupolaError
+from cupola.web.issued import BROWSER, SESSION, browser_of, sign
 from cupola.web.models import (
     ASKED,
     COORDINATOR,
@@ -34,7 +35,6 @@ from cupola.web.models import (
 from cupola.web.settings import Settings
 
 TOKEN, OWN = "(token)", "(logged in)"  # no name or address that a person could have
-_HASHING = threading.BoundedSemaphore(4)  # each takes 64 MB
 IDLE, LONGEST = 12 * 3600.0, 7 * 24 * 3600.0  # seconds without a request, seconds in all
 SHORTEST, LONGEST_PASSWORD = 10, 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{1,63}")
@@ -65,8 +65,9 @@ def new_token() -> str:
 
 
 def hasher(settings: Settings) -> PasswordHasher:
-    """Argon2id with the library's defaults (RFC 9106, low memory)."""
-    return PasswordHasher(1, 8, 1) if settings.cheap else PasswordHasher()
+    """Argon2id (RFC 9106, low memory), on one core: the others are for pages. The gate bounds how
+    many there are at once."""
+    return PasswordHasher(1, 8, 1) if settings.cheap else PasswordHasher(parallelism=1)
 
 
 def create(
@@ -91,25 +92,53 @@ def create(
     return made
 
 
-def log_in(db: Session, settings: Settings, name: str, password: str, address: str) -> str:
-    """The cookie of a new session. Failures are counted, and a name that does not exist takes as
-    long as a wrong password."""
-    name, address = name[:64], address[:64]
-    tried = attempt(db, name, address)  # before it is judged: many at once are no way around
+def log_in(
+    db: Session, settings: Settings, name: str, password: str, address: str, mark: str | None = None
+) -> tuple[str, str]:
+    """The cookie of a new session, and the mark of this browser, by which it is known next time.
+
+    Failures are counted by name and address together, or by name and browser if the account was
+    logged in to from it before: nobody's wrong passwords lock the owner out. A name that does not
+    exist takes as long as a wrong password."""
+    name = name[:64]
+    account = db.scalar(select(Account).where(func.lower(Account.name) == name.lower()))
+    browser = browser_of(settings, account.id, mark) if account else None
+    place = network(address) if browser is None else f"browser {browser}"[:64]
+    tried = attempt(db, name, place)  # before it is judged: many at once are no way around
     try:
-        hold_back(db, settings, name, address, beside=1)
+        hold_back(db, settings, name, place, beside=1, alone=browser is not None)
     except TooOften:
         db.delete(tried)  # who waits is not made to wait longer by trying
         db.commit()
         raise
-    account = db.scalar(select(Account).where(func.lower(Account.name) == name.lower()))
     known = account.password if account else _nobody(settings)
+    db.commit()  # no connection is held while it is hashed
     if not _fits(settings, known, password) or account is None:
         raise Refused("name or password is wrong")
     if hasher(settings).check_needs_rehash(account.password):
         account.password = hasher(settings).hash(password)
-    db.execute(delete(Attempt).where(Attempt.name == name.lower(), Attempt.address == address))
-    return open_session(db, account)
+    db.execute(delete(Attempt).where(Attempt.name == name.lower(), Attempt.address == place))
+    if browser is None or mark is None:
+        mark = new_mark(settings, account)
+    return open_session(db, settings, account), mark
+
+
+def new_mark(settings: Settings, account: Account) -> str:
+    """For a browser from which this account was logged in to."""
+    return sign(settings, BROWSER, f"{account.id}-{secrets.token_urlsafe(24)}")
+
+
+def network(address: str) -> str:
+    """What one visitor can change by itself counts as one address: of IPv6, the last 64 bits."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), 64), strict=False))
 
 
 def attempt(db: Session, name: str, address: str) -> Attempt:
@@ -122,15 +151,14 @@ def attempt(db: Session, name: str, address: str) -> Attempt:
 
 def _fits(settings: Settings, known: str, password: str) -> bool:
     try:
-        with _HASHING:
-            return hasher(settings).verify(known, password[:LONGEST_PASSWORD])
+        return hasher(settings).verify(known, password[:LONGEST_PASSWORD])
     except (VerificationError, InvalidHashError):
         return False
 
 
-def open_session(db: Session, account: Account) -> str:
+def open_session(db: Session, settings: Settings, account: Account) -> str:
     """A new session's cookie; old sessions that ran out go."""
-    now, token = time.time(), new_token()
+    now, token = time.time(), sign(settings, SESSION, new_token())
     db.execute(delete(Login).where((Login.seen < now - IDLE) | (Login.created < now - LONGEST)))
     db.add(Login(token=digest(token), account_id=account.id))
     db.commit()
@@ -158,7 +186,7 @@ def change_password(
     db: Session, settings: Settings, account: Account, old: str, new: str, keep: str
 ) -> None:
     """All other sessions of the account end; the one with the cookie `keep` goes on."""
-    hold_back(db, settings, account.name, OWN)
+    hold_back(db, settings, account.name, OWN, alone=True)
     if not _fits(settings, account.password, old):
         attempt(db, account.name, OWN)
         raise Refused("the present password is wrong")
@@ -187,20 +215,37 @@ def delete_account(db: Session, account: Account) -> None:
     db.flush()
 
 
-def hold_back(db: Session, settings: Settings, name: str, address: str, beside: int = 0) -> None:
-    """Few failures of one name from one address, more of a name or an address as a whole: a
-    stranger cannot lock somebody out by a handful of wrong passwords. Tokens, which nobody guesses,
-    are counted by address alone: no stranger keeps all others from joining. beside: attempts that
-    are counted already and not yet judged."""
+def hold_back(
+    db: Session, settings: Settings, name: str, address: str, beside: int = 0, alone: bool = False
+) -> None:
+    """Few failures of one name from one address, more of an address as a whole. Not of a name as a
+    whole: a stranger could lock its owner out. beside: attempts that are counted already and not
+    yet judged. alone: the address is no address that others share."""
     now, wait, tries = time.time(), settings.wait, settings.tries
     db.execute(delete(Attempt).where(Attempt.time < now - wait))
     db.commit()
     named, there = Attempt.name == name.lower(), Attempt.address == address
-    rules = [(named & there, tries), (named, 4 * tries), (there, 10 * tries)]
-    for rule, most in rules[:1] if name == TOKEN else rules:
+    rules = [(named & there, tries), (there, 10 * tries)]
+    for rule, most in rules[:1] if alone or name == TOKEN else rules:
         number, first = db.execute(select(func.count(), func.min(Attempt.time)).where(rule)).one()
         if number >= most + beside:
             raise TooOften(first + wait - now)
+
+
+def reset_password(db: Session, settings: Settings, name: str) -> str:
+    """A new password for an account, from the machine itself: sessions end, nobody is held back
+    any more. The caller commits."""
+    account = db.scalar(select(Account).where(func.lower(Account.name) == name.lower()))
+    if account is None:
+        names = ", ".join(db.scalars(select(Account.name).order_by(Account.id).limit(10)))
+        raise Refused(f"there is no account '{name}'; there are: {names or 'none yet'}")
+    password = secrets.token_urlsafe(12)
+    account.password = hasher(settings).hash(password)
+    db.execute(delete(Login).where(Login.account_id == account.id))
+    db.execute(delete(Attempt).where(Attempt.name == account.name.lower()))
+    who, where = "somebody at the machine", "this machine"
+    db.add(Event(who=who, address=where, action="password reset", detail=account.name))
+    return password
 
 
 _NOBODY: dict[bool, str] = {}

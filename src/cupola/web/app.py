@@ -14,7 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy import select
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
 import cupola
@@ -22,6 +23,7 @@ from cupola.web.access import LogIn
 from cupola.web.accounts import Refused, TooOften
 from cupola.web.database import open_database
 from cupola.web.frame import Frame
+from cupola.web.gate import Gate
 from cupola.web.launch import ChildProcess, Launcher
 from cupola.web.models import RUNNING, Run, Study
 from cupola.web.plans import Wrong
@@ -29,6 +31,7 @@ from cupola.web.real import Flare, federation_of
 from cupola.web.render import page
 from cupola.web.routes import account, api, assets, compare, join, live, result, study
 from cupola.web.settings import Settings
+from cupola.web.shelf import Shelf
 from cupola.web.studies import Office
 
 _LOG = logging.getLogger("cupola.web")
@@ -67,9 +70,10 @@ def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         lifespan=life,
     )
     app.state.settings, app.state.sessions = settings, sessions
-    app.state.launcher = made
+    app.state.launcher, app.state.shelf = made, Shelf()
     app.state.ending = threading.Event()
-    app.add_middleware(Frame, settings=settings)
+    app.add_middleware(Gate, settings=settings)
+    app.add_middleware(Frame, settings=settings)  # around the gate: bodies are read before it
     for part in (account, assets, compare, join, live, result, study):
         app.include_router(part.router, include_in_schema=False)
     app.include_router(api.router)
@@ -116,6 +120,13 @@ def _answers(app: FastAPI) -> None:
     @app.exception_handler(IntegrityError)
     def _both(request: Request, _: IntegrityError) -> Response:
         return told(request, 409, "somebody else did the same at the same time; look again")
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(NoConnection)
+    def _away(request: Request, error: Exception) -> Response:
+        _LOG.warning("the database does not answer: %s", error)
+        said = "the database is busy or away; nothing was done"
+        return told(request, 503, said, **{"Retry-After": "3"})
 
     @app.exception_handler(Exception)
     def _ours(request: Request, _: Exception) -> Response:

@@ -15,7 +15,14 @@ from cupola.web.settings import Settings
 
 def open_database(settings: Settings) -> sessionmaker[Session]:
     """Sessions on the database of these settings, which is made or migrated first."""
-    settings.folder.mkdir(parents=True, exist_ok=True)
+    settings.make_folder()
+    if settings.database is None:
+        for end in ("", "-wal", "-shm"):  # SQLite makes the others as the first one is
+            path = settings.folder / f"cupola.sqlite{end}"
+            if not end:
+                path.touch(mode=0o600)
+            if path.exists():
+                path.chmod(0o600)
     engine = connect(settings.url)
     try:
         upgrade(engine)
@@ -29,10 +36,14 @@ def open_database(settings: Settings) -> sessionmaker[Session]:
     return sessionmaker(engine, expire_on_commit=False)
 
 
+#: More than the gate lets in, the live pages' looks and the sweep; who waits longer gives up.
+POOL = {"pool_size": 16, "max_overflow": 4, "pool_timeout": 4}
+
+
 def connect(url: str) -> Engine:
     if not url.startswith("sqlite"):
-        return create_engine(url, pool_pre_ping=True, pool_size=10)
-    engine = create_engine(url, connect_args={"timeout": 30})
+        return create_engine(url, pool_pre_ping=True, **POOL)
+    engine = create_engine(url, connect_args={"timeout": 4}, **POOL)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

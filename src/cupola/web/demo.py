@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import select
 
+from cupola.errors import CupolaError
 from cupola.gwas.bed import write_bed
 from cupola.web import accounts, invitations
+from cupola.web.accounts import Refused
+from cupola.web.here import data_sets
 from cupola.web.models import COORDINATOR, Account, Study
-from cupola.web.plans import kind_of
+from cupola.web.plans import ASSOCIATION, kind_of
 from cupola.web.studies import Office
 
 FIRST = "coordinator"
+OWN = "demonstration"
 COHORTS = ("north", "south", "west")
 
 
@@ -30,20 +34,37 @@ def first_account(office: Office) -> tuple[str, str] | None:
     return FIRST, password
 
 
-def demonstrations(office: Office) -> None:
-    """Studies of every kind, of the first account, that start at once."""
+def demonstrations(office: Office) -> list[str]:
+    """Studies of every kind, of the first account, that start at once; what was left out, and why.
+    The association study is about people who do not exist: where the folder of data holds others,
+    it is left out."""
     owner = office.db.scalar(select(Account).order_by(Account.id).limit(1))
     assert owner is not None
-    folder = office.settings.data
-    if folder is not None and not any(folder.rglob("*.bed")):
-        simulated_cohorts(folder / "demonstration")
+    told = []
     for plan in sorted((p for p in (files("cupola.web") / "plans").iterdir()), key=str):
         given = tomllib.loads(plan.read_text("utf-8"))
-        study = office.create(owner, kind_of(given), given)
-        if "test" in given:
-            play(office, owner, study, [f"demonstration/{name}" for name in COHORTS])
-        office.start(study)
-    office.db.commit()
+        kind = kind_of(given)
+        try:
+            sites = _simulated(office.settings.data) if kind == ASSOCIATION else []
+            study = office.create(owner, kind, given)
+            if sites:
+                play(office, owner, study, sites)
+            office.start(study)
+            office.db.commit()
+        except (CupolaError, OSError) as error:
+            office.db.rollback()
+            told.append(f"The demonstration of {kind} was left out: {error}")
+    return told
+
+
+def _simulated(folder: Path | None) -> list[str]:
+    """The demonstration's data sets, made unless they are there."""
+    names = [f"{OWN}/{name}" for name in COHORTS]
+    if folder is not None and not any(folder.rglob("*.bed")):
+        simulated_cohorts(folder / OWN)
+    if not set(names) <= set(data_sets(folder)):
+        raise Refused("the folder of data holds files of your own")
+    return names
 
 
 def play(office: Office, owner: Account, study: Study, chosen: list[str]) -> None:
@@ -51,7 +72,7 @@ def play(office: Office, owner: Account, study: Study, chosen: list[str]) -> Non
     names = [name.rsplit("/", 1)[-1][:60] for name in chosen]
     for (_, token), data in zip(invitations.invite(study, names), chosen):
         office.db.flush()
-        taken, _ = invitations.take(office.db, token, owner)
+        taken, _ = invitations.take(office.db, office.settings, token, owner)
         invitations.accept(office.settings, taken, data)
     office.db.flush()
 

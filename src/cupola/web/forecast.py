@@ -22,26 +22,62 @@ from cupola.plan.plan import Plan
 from cupola.plan.study import CohortFiles, StudyPlan
 from cupola.plan.study_forecast import foresee_study
 from cupola.secure import expected_traffic, simulated_parties
+from cupola.secure.choices import Sum
+from cupola.secure.roster import Roster
+from cupola.sites.preview import expected_roster, study_answers, training_answers
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
+INVITED = 200  # sites at most; what each of more would be asked is the same
 ITERATIONS = 6  # of Newton's method, as they usually are
 ESTIMATE = (
     "only sites know their numbers of samples: each works out its own epsilon before it joins"
 )
 
 
+def rehearsed(plan: Plan) -> dict[str, Any]:
+    """What `cupola check` says of a training that is simulated here, and what its sites are asked,
+    as real sites would see it before they consent."""
+    from cupola.plan import compose
+    from cupola.plan.facts import facts
+
+    host = compose.host(**plan.to_dict())
+    return {**facts(plan, host), "answers": _asked_of_training(plan, host)}
+
+
+def _asked_of_training(plan: Plan, host: TrainingHost) -> list[dict[str, Any]]:
+    from cupola.plan import compose
+
+    training = compose.training(plan, host)
+    whole = compose.program(plan, host, training)
+    names = [f"site {i + 1}" for i in range(min(training.sites, INVITED))]
+    roster = _roster(plan.name, names, min(plan.sum.minimum, len(names)), plan.sum)
+    return training_answers(plan, training, whole, roster)
+
+
+def _roster(study: str, names: list[str], minimum: int, choice: Sum) -> Roster:
+    third = choice.masked and choice.protocol == "compensator"
+    return expected_roster(study, names, minimum, "compensator" if third else None)
+
+
+def _asked_of_study(plan: StudyPlan, variants: Variants, people: int) -> list[dict[str, Any]]:
+    names = [cohort.name for cohort in plan.cohorts]
+    minimum = len(names) if plan.sum.masked else plan.sum.minimum  # its totals are of all cohorts
+    return study_answers(plan, variants, people, _roster(plan.name, names, minimum, plan.sum))
+
+
 def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[str, Any]:
     """Bytes by question. cohorts: those whose files are known, relative to base: of all of them the
     study is rehearsed; of some, the first one's variants stand for all."""
     sites = len(plan.cohorts)
-    if len(cohorts) == sites:
-        return _rehearsed(plan, base)
     if cohorts:
         files = [cohort.files(base) for cohort in cohorts]
         variants = read_variants(files[0].bim)
         people = sum(len(read_people(one.fam).person) for one in files)
     else:
         variants, people = _typical(), PEOPLE
+    answers = _asked_of_study(plan, variants, people)
+    if len(cohorts) == sites:
+        return {**_rehearsed(plan, base), "answers": answers}
     rows: list[dict[str, Any]] = []
     study = Association(plan.study(), sites)
     chunks = -(-len(variants) // plan.chunk)
@@ -56,7 +92,7 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     return {
         "rows": rows, "total": sum(row["total"] for row in rows), "sites": sites,
         "variants": len(variants), "people": people, "known": len(cohorts),
-        "iterations": ITERATIONS,
+        "iterations": ITERATIONS, "answers": answers,
         "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
     }  # fmt: skip
 
@@ -115,6 +151,7 @@ def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
         if plan.evaluation.on != "public":
             found["privacy"]["warnings"].append(UNJUDGED)
     found["assumed"] = SAMPLES[1]
+    found["answers"] = _asked_of_training(plan, _alike(plan, known, SAMPLES[1]))
     return found
 
 

@@ -12,10 +12,12 @@ from sqlalchemy.orm import Session
 
 from cupola.web.accounts import Refused, digest, new_token
 from cupola.web.here import data_sets
+from cupola.web.issued import KEY, sign
 from cupola.web.models import (
     ASKED,
     DECLINED,
     DRAFT,
+    FINISHED,
     INVITING,
     JOINED,
     LEFT,
@@ -32,6 +34,7 @@ from cupola.web.real import Federation, has_own_data, parties, take_keys
 from cupola.web.settings import Settings
 
 MOST = 200
+TOKEN_LASTS, KEY_LASTS = 30 * 24 * 3600.0, 90 * 24 * 3600.0  # seconds; after the study's end
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}")
 
 
@@ -91,19 +94,27 @@ def renew(invitation: Invitation) -> str:
     return token
 
 
+def _unused(token: str) -> Any:
+    """Those with this token; one that was given out long ago is no longer good."""
+    fresh = Invitation.changed > time.time() - TOKEN_LASTS
+    return (Invitation.token == digest(token)) & fresh
+
+
 def find(db: Session, token: str) -> Invitation | None:
     """The invitation of an unused token."""
-    return db.scalar(select(Invitation).where(Invitation.token == digest(token)))
+    return db.scalar(select(Invitation).where(_unused(token)))
 
 
-def take(db: Session, token: str, account: Account | None) -> tuple[Invitation, str]:
+def take(
+    db: Session, settings: Settings, token: str, account: Account | None
+) -> tuple[Invitation, str]:
     """Use a token up: the invitation, and the key of a site program. Of two who try at the same
     time one succeeds."""
-    key, hashed = new_token(), digest(token)
-    number = db.scalar(select(Invitation.id).where(Invitation.token == hashed))
+    key = sign(settings, KEY, new_token())
+    number = db.scalar(select(Invitation.id).where(_unused(token)))
     used = db.execute(
         update(Invitation)
-        .where(Invitation.token == hashed)
+        .where(_unused(token))
         .values(
             token=None,
             key=digest(key),
@@ -121,7 +132,12 @@ def take(db: Session, token: str, account: Account | None) -> tuple[Invitation, 
 
 
 def by_key(db: Session, key: str) -> Invitation | None:
-    return db.scalar(select(Invitation).where(Invitation.key == digest(key)))
+    """The invitation of a site program's key, which ends some time after its study."""
+    found = db.scalar(select(Invitation).where(Invitation.key == digest(key)))
+    if found is None or found.study.status != FINISHED:
+        return found
+    ended = max((run.ended or 0.0 for run in found.study.runs), default=0.0)
+    return found if ended > time.time() - KEY_LASTS else None
 
 
 def accept(

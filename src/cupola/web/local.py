@@ -55,6 +55,7 @@ class Visit:
     joining: Joining | None = None
     choice: Choice = field(default_factory=Choice)
     shown: dict[str, Any] | None = None
+    questions: list[dict[str, Any]] = field(default_factory=list)
     roster: Roster | None = None
     plan: str = ""
     said: str = ""
@@ -89,6 +90,8 @@ class Visit:
         self.shown = None
         if self.joining.terms is not None:
             self.shown = self.joining.look(choice).as_dict()
+        else:
+            self.questions = self.joining.questions()
         self.stage = SHOWN
 
     def answer(self, yes: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,12 +49,18 @@ class Settings:
         """What forms are signed with; made once and kept, so that a restart breaks no form."""
         path = self.folder / "secret"
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.make_folder()
             part = path.with_name("secret.part")
             part.touch(mode=0o600)
             part.write_bytes(secrets.token_bytes(32))
             part.rename(path)
         return path.read_bytes()
+
+    def make_folder(self) -> None:
+        """For its user alone: it holds hashes of passwords, plans and results."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # of a folder that belongs to somebody else
+            self.folder.chmod(0o700)
 
     def study_folder(self, study: str) -> Path:
         return self.folder / "studies" / study

@@ -39,8 +39,10 @@ from cupola.web.models import (
     Run,
     Study,
 )
-from cupola.web.plans import ASSOCIATION, check, parse, to_text
+from cupola.web.plans import ASSOCIATION, Wrong, check, parse, to_text
 from cupola.web.settings import Settings
+
+FORESEEN = 2  # counts the forms of what is foreseen
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Office:
     def foresee(self, study: Study) -> dict[str, Any] | None:
         """What `cupola check` says about a plan; None while it is being found out."""
         given = self._asked(study)
-        mark = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        mark = sha256(json.dumps([FORESEEN, given], sort_keys=True).encode()).hexdigest()[:16]
         if study.foreseen is not None and study.foreseen.get("mark") == mark:
             return study.foreseen
         folder = self.settings.study_folder(study.id) / f"check-{mark}"
@@ -91,17 +93,34 @@ class Office:
             self.launcher.start(job, folder)
             return None
         if "error" in found:
-            found = {"error": without_paths(str(found["error"]))}
+            found = {**found, "error": without_paths(str(found["error"]))}
         study.foreseen = {**found, "mark": mark}
         self.db.commit()
         return study.foreseen
 
+    def asks(self, study: Study) -> list[dict[str, Any]] | None:
+        """Every kind of answer that a site is asked for, as the study's rehearsal has it; None
+        while that is being worked out. A plan cannot change any more when sites are asked, so that
+        a rehearsal with fewer of them serves until the next is known."""
+        found = self.foresee(study) or study.foreseen or {}
+        if "answers" not in found and "error" in found:
+            raise Refused(f"it cannot be said what the study asks: {found['error']}")
+        return found.get("answers")
+
+    def require_known(self, study: Study) -> None:
+        """Nobody consents to what was not shown."""
+        if not study.real and self.asks(study) is None:
+            raise Refused("what the study asks is being worked out; look again in a moment")
+
     def _asked(self, study: Study) -> dict[str, Any]:
         """The plan to foresee; of an association study with the files that are known here."""
-        plan = check(study.kind, parse(study.plan))
+        names = [i.site for i in study.invitations if i.role == SITE]
+        try:
+            plan = check(study.kind, parse(study.plan), names)
+        except Wrong:  # fewer are invited than it needs, so far
+            plan = check(study.kind, parse(study.plan))
         if isinstance(plan, Plan):
             return plan.to_dict()
-        names = [i.site for i in study.invitations if i.role == SITE]
         known = {} if study.real else data_sets(self.settings.data)
         chosen = {i.site: i.data for i in invitations.joined(study) if i.data in known}
         cohorts = [

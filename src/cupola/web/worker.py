@@ -92,15 +92,11 @@ def _foresee(folder: Path, job: dict[str, Any]) -> None:
 
 
 def _training(job: dict[str, Any]) -> dict[str, Any]:
-    from cupola.plan.facts import facts
     from cupola.plan.load import load
+    from cupola.web.forecast import foresee_elsewhere, rehearsed
 
     whole = load(job["plan"])
-    if whole.data.name == "elsewhere":
-        from cupola.web.forecast import foresee_elsewhere
-
-        return foresee_elsewhere(whole)
-    return facts(whole)
+    return foresee_elsewhere(whole) if whole.data.name == "elsewhere" else rehearsed(whole)
 
 
 def _association(job: dict[str, Any]) -> dict[str, Any]:

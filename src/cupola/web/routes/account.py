@@ -18,7 +18,7 @@ from cupola.web.models import Account, Event, Study
 from cupola.web.render import page
 
 router = APIRouter()
-PAGE = 50
+PAGE, LISTED = 50, 200
 
 
 def place(back: Any) -> str:
@@ -39,9 +39,8 @@ def log_in_page(request: Request, found: Visitor, back: str = "/") -> Response:
 def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
     name, back = str(form.get("name", "")), place(form.get("back"))
     try:
-        token = accounts.log_in(
-            db, config, name, str(form.get("password", "")), address_of(request)
-        )
+        password, mark = str(form.get("password", "")), request.state.mark
+        token, mark = accounts.log_in(db, config, name, password, address_of(request), mark)
     except TooOften as error:
         _note_once(db, request, "log-in held back", name, config.wait)
         status, said = 429, error
@@ -49,14 +48,22 @@ def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
         answer.headers["Retry-After"] = str(error.wait)
         return answer
     except Refused as error:
-        note(db, request, "log-in failed", who=name or "nobody")
-        db.commit()
+        _note_failed(db, request, name, config.wait)
         return page(request, "login.html", status=401, back=back, name=name, problem=str(error))
     accounts.log_out(db, request.state.cookie)  # what this browser was before
-    request.state.cookie = token
+    request.state.cookie, request.state.mark = token, mark
     note(db, request, "logged in", who=accounts.who(db, token))
     db.commit()
     return RedirectResponse(back, 303)
+
+
+def _note_failed(db: Session, request: Request, name: str, wait: float) -> None:
+    """A line each, up to so many in a while: strangers with many addresses cannot fill the disk."""
+    since = Event.time > time.time() - wait
+    rule = select(func.count(Event.id)).where(since, Event.action == "log-in failed")
+    if (db.scalar(rule) or 0) < LISTED:
+        note(db, request, "log-in failed", who=name or "nobody")
+        db.commit()
 
 
 def _note_once(db: Session, request: Request, action: str, name: str, wait: float) -> None:
@@ -116,9 +123,12 @@ def delete_account(
 
 
 @router.get("/accounts")
-def all_accounts(request: Request, db: Db, me: Coordinator, number: int = 1) -> Response:
+def all_accounts(
+    request: Request, db: Db, me: Coordinator, number: int = 1, made: str = ""
+) -> Response:
     del me
-    return _accounts(request, db, number)
+    new = request.app.state.shelf.get(request.state.cookie, made)
+    return _accounts(request, db, number, made=new)
 
 
 def _accounts(request: Request, db: Session, number: int = 1, **more: Any) -> Response:
@@ -148,7 +158,8 @@ def new_account(
         return _accounts(request, db, status=422, problem=str(error))
     note(db, request, "account made", detail=f"{name} ({role})")
     db.commit()
-    return _accounts(request, db, made=(name, password))
+    key = request.app.state.shelf.put(request.state.cookie, (name, password))
+    return RedirectResponse(f"/accounts?made={key}", 303)
 
 
 @router.get("/audit")

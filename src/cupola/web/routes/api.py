@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import joinedload, selectinload
 
 from cupola.secure.roster import Roster
-from cupola.web import accounts, invitations, real, reveal
+from cupola.web import accounts, invitations, real
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
@@ -53,8 +53,14 @@ class StudyFacts(BaseModel):
 
 
 class Question(BaseModel):
-    question: str
+    """A kind of answer that a site is asked for."""
+
+    task: str
+    times: int | None = Field(description="None: that depends on answers.")
+    numbers: int
+    bytes: int | None
     reveals: str
+    to: str
     protection: str
 
 
@@ -81,7 +87,11 @@ class Asked(BaseModel):
     real: Terms | None = Field(description="None: the server simulates all sites.")
     answer: str
     plan: str = Field(description="TOML.")
-    questions: list[Question]
+    questions: list[Question] | None = Field(
+        description="As the study's rehearsal has them. None: that is being worked out; ask again. "
+        "Of a real study also None: its parties work it out for themselves."
+    )
+    problem: str = Field(description="Why it cannot be said what the study asks; else empty.")
     data_sets: list[str] = Field(description="To choose from; empty where there is no choice.")
 
 
@@ -162,15 +172,19 @@ def _facts(study: Study) -> StudyFacts:
     )  # fmt: skip
 
 
-def _asked(found: Invitation, config: Config) -> Asked:
-    study = found.study
-    rows = reveal.revealed(study) if found.role == SITE else reveal.compensated()
+def _asked(found: Invitation, desk: Desk) -> Asked:
+    study, config = found.study, desk.settings
     facts = _facts(study)
     facts.sites = {found.site: found.status}  # who else was asked is not a site's business
+    rows, problem = None, ""
+    try:
+        rows = None if study.real else desk.asks(study)
+    except Refused as error:
+        problem = str(error)
     return Asked(
         study=facts, site=found.site, role=found.role, answer=found.status,
         real=_terms(found, config) if study.real else None, plan=_plan(study),
-        questions=[Question(question=q, reveals=r, protection=p) for q, r, p in rows],
+        questions=None if rows is None else [Question(**row) for row in rows], problem=problem,
         data_sets=sorted(data_sets(config.data))
         if study.kind == ASSOCIATION and not study.real else [],
     )  # fmt: skip
@@ -218,27 +232,28 @@ def study(study_id: Id, db: Db, me: Me) -> StudyFacts:
 
 
 @router.post("/join", responses=_ERRORS)
-def join(request: Request, given: Joining, db: Db, config: Config) -> Joined:
+def join(request: Request, given: Joining, db: Db, config: Config, desk: Desk) -> Joined:
     """Exchange a token for a key. The token is useless afterwards."""
     accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
     if invitations.find(db, given.token) is None:
         accounts.attempt(db, accounts.TOKEN, address_of(request))
         raise HTTPException(404, "this token is wrong, or was used already")
-    found, key = invitations.take(db, given.token, None)
+    found, key = invitations.take(db, config, given.token, None)
     note(db, request, "token used", found.study_id, found.site, who=f"site {found.site}")
     db.commit()
-    return Joined(key=key, asked=_asked(found, config))
+    return Joined(key=key, asked=_asked(found, desk))
 
 
 @router.get("/site", responses=_ERRORS)
-def asked(found: Site, config: Config) -> Asked:
+def asked(found: Site, desk: Desk) -> Asked:
     """What the site was asked, and what it answered."""
-    return _asked(found, config)
+    return _asked(found, desk)
 
 
 @router.post("/site/accept", responses=_ERRORS)
 def accept(request: Request, given: Accepting, found: Site, desk: Desk) -> Progress:
     """Take part; the study starts when all have answered so."""
+    desk.require_known(found.study)
     invitations.accept(desk.settings, found, given.data, given.public)
     desk.db.flush()
     desk.start_if_complete(found.study)

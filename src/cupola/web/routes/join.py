@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 
-from cupola.web import accounts, invitations, reveal
+from cupola.web import accounts, invitations
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
@@ -45,15 +45,16 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
         if who is None:
             password = str(form.get("password", ""))
             who = accounts.create(db, config, name, password, PARTICIPANT)
-        taken, _ = invitations.take(db, token, who)
+        taken, _ = invitations.take(db, config, token, who)
         taken.key = None  # a browser needs none
         if found is None:
-            cookie = accounts.open_session(db, who)
+            cookie = accounts.open_session(db, config, who)
     except Refused as error:
         db.rollback()
         return page(request, "join.html", status=422, problem=str(error), name=name)
     if cookie is not None:
         request.state.cookie = cookie
+        request.state.mark = accounts.new_mark(config, who)
     note(db, request, "token used", taken.study_id, taken.site, who=who)
     db.commit()
     return RedirectResponse(f"/join/{taken.id}", 303)
@@ -67,13 +68,27 @@ def _mine(db: Any, me: Account, number: int) -> Invitation:
 
 
 @router.get("/join/{number}")
-def asked(request: Request, number: int, db: Db, config: Config, me: Me) -> Response:
+def asked(request: Request, number: int, db: Db, config: Config, desk: Desk, me: Me) -> Response:
     found = _mine(db, me, number)
     sets = sorted(data_sets(config.data)) if found.study.kind == ASSOCIATION else []
+    answers, problem = None, ""
+    try:
+        answers = desk.asks(found.study)
+    except Refused as error:
+        problem = str(error)
     return page(
-        request, "asked.html", invitation=found, study=found.study, sets=sets, problem="",
-        revealed=reveal.revealed(found.study), open=found.status == ASKED,
+        request, "asked.html", invitation=found, study=found.study, sets=sets, problem=problem,
+        answers=answers, foreseen=found.study.foreseen or {}, open=found.status == ASKED,
     )  # fmt: skip
+
+
+@router.get("/join/{number}/foreseen")
+def foreseen(number: int, db: Db, desk: Desk, me: Me) -> dict[str, bool]:
+    """Whether what the study asks is known; asked by the page's script."""
+    try:
+        return {"known": desk.asks(_mine(db, me, number).study) is not None}
+    except Refused:
+        return {"known": True}  # why it is not is said on the page
 
 
 @router.post("/join/{number}/{answer}")
@@ -83,6 +98,7 @@ def answer(
     found = _mine(db, me, number)
     study = found.study
     if answer == "accept":
+        desk.require_known(study)
         invitations.accept(desk.settings, found, str(form.get("data", "")) or None)
         db.flush()
         desk.start_if_complete(study)

@@ -7,9 +7,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from cupola.web import accounts
 from cupola.web.access import Config, Me, SeenRun
@@ -18,7 +18,8 @@ from cupola.web.progress import Follow, site_states
 
 router = APIRouter()
 EVERY, AGAIN = 0.5, 30  # seconds between looks, looks between checks of the session
-MOST = 20  # streams of one account
+MOST, IN_ALL = 20, 200  # streams of one account, of all
+LOOKS = 3  # at the same time: live pages share these threads and connections, and no others
 
 
 @router.get("/studies/{study_id}/runs/{number}/stream")
@@ -26,6 +27,9 @@ def stream(request: Request, run: SeenRun, me: Me, config: Config) -> StreamingR
     open_ = request.app.state.__dict__.setdefault("streams", {})
     if open_.get(me.id, 0) >= MOST:
         raise HTTPException(429, "too many live pages are open")
+    if sum(open_.values()) >= IN_ALL:
+        wait = {"Retry-After": "10"}
+        raise HTTPException(503, "too many live pages are open", headers=wait)
     follow = Follow(config.run_folder(run.study_id, run.number))
     follow.go_to(request.headers.get("last-event-id", ""))
     return StreamingResponse(
@@ -41,13 +45,16 @@ async def _events(
     app, looks = request.app, 0
     open_ = app.state.__dict__.setdefault("streams", {})
     open_[account] = open_.get(account, 0) + 1
+    few = app.state.__dict__.setdefault("looks", CapacityLimiter(LOOKS))
     try:
         yield "retry: 1500\n\n"
         while not app.state.ending.is_set() and not await request.is_disconnected():
-            if looks % AGAIN == 0 and not await run_in_threadpool(_logged_in, request):
+            if looks % AGAIN == 0 and not await to_thread.run_sync(
+                _logged_in, request, limiter=few
+            ):
                 return
             looks += 1
-            facts = await run_in_threadpool(_look, app, run_id, sites, follow)
+            facts = await to_thread.run_sync(_look, app, run_id, sites, follow, limiter=few)
             if facts["rounds"] or facts["events"] or looks == 1 or facts["over"]:
                 yield f"id: {follow.mark}\ndata: {json.dumps(facts)}\n\n"
             elif looks % AGAIN == 0:

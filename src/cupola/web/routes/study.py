@@ -24,7 +24,7 @@ router = APIRouter()
 PAGE = 25
 
 
-def office_of(request: Request, db: Db) -> Office:
+async def office_of(request: Request, db: Db) -> Office:
     return Office(db, request.app.state.settings, request.app.state.launcher)
 
 
@@ -193,7 +193,7 @@ def save(request: Request, form: Posted, study: Own, desk: Desk) -> Response:
 
 
 @router.post("/studies/{study_id}/invite")
-def invite(request: Request, form: Posted, study: Own, desk: Desk, me: Coordinator) -> Response:
+def invite(request: Request, form: Posted, study: Own, desk: Desk) -> Response:
     names = str(form.get("sites", "")).replace(",", "\n").splitlines()
     federation = real.federation_of(desk.settings) if form.get("real") else None
     if form.get("real") and federation is None:
@@ -203,7 +203,21 @@ def invite(request: Request, form: Posted, study: Own, desk: Desk, me: Coordinat
     for site, _ in tokens:
         note(desk.db, request, "site invited", study, site)
     desk.db.commit()
-    return _one(request, study, desk, me, tokens=tokens)
+    return _to_tokens(request, study, tokens)
+
+
+def _to_tokens(request: Request, study: Study, tokens: list[tuple[str, str]]) -> Response:
+    key = request.app.state.shelf.put(request.state.cookie, (study.id, tokens))
+    return RedirectResponse(f"/studies/{study.id}/tokens/{key}", 303)
+
+
+@router.get("/studies/{study_id}/tokens/{key}")
+def tokens(request: Request, key: str, study: Own, desk: Desk, me: Coordinator) -> Response:
+    """The study with tokens that were made just now."""
+    whose, shown = request.app.state.shelf.get(request.state.cookie, key) or ("", [])
+    if whose != study.id:
+        return RedirectResponse(f"/studies/{study.id}", 303)
+    return _one(request, study, desk, me, tokens=shown)
 
 
 @router.post("/studies/{study_id}/play")
@@ -226,15 +240,13 @@ def _set_minimum(study: Study, text: str) -> None:
 
 
 @router.post("/studies/{study_id}/renew/{number}")
-def renew(
-    request: Request, number: int, form: Posted, study: Own, desk: Desk, me: Coordinator
-) -> Response:
+def renew(request: Request, number: int, form: Posted, study: Own, desk: Desk) -> Response:
     del form
     found = _invitation(desk.db, study, number)
     token = invitations.renew(found)
     note(desk.db, request, "new token", study, found.site)
     desk.db.commit()
-    return _one(request, study, desk, me, tokens=[(found.site, token)])
+    return _to_tokens(request, study, [(found.site, token)])
 
 
 def _invitation(db: Session, study: Study, number: int) -> Invitation:

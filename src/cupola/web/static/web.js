@@ -35,7 +35,8 @@ for (const p of document.querySelectorAll('[data-foreseen]')) {
 // A site's own page: follow what happens beside it, and load anew when something is to be done.
 for (const box of document.querySelectorAll('[data-state]')) {
   const look = () => fetch(box.dataset.state).then(r => r.json()).then(now => {
-    if (now.stage !== box.dataset.stage) return location.reload();
+    // Not reload: a page that answers a form would send it again.
+    if (now.stage !== box.dataset.stage) return location.assign(box.dataset.here);
     document.getElementById('phase').textContent = now.text;
     if (now.of) document.getElementById('bar').value = now.done / now.of;
     setTimeout(look, 1000);

@@ -5,12 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_following import SUMS, run
-from traits import association
+from traits import association, witnessed
 
-from cupola.errors import FederationError
-from cupola.federation import Failure, Question, Total, read_answer
+from cupola.errors import CupolaError, FederationError
+from cupola.federation import Contribution, Failure, Question, State, Total, read_answer
+from cupola.gwas import Association
+from cupola.plan.study import StudyPlan
 from cupola.secure.following import HEAR
 from cupola.secure.open_sums import OPEN
+
+_PLAN = {
+    "name": "traits", "test": "logistic", "trait": {"column": "CC"},
+    "cohorts": [{"name": str(i), "bfile": str(i)} for i in range(3)],
+}  # fmt: skip
 
 
 def held_total(reach, question):
@@ -88,3 +95,45 @@ def test_nobody_goes_on_with_a_total_of_nobody(tmp_path, opened, sums):
     reach.engine.quorum = 1.0
     with pytest.raises(FederationError, match="was not told"):
         reach.engine.sum(replace(program.ask(astray).question, witnessed=True), [0, 1, 2])
+
+
+def test_a_public_list_is_a_list_and_costs_one_step():
+    """Not a size, after which there would be one more step, and one more."""
+    program = Association(StudyPlan.model_validate(_PLAN).study(), 3, public=True)
+    values = {**program.start().values, "phase": "propose"}
+    state = State(5, {}, values)
+    for arrays in (
+        {"size": np.array([9])},
+        {"size": np.array([np.nan])},
+        {},
+        {"list": np.zeros(0, np.uint8)},
+        {"list": np.zeros(100, np.uint8)},
+        {"list": np.full((7, 7), np.nan)},
+        {"list": np.array(3, np.uint8)},
+        {"list": np.frombuffer(np.array([1 << 25, *[0] * 5], "<i8").tobytes(), np.uint8)},
+    ):
+        with pytest.raises(CupolaError):
+            program.answer(state, {0: Contribution(arrays)})
+
+
+def test_cohorts_may_be_restarted_after_every_step(tmp_path, opened):
+    """And the coordinator, too, from a checkpoint some steps old, with some sites ahead."""
+    trial, plan = association(tmp_path / "all", "logistic")
+    opened.append(trial)
+    program = Association(plan.study(), 3)
+    state, states = program.start(), []
+    while (ask := program.ask(state)) is not None and len(states) < 14:
+        reach = witnessed(trial, *trial.open())
+        states.append(state)
+        reach.engine.confirm(max(-1, state.step - 3))
+        told = held_total(reach, ask.question) if ask.kind == "sum" else None
+        if told is not None:
+            assert believed(reach, told, [1]) == [1]  # killed between two sites
+            reach = witnessed(trial, *trial.open())
+        answer = reach.sum if ask.kind == "sum" else reach.gather
+        state = program.answer(state, answer(ask.question, ask.sites))
+    state = states[-2]
+    reach = witnessed(trial, *trial.open())
+    for _ in range(2):
+        ask = program.ask(state)
+        state = program.answer(state, reach.sum(ask.question, ask.sites))

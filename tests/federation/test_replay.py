@@ -183,3 +183,31 @@ def test_simulated_sites_follow_too_and_every_step_is_computed_once():
     found = drive(program, reach, None, stop)
     assert len(states) == len(counted) == 5
     assert found.arrays["centre"] == honest.arrays["centre"]
+
+
+def test_a_state_that_could_not_be_saved_was_not_reached():
+    """Else a site answers on what it will have forgotten after a restart, and is behind for good:
+    the coordinator, told 'heard before', never tells it again."""
+
+    def full(state):
+        if state.step == 2:
+            raise ValueError("cannot be written")
+
+    replay = Replay(Means(3, None), save=full)
+    with pytest.raises(ValueError):
+        heard(replay, 2)
+    assert replay.step == 1
+
+
+def test_a_question_is_answered_by_those_whom_the_program_asks():
+    class Some(Means):
+        def ask(self, state):
+            ask = super().ask(state)
+            return ask if ask is None or ask.kind == "alone" else replace(ask, sites=[0, 1])
+
+    replay = Replay(Some(3, None))
+    program, state = heard(replay, 1)
+    due = program.ask(state).question
+    replay.check(due, 1)
+    with pytest.raises(Declined, match=OFF_PATH):
+        replay.check(due, 2)

@@ -135,7 +135,8 @@ class Answering:
         self._again = self._is_known(task, question)
         if not self._again:
             if replay is not None and not task.protocol:
-                replay.check(question if task.about is None else task.about(question))
+                due = question if task.about is None else task.about(question)
+                replay.check(due, site.index)
             refused = admit(accounts, task, [site], question)
             if refused:
                 raise Declined(refused[site.index])

@@ -66,8 +66,8 @@ class Replay:
                 self._ask = ask
         return self._ask
 
-    def check(self, question: Question) -> None:
-        """Declined unless this is the question that is due."""
+    def check(self, question: Question, site: int | None = None) -> None:
+        """Declined unless this is the question that is due, and due to this site."""
         ask = self.due()
         if ask is not None and not ask.question.decides and question.step > self.state.step:
             self._advance({})  # what others were told changes nothing
@@ -78,6 +78,8 @@ class Replay:
             raise Declined(f"the total of step {self.state.step} was not told to this site")
         own = replace(ask.question, witnessed=self._witnessed)
         if ask.kind == "alone" or digest(own) != digest(question):
+            raise Declined(OFF_PATH)
+        if site is not None and site not in ask.sites:
             raise Declined(OFF_PATH)
 
     def hear(self, step: int, reply: Reply) -> None:
@@ -91,12 +93,13 @@ class Replay:
     def _advance(self, reply: Reply) -> None:
         self._ask = None
         try:
-            self.state = self.program.answer(self.state, reply)
+            state = self.program.answer(self.state, reply)
         except CupolaError:  # the coordinator's copy stops here as well, and says why
             self._ended = True
             return
         if self._save is not None:
-            self._save(self.state)
+            self._save(state)
+        self.state = state  # not before it is saved: what was heard is not told again
 
 
 class Once:

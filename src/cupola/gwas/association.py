@@ -203,12 +203,15 @@ class Association:
                 self._list = (packed, self.listed)
         else:
             (answer,) = cast(dict[int, Contribution], reply).values()
-            if "size" in answer.arrays:
+            if "size" in answer.arrays and not self.public:
                 size = int(answer.arrays["size"][0])
                 if not 0 < size < 1 << 32:
                     raise DataError("the proposing cohort's list has no usable size")
                 return state.next(list_bytes=size)
-            packed = answer.arrays["list"].astype(np.uint8)
+            packed = answer.arrays.get("list", np.zeros(0, np.uint8))
+            if packed.ndim != 1 or packed.dtype.kind not in "iu":
+                raise DataError("the list of variants is not well formed")
+            packed = packed.astype(np.uint8)
         state = state.next({"list": packed}, phase="agree", at=0)
         if len(self.variants(state)) == 0:
             raise DataError("the list of variants is empty")

@@ -17,6 +17,7 @@ import numpy as np
 from cupola.errors import FederationError
 from cupola.federation import (
     Arrays,
+    Ask,
     Charge,
     Contribution,
     Declined,
@@ -95,26 +96,27 @@ def hear(site: SiteContext, question: Question) -> Contribution:
     if question.step > replay.step:
         replay.hear(question.step, None)  # which declines
     told: dict[str, Callable[[], Any]] = {
-        "sum": lambda: _told_total(member, ask.question, question),
-        "gather": lambda: _told_answers(member, ask.question, question),
+        "sum": lambda: _told_total(member, ask, question),
+        "gather": lambda: _told_answers(member, ask, question),
         "alone": lambda: {0: Contribution(dict(question.arrays))},
     }
     replay.hear(question.step, told[ask.kind]())
     return Contribution({})
 
 
-def _told_sites(member: Member, question: Question) -> list[int]:
+def _told_sites(ask: Ask, question: Question) -> list[int]:
+    """All that were asked. The total of some of them is authentic, too, and that of nobody is zero
+    with a witness of zero: who may choose among totals chooses the study's path."""
     sites = question.options.get("sites")
-    most = len(member.roster.sites)
-    if not isinstance(sites, list) or not all(type(s) is int and 0 <= s < most for s in sites):
+    if not isinstance(sites, list) or not all(type(s) is int for s in sites):
         raise Declined("question is not well formed")
-    if sorted(set(sites)) != sites:
-        raise Declined("question is not well formed")
+    if sites != sorted(ask.sites):
+        raise Declined(FALSE)
     return sites
 
 
-def _told_total(member: Member, asked: Question, question: Question) -> Total:
-    inner, sites = replace(asked, witnessed=True), _told_sites(member, question)
+def _told_total(member: Member, ask: Ask, question: Question) -> Total:
+    inner, sites = replace(ask.question, witnessed=True), _told_sites(ask, question)
     layout = layout_of(inner, len(member.roster.sites))
     sums = {e: question.arrays[e.name] for e in layout if e.name in question.arrays}
     fits = all(v.dtype == e.dtype and v.shape == (e.size,) for e, v in sums.items())
@@ -126,10 +128,10 @@ def _told_total(member: Member, asked: Question, question: Question) -> Total:
     return total_from(inner, sums, sites, {})
 
 
-def _told_answers(member: Member, asked: Question, question: Question) -> dict[int, Contribution]:
-    inner = replace(asked, witnessed=True)
+def _told_answers(member: Member, ask: Ask, question: Question) -> dict[int, Contribution]:
+    inner = replace(ask.question, witnessed=True)
     key, found = member.witness_key(inner, b"gather"), {}
-    for site in _told_sites(member, question):
+    for site in _told_sites(ask, question):
         own = {
             name.partition("/")[2]: array
             for name, array in question.arrays.items()

@@ -12,9 +12,9 @@ the sites S and the total t of what they sent beside it fit together:
     t = checksum(k, T) + sum over S of pad(k, i).
 
 The coordinator sees t and T, or with plain sums every t_i and x_i. The pads are uniform and serve
-once: what it sees is independent of the coefficients of the checksum. For a total T' that is not that
-of the sites it names it has to guess: its chance is below 2^-125 each time it tries. A site believes
-the total of all that the program asked, and of no others: that of some would be authentic, too.
+once: what it sees is independent of the coefficients of the checksum. For a total T' that is not
+that of the sites it names it has to guess: its chance is below 2^-125 each time it tries. A site
+believes the total of all that the program asked, and of no others: that of some would be authentic.
 
 It may scale nothing (pads), leave nobody out (pads), and use no total twice (a key per question).
 The adversary is a coordinator without an accomplice among the sites: one of them knows the secret.

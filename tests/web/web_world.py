@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from fastapi.testclient import TestClient
+from patience import wait
 
 from cupola.gwas.compare import Table
 from cupola.web import accounts, hits
@@ -159,6 +160,7 @@ class World:
         answer = self.post(browser, "/join", token=token)
         assert answer.status_code == 303, answer.text
         where = answer.headers["location"]
+        wait(lambda: browser.get(f"{where}/foreseen").json()["known"])  # nobody consents before
         answer = self.post(browser, f"{where}/accept", data=data)
         assert answer.status_code == 303, answer.text
         return where

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from hashlib import sha256
@@ -43,6 +44,7 @@ from cupola.web.plans import ASSOCIATION, Wrong, check, parse, to_text
 from cupola.web.settings import Settings
 
 FORESEEN = 2  # counts the forms of what is foreseen
+_LOOKING = threading.Lock()  # whether all have joined
 
 
 @dataclass(frozen=True)
@@ -165,16 +167,23 @@ class Office:
         return run
 
     def start_if_complete(self, study: Study) -> Run | None:
-        """A study starts by itself when every invited site has joined."""
-        complete = bool(study.invitations) and all(i.status == JOINED for i in study.invitations)
-        if study.status == INVITING and complete:
+        """A study starts by itself when every invited site has joined. One after another: of two
+        whose answers come together, the second to look sees both."""
+        with _LOOKING:
+            self.db.commit()
+            self.db.expire_all()
+            joined = [i.status == JOINED for i in study.invitations]
+            if study.status != INVITING or not joined or not all(joined):
+                return None
             try:
                 return self.start(study)
             except Refused:
                 if not study.real:
                     raise
                 study.roster = None  # the coordinator is told why when starting it by hand
-        return None
+                return None
+            finally:
+                self.db.commit()
 
     def _plan(self, study: Study) -> dict[str, Any]:
         """What the run carries out: the plan with those who joined."""

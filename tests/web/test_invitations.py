@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from cupola.web.accounts import new_token
+from cupola.web.models import Study
 
 KEY = "Authorization"
 
@@ -148,3 +149,20 @@ def test_a_site_program_joins_reads_accepts_and_fetches(world):
 def test_sites_have_plain_names(world, name):
     ada, study = world.known("ada"), world.study("ada")
     assert world.post(ada, f"/studies/{study}/invite", sites=name).status_code == 409
+
+
+def test_of_two_who_accept_together_the_second_to_look_sees_both(world):
+    """The first has looked at everybody's answer before the second one's was there."""
+    ada, study = world.known("ada"), world.study("ada")
+    world.invite(ada, study, "one", "two")
+    sessions = world.app.state.sessions
+    with sessions() as db, sessions() as other:
+        mine, theirs = db.get(Study, study), other.get(Study, study)
+        for held in (mine, theirs):
+            assert [i.status for i in held.invitations] == ["open", "open"]
+        theirs.invitations[1].status = "joined"
+        world.office(other).start_if_complete(theirs)
+        assert theirs.status == "inviting"
+        mine.invitations[0].status = "joined"
+        world.office(db).start_if_complete(mine)
+        assert mine.status == "queued"

@@ -9,10 +9,10 @@ import pytest
 from folders import lines, make_run, make_runs
 
 from cupola import report
+from cupola.base import formatting
+from cupola.base.formatting import Unit
 from cupola.errors import DataError
-from cupola.report import words
 from cupola.report.axes import log_ticks, ticks
-from cupola.report.words import Unit
 
 
 def test_rows_group_seeds(tmp_path):
@@ -112,7 +112,7 @@ def test_overview_picture(tmp_path):
     [(0, "0 B"), (999, "999 B"), (2_500, "2.5 kB"), (1.234e6, "1.23 MB"), (None, "–")],
 )
 def test_sizes_in_words(value, said):
-    assert words.size(value) == said
+    assert formatting.size(value) == said
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_sizes_in_words(value, said):
     [(0.5, "0.5 s"), (125, "2 min 5 s"), (7300, "2 h 1 min"), (float("nan"), "–")],
 )
 def test_durations_in_words(value, said):
-    assert words.duration(value) == said
+    assert formatting.duration(value) == said
 
 
 def test_ticks_are_round():

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from cupola.report import words
+from cupola.base import formatting
 from cupola.report.privacy import cell, epsilon, heading
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def pace(progress: Progress) -> str:
     parts = [f"{progress.rounds_per_second:.3g} rounds/s"]
     if headline := main_metric(progress.record):
         parts.append(headline)
-    parts.append(f"{words.duration(progress.seconds_left)} left")
+    parts.append(f"{formatting.duration(progress.seconds_left)} left")
     return ", ".join(parts)
 
 
@@ -109,7 +109,7 @@ def main_metric(record: dict[str, Any]) -> str:
     for where in ("test", "sites_test", "validation", "sites_validation"):
         for name in ("accuracy", "rmse", "loss"):
             if (value := record.get(where, {}).get(name)) is not None:
-                return f"{name} {words.metric(name, value)}"
+                return f"{name} {formatting.metric(name, value)}"
     return ""
 
 
@@ -126,7 +126,7 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
     judged = main_metric(final) or "not evaluated (`cupola check` tells why)"
     line = f"{result['rounds']} rounds, {judged}"
     sent = result["bytes_down"] + result["bytes_up"]
-    line += f", {words.size(sent)} sent, {words.duration(result['seconds'])}"
+    line += f", {formatting.size(sent)} sent, {formatting.duration(result['seconds'])}"
     console.print(line, highlight=False)
     if spent := result.get("privacy"):
         unit = "a site" if spent["unit"] == "site" else "an example, at the site that spent most"
@@ -143,7 +143,7 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
         console.print(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
     failures = final.get("failed") or {}
     for code, n in failures.items():
-        console.print(f"[yellow]{words.count(n, 'site')} without answer:[/] {code}")
+        console.print(f"[yellow]{formatting.count(n, 'site')} without answer:[/] {code}")
     if not quiet:
         console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
 
@@ -155,7 +155,7 @@ def methods(personal: dict[str, Any]) -> Table:
     name, groups = personal["metric"], personal.get("groups") or {}
     said = "personalisation"
     if groups:
-        said += f": {words.count(groups['number'], 'group')}"
+        said += f": {formatting.count(groups['number'], 'group')}"
     if groups.get("ari") is not None:
         said += f", adjusted Rand index {groups['ari']:.3g}"
     table = Table(title=said, title_justify="left")
@@ -165,10 +165,10 @@ def methods(personal: dict[str, Any]) -> Table:
     for method, facts in personal["methods"].items():
         table.add_row(
             METHODS.get(method, method),
-            words.metric(name, facts.get("test")),
-            words.metric(name, facts.get("worst")),
-            words.number(facts.get("better")),
-            words.number(facts.get("worse")),
+            formatting.metric(name, facts.get("test")),
+            formatting.metric(name, facts.get("worst")),
+            formatting.number(facts.get("better")),
+            formatting.number(facts.get("worse")),
         )
     return table
 
@@ -181,7 +181,7 @@ def comparison(
 
     rows = report.table(folders, target=target)
     metric = rows[0]["metric"]
-    goal = words.goal(metric, rows[0]["target"])
+    goal = formatting.goal(metric, rows[0]["target"])
     table = Table(title=title, title_justify="left")
     table.add_column("")
     private = any(row["epsilon"] is not None for row in rows)
@@ -191,12 +191,12 @@ def comparison(
     for i, row in enumerate(rows):
         table.add_row(
             labels[i] if len(labels) == len(rows) else row["label"],
-            words.metric(metric, row[metric], row["spread"]),
+            formatting.metric(metric, row[metric], row["spread"]),
             *([_epsilon(row, heading(rows))] if private else []),
-            words.size(row["bytes"]),
-            words.number(row["rounds_to_target"]),
-            words.size(row["bytes_to_target"]),
-            words.duration(row["seconds"]),
+            formatting.size(row["bytes"]),
+            formatting.number(row["rounds_to_target"]),
+            formatting.size(row["bytes_to_target"]),
+            formatting.duration(row["seconds"]),
         )
     return table
 

@@ -75,23 +75,25 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
             }
         )
         return
-    from cupola.report import words
+    from cupola.base import formatting
 
     typer.echo(
-        f"{plan.name}: {plan.test}, {words.count(len(plan.cohorts), 'cohort')}, "
-        f"{told.people:,} people, {words.count(told.variants, 'variant')}"
+        f"{plan.name}: {plan.test}, {formatting.count(len(plan.cohorts), 'cohort')}, "
+        f"{told.people:,} people, {formatting.count(told.variants, 'variant')}"
     )
     for row in told.rows:
-        each = f"{words.size(row['down'])} down, {words.size(row['up'])} up"
-        typer.echo(f"  {row['task']:<18} {words.count(row['questions'], 'time')}: {each}")
+        each = f"{formatting.size(row['down'])} down, {formatting.size(row['up'])} up"
+        typer.echo(f"  {row['task']:<18} {formatting.count(row['questions'], 'time')}: {each}")
     most = "at most " if told.at_most else ""
-    usual = f" ({words.size(told.usual)} as it usually goes)" if told.usual < told.total else ""
-    typer.echo(f"{most}{words.size(told.total)} sent in all{usual}")
+    usual = (
+        f" ({formatting.size(told.usual)} as it usually goes)" if told.usual < told.total else ""
+    )
+    typer.echo(f"{most}{formatting.size(told.total)} sent in all{usual}")
     for reason in told.at_most:
         typer.echo(f"  at most: {reason}")
     typer.echo(
         f"real cohorts follow the study by themselves and are told every total: {most}"
-        f"{words.size(told.told)} more"
+        f"{formatting.size(told.told)} more"
     )
     from rich.console import Console
 
@@ -225,7 +227,7 @@ def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(folder), **found})
         return
-    from cupola.report import words
+    from cupola.base import formatting
 
     people = found["people"]
     typer.echo(
@@ -234,7 +236,7 @@ def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
         f"inflation {found['inflation'] or float('nan'):.3f}"
     )
     sent = found["bytes_down"] + found["bytes_up"]
-    typer.echo(f"{words.size(sent)} sent, {words.duration(found['seconds'])}")
+    typer.echo(f"{formatting.size(sent)} sent, {formatting.duration(found['seconds'])}")
     for warning in found["warnings"]:
         typer.secho(f"warning: {warning}", fg="yellow")
     for a, b, n in found["shared_people"]:

@@ -31,25 +31,26 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
         return
     from rich.console import Console
 
+    from cupola.base import formatting
     from cupola.learn.utility import EQUAL
-    from cupola.report import words
 
     data, model, sent = facts["data"], facts["model"], facts["bytes"]
     size = data["samples_per_site"]
     lines = [
         ("plan", f"{facts['name']}: {facts['recipe']}, {_rounds(facts)}"),
         ("runs", f"{len(runs)} (below: the first)" if len(runs) > 1 else "1"),
-        ("data", f"{data['name']}, {data['kind']}, {words.count(data['samples'], 'sample')}"),
+        ("data", f"{data['name']}, {data['kind']}, {formatting.count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {size['least']:,} to "
                   f"{size['most']:,}, median {size['median']:,}, {data['empty']:,} empty"),
         ("judged on", _judged(data)),
-        ("model", f"{model['name']}, {words.count(model['parameters'], 'parameter')}"),
+        ("model", f"{model['name']}, {formatting.count(model['parameters'], 'parameter')}"),
         *_trainable(model),
-        ("a round", f"{sent['sites']:g} sites, {words.size(sent['per_site_down'])} down and "
-                    f"{words.size(sent['per_site_up'])} up at each"),
+        ("a round", f"{sent['sites']:g} sites, {formatting.size(sent['per_site_down'])} down and "
+                    f"{formatting.size(sent['per_site_up'])} up at each"),
         *_bytes(sent),
-        ("links", f"a site's messages take {words.duration(facts['link']['seconds'])} a training "
-                  f"round at {facts['link']['down']:g} MB/s down and {facts['link']['up']:g} up"),
+        ("links", f"a site's messages take {formatting.duration(facts['link']['seconds'])} a "
+                  f"training round at {facts['link']['down']:g} MB/s down and "
+                  f"{facts['link']['up']:g} up"),
     ]  # fmt: skip
     console = Console(highlight=False)
     for name, text in lines:
@@ -92,29 +93,30 @@ def ground_lines(grounds: list[dict[str, Any]]) -> list[str]:
 
 def _bytes(sent: dict[str, Any]) -> list[tuple[str, str]]:
     """What is sent, by phase, and why it may be less."""
-    from cupola.report import words
+    from cupola.base import formatting
 
     most = "at most " if sent["at_most"] else ""
-    whole = f"{words.size(sent['per_round'])} a round, {most}{words.size(sent['total'])} in all"
+    each, total = formatting.size(sent["per_round"]), formatting.size(sent["total"])
+    whole = f"{each} a round, {most}{total} in all"
     phases: dict[str, float] = {}
     for row in sent["rows"]:
         phases[row["phase"]] = phases.get(row["phase"], 0) + row["down"] + row["up"]
     lines = [("bytes", whole)]
     if len(phases) > 1:
-        lines.append(("", ", ".join(f"{name} {words.size(n)}" for name, n in phases.items())))
+        lines.append(("", ", ".join(f"{name} {formatting.size(n)}" for name, n in phases.items())))
     return lines + [("", f"at most: {reason}") for reason in sent["at_most"]]
 
 
 def _trainable(model: dict[str, Any]) -> list[tuple[str, str]]:
     """How much of the model is trained, and travels."""
-    from cupola.report import words
+    from cupola.base import formatting
 
     if model["trainable"] == model["parameters"] and not model["levels"]:
         return []
     share = 100 * model["trainable"] / model["parameters"]
     lines = [("trainable", "; ".join([f"{model['trainable']:,} ({share:.2f} %)", *_frozen(model)]))]
     lines += [
-        ("", f"{words.count(level['sites'], 'site')} train {level['trainable']:,} of them")
+        ("", f"{formatting.count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
     ]
     return lines
@@ -133,16 +135,19 @@ def _frozen(model: dict[str, Any]) -> list[str]:
 
 
 def _rounds(facts: dict[str, Any]) -> str:
-    from cupola.report import words
+    from cupola.base import formatting
 
-    said, free = words.count(facts["rounds"], "round"), facts["rounds"] - facts["training_rounds"]
+    said, free = (
+        formatting.count(facts["rounds"], "round"),
+        facts["rounds"] - facts["training_rounds"],
+    )
     return said + (f", {free:,} of them by the coordinator alone" if free else "")
 
 
 def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
     """What a plan promises, to whom, and what nothing protects."""
 
-    from cupola.report import words
+    from cupola.base import formatting
 
     def line(name: str, text: str, colour: str = "bold") -> None:
         console.print(f"[{colour}]{name:<10}[/] {text}", soft_wrap=True)
@@ -165,9 +170,9 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
         if group["samples"]:
             line(
                 "",
-                f"{group['epsilon']:.4g} at {words.count(group['sites'], 'site')} of "
+                f"{group['epsilon']:.4g} at {formatting.count(group['sites'], 'site')} of "
                 f"{_samples(group)}, asked "
-                f"{words.count(group['answers'], 'time')}",
+                f"{formatting.count(group['answers'], 'time')}",
             )
     more = len(promise["groups"]) - GROUPS_PRINTED
     if more > 0:
@@ -182,10 +187,10 @@ def _print_privacy(console: Console, promise: dict[str, Any]) -> None:
 
 
 def _samples(group: dict[str, Any]) -> str:
-    from cupola.report import words
+    from cupola.base import formatting
 
     least, most = group["least_samples"], group["samples"]
-    return ("" if least == most else f"{least:,} to ") + words.count(most, "sample")
+    return ("" if least == most else f"{least:,} to ") + formatting.count(most, "sample")
 
 
 def _print_parties(

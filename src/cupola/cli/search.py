@@ -65,7 +65,7 @@ def _show(found: dict[str, Any], folder: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from cupola.report import words
+    from cupola.base import formatting
     from cupola.reproduce.pictures import frozen
 
     console = Console(highlight=False)
@@ -75,13 +75,13 @@ def _show(found: dict[str, Any], folder: Path) -> None:
         sheet.add_column(heading, justify="right")
     for trial in found["trials"]:
         score = trial["score"]
-        said = words.metric(found["metric"], score) if score is not None else trial["reason"]
+        said = formatting.metric(found["metric"], score) if score is not None else trial["reason"]
         best = found["best"] is not None and trial["freeze"] == found["best"]["freeze"]
         sheet.add_row(
             escape(frozen(trial)),
             f"{100 * trial['trainable']:.2f} %",
             escape(said or "not run"),
-            words.size(trial["bytes"]),
+            formatting.size(trial["bytes"]),
             "best" if best else "as good" if trial["accepted"] else "worse",
         )
     console.print(sheet)

@@ -117,15 +117,15 @@ def preview(
 
 
 def _show(found: dict[str, Any]) -> None:
-    from cupola.report import words
+    from cupola.base import formatting
 
     typer.echo(f"study      {found['study']}")
     typer.echo(f"plan       {found['plan']}\nroster     {found['roster']}")
     for name, fingerprint in found["members"]:
         typer.echo(f"  {name}: {fingerprint}")
     for row in found["answers"]:
-        times = "as often as needed" if row["times"] is None else words.times(row["times"])
-        size = "" if row["bytes"] is None else f", {words.size(row['bytes'])} each"
+        times = "as often as needed" if row["times"] is None else formatting.times(row["times"])
+        size = "" if row["bytes"] is None else f", {formatting.size(row['bytes'])} each"
         typer.secho(f"\n{row['task']}: {times}{size}", bold=True)
         typer.echo(f"  tells       {row['reveals']}")
         typer.echo(f"  goes to     {row['to']}")

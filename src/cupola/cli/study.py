@@ -138,7 +138,7 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
     from rich.markup import escape
     from rich.table import Table as Sheet
 
-    from cupola.report import words
+    from cupola.base import formatting
 
     console = Console(highlight=False)
     sheet = Sheet(title=f"sweep of {escape(found['name'])}", title_justify="left")
@@ -147,7 +147,7 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
     sheet.add_column("rounds", justify="right")
     for trial in found["trials"][:20]:
         score = trial["score"]
-        said = words.metric(found["metric"], score) if score is not None else trial["reason"]
+        said = formatting.metric(found["metric"], score) if score is not None else trial["reason"]
         sheet.add_row(escape(trial["label"]), escape(said or "not run"), str(trial["rounds"]))
     console.print(sheet)
     if found["best"]:

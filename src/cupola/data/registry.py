@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from cupola.base.importing import imported
+from cupola.base.suggest import suggest
 from cupola.data.dataset import Source
 from cupola.data.download import Files
 from cupola.data.owners import Owners
@@ -58,9 +58,8 @@ def load(name: str, **given: Any) -> Source | Owners:
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for option in given:
             if option not in [p.name for p in parameters]:
-                raise DataError(
-                    f"{name} has no option {_hint(option, (p.name for p in parameters))}"
-                )
+                known = [p.name for p in parameters]
+                raise DataError(f"{name} has no option {option!r}; {suggest(option, known)}")
     for p in parameters:
         if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given:
             raise DataError(f"{name} needs the option {p.name!r}")
@@ -107,23 +106,8 @@ def _loader(name: str) -> Loader:
     if name in _LOADERS:
         return _LOADERS[name]
     if ":" not in name:
-        raise DataError(f"there is no data set {_hint(name, names())}")
-    module, _, function = name.partition(":")
-    try:
-        loader = getattr(importlib.import_module(module), function)
-    except ImportError as error:
-        raise DataError(f"{name}: cannot import {module} ({error})") from error
-    except AttributeError:
-        raise DataError(f"{name}: module {module} has no {function}") from None
+        raise DataError(f"there is no data set {name!r}; {suggest(name, names())}")
+    loader = imported(name, error=DataError)
     if not callable(loader):
-        raise DataError(f"{name}: {function} is not a function")
+        raise DataError(f"{name} is not a function")
     return loader
-
-
-def _hint(given: str, known: Iterable[str]) -> str:
-    """'digit'; did you mean 'digits'? - or the list of what there is."""
-    known = list(known)
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"{given!r}; " + (
-        f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-    )

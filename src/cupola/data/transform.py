@@ -7,7 +7,6 @@ every input needs (resize, normalise) form `Dataset.prepare`, which comes first.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cupola.base.suggest import suggest
 from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import DataError
 
@@ -234,9 +234,7 @@ def copy_steps(entry: str | Mapping[str, Any]) -> Augment | None:
 
 def _step(name: str, settings: Any) -> Any:
     if name not in STEPS:
-        close = difflib.get_close_matches(name, STEPS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(STEPS)}"
-        raise DataError(f"there is no transform {name!r}; {hint}")
+        raise DataError(f"there is no transform {name!r}; {suggest(name, STEPS)}")
     known = list(inspect.signature(STEPS[name]).parameters)
     if not isinstance(settings, Mapping):
         settings = {known[0]: settings}

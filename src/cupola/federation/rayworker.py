@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.base.importing import imported
 from cupola.federation.federation import Failure, Total, check, is_broken
 from cupola.federation.inprocess import TOGETHER, InProcess, Mode
 from cupola.federation.message import Arrays, Contribution, Question
-from cupola.federation.separate import named
 from cupola.federation.site import Host, Partial, StateStore, is_known, register
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Party:
     """Keys of the sites of this worker, made when asked for."""
 
     def __init__(self, make: str, agreed: Mapping[str, Any]) -> None:
-        self._make, self._agreed = named(make), agreed
+        self._make, self._agreed = imported(make), agreed
         self._known: dict[int, Any] = {}
 
     def __call__(self, site: int) -> Any:

@@ -7,18 +7,18 @@ own disk. Made for tests and small trials on one machine, not for speed.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any
 
+from cupola.base.importing import imported
 from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.federation import Failure, Federation
 from cupola.federation.ledger import Ledger
@@ -184,7 +184,7 @@ class _Child:
 def _serve(inbox: IO[bytes], outbox: IO[bytes]) -> None:
     """A site's life: answer questions until the stream ends."""
     start = json.loads(read_frame(inbox)[8:])
-    answering = named(start["opens"])(**start["facts"])
+    answering = imported(start["opens"])(**start["facts"])
     while frame := read_frame(inbox):
         write_frame(outbox, frame[:8] + answering.answer(frame[8:]))
 
@@ -202,23 +202,17 @@ def simulated_site(
 
     def make() -> Opened:
         alone = None if own is None else Alone(own / f"site-{site}")
-        host = named(factory)(**config)
+        host = imported(factory)(**config)
         store = DiskStore(own / f"site-{site}") if own else StateStore()
         context = SiteContext(site, host.data(site), host.workspace(), store, seed)
         if party:
             name, agreed = party
-            context.party = named(name)(site, own, **agreed)
+            context.party = imported(name)(site, own, **agreed)
         books = host.accounts(own, f"privacy-{site}") if hasattr(host, "accounts") else None
         return Opened(context, books, (alone,))
 
     answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
     return Answering(make, answers=answers)
-
-
-def named(path: str) -> Callable[..., Any]:
-    """The function that 'module:function' names."""
-    module, function = path.split(":")
-    return getattr(importlib.import_module(module), function)
 
 
 def main() -> None:

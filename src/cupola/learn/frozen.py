@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cupola.base.suggest import suggest
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays
 from cupola.federation.randomness import derive, uniforms
@@ -38,7 +39,6 @@ from cupola.learn.choices import Subset, Trainable
 from cupola.nn.lean import make_lean
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.regenerate import checksum, constant, deviation, values
-from cupola.nn.registry import suggest
 from cupola.nn.reprogram import Adapted
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
+from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 
 
@@ -156,7 +156,5 @@ RECIPES = {
 def find_recipe(name: str) -> Recipe:
     """A recipe by name; unknown names are refused with a suggestion."""
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(RECIPES)}"
-        raise PlanError(f"recipe = '{name}' is unknown; {hint}")
+        raise PlanError(f"recipe = '{name}' is unknown; {suggest(name, RECIPES)}")
     return RECIPES[name]

@@ -6,16 +6,16 @@ values are allowed, and a value that does not fit is refused with the key the us
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from cupola.base.importing import imported
+from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,32 +107,14 @@ class Registry:
             raise PlanError(f"{self.key}.{option}{place} = {value!r}: {message}") from None
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
-    """ "did you mean 'x'?", or the list of what there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
-
-
 @cache
 def _adapter(function: Callable[..., Any], option: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(function, include_extras=True)[option])
 
 
 def _imported(key: str, path: str) -> Callable[..., Any]:
-    """The callable at "module:name" (the name may have dots)."""
-    module_name, _, name = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise PlanError(f"{key} = {path!r}: cannot import {module_name!r} ({error})") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            public = [n for n in vars(found) if not n.startswith("_")]
-            raise PlanError(
-                f"{key} = {path!r}: {module_name!r} has no {name!r}; {suggest(part, public)}"
-            )
-        found = getattr(found, part)
+    """The callable at "module:name"."""
+    found = imported(path, f"{key} = {path!r}")
     if not callable(found):
         raise PlanError(f"{key} = {path!r} is not callable")
     try:

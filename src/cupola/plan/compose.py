@@ -16,6 +16,7 @@ import torch
 
 from cupola import data as datasets
 from cupola import nn
+from cupola.base.importing import imported
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
@@ -63,7 +64,7 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return datasets.load(choice.name, **choice.options)
-    made = registries.imported("data.name", choice.name)(**choice.options)
+    made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
             f"{choice.name} gave a {type(made).__name__}; it must give a cupola.data Source "

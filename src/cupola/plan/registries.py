@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from cupola import data as datasets
+from cupola.base.importing import imported
+from cupola.base.suggest import hint
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
 from cupola.federation import Task
 from cupola.learn.recipes import Recipe, find_recipe
 from cupola.nn import find_loss
 from cupola.nn import options as model_options
-from cupola.plan.suggest import hint
 
 
 def recipe(name: str) -> Recipe:
     """A published recipe, or the user's own object at 'module:name'."""
     if ":" not in name:
         return find_recipe(name)
-    found = imported("recipe", name)
+    found = imported(name, f"recipe = '{name}'")
     if not isinstance(found, Recipe):
         raise PlanError(f"recipe = '{name}' is a {type(found).__name__}, not a cupola Recipe")
     return found
@@ -29,26 +29,12 @@ def site_task(name: str) -> str:
     """The name under which sites know the task of a plan; the user's own is imported."""
     if ":" not in name:
         return name
-    found = imported("task", name)
+    found = imported(name, f"task = '{name}'")
     if not isinstance(found, Task):
         raise PlanError(
             f"task = '{name}' is a {type(found).__name__}; decorate it with @cupola.federation.task"
         )
     return found.name
-
-
-def imported(key: str, path: str) -> Any:
-    """What stands at 'module:name'."""
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise PlanError(
-            f"{key} = '{path}': cannot import {module} ({error}); "
-            "modules are looked for in the current folder and where Python finds them"
-        ) from error
-    except AttributeError:
-        raise PlanError(f"{key} = '{path}': module {module} has no {name}") from None
 
 
 def check_model(model: Any) -> None:
@@ -70,7 +56,7 @@ def check_loss(loss: Any) -> None:
 def check_data(data: Any) -> None:
     """The data set exists and takes these options; the transforms exist."""
     if ":" in data.name:
-        imported("data.name", data.name)
+        imported(data.name, f"data.name = '{data.name}'")
     elif data.name not in datasets.names():
         raise PlanError(
             f"data.name = '{data.name}' is unknown; {hint(data.name, datasets.names(), 'known')}"

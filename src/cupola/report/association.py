@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.formatting import count, duration, number, size, text
 from cupola.errors import DataError
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
@@ -16,7 +17,6 @@ from cupola.report import charts, page, save
 from cupola.report.folder import RunFolder, _json, _read
 from cupola.report.genome import largest, manhattan, quantiles
 from cupola.report.ledger import ledger_section, traffic
-from cupola.report.words import count, duration, number, size, text
 
 _TOP = 20
 _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",

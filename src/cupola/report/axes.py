@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cupola.report.words import Unit
+from cupola.base.formatting import Unit
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cupola.base.formatting import LOWER_IS_BETTER, finite
 from cupola.errors import DataError
-from cupola.report.words import LOWER_IS_BETTER, finite
 
 SPLITS = {
     "test": "test data",

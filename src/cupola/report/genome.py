@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cupola.base.formatting import PLAIN, text
 from cupola.report.axes import Scale, ticks
 from cupola.report.charts import (
     BOTTOM,
@@ -19,7 +20,6 @@ from cupola.report.charts import (
     _svg,
     _y_grid,
 )
-from cupola.report.words import PLAIN, text
 
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
 _GRID = 2.0  # pixels: dots closer than this are one

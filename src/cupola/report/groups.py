@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.formatting import LOWER_IS_BETTER, finite, mean_spread
 from cupola.report.folder import RunFolder, sent
-from cupola.report.words import LOWER_IS_BETTER, finite, mean_spread
 
 # What does not change the result, or is the seed itself.
 _NEUTRAL = {"seed", "seeds", "name", "grid", "device", "engine", "checkpoint_seconds", "twin"}

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
+from cupola.base.formatting import number
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import RunFolder
-from cupola.report.words import number
 
 
 def landscape_section(run: RunFolder) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.formatting import byte_unit, count, duration, finite, number, size, text
 from cupola.federation.ledger import COMPENSATOR
 from cupola.report import charts, page
 from cupola.report.charts import Axis
 from cupola.report.folder import RunFolder
-from cupola.report.words import byte_unit, count, duration, finite, number, size, text
 
 _KINDS = {
     "sum": "the total over sites",

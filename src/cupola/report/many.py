@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cupola.report import charts, page
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import SPLITS, RunFolder
-from cupola.report.groups import Group, common_metric, easy_target, group
-from cupola.report.privacy import cell, heading
-from cupola.report.single import plan_section, x_axis, y_axis
-from cupola.report.words import (
+from cupola.base.formatting import (
     LOWER_IS_BETTER,
     byte_unit,
     count,
@@ -26,6 +20,12 @@ from cupola.report.words import (
     text,
     title,
 )
+from cupola.report import charts, page
+from cupola.report.charts import Axis, Line
+from cupola.report.folder import SPLITS, RunFolder
+from cupola.report.groups import Group, common_metric, easy_target, group
+from cupola.report.privacy import cell, heading
+from cupola.report.single import plan_section, x_axis, y_axis
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 _MOST_CURVES = 16

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cupola.report.words import text
+from cupola.base.formatting import text
 
 # Hover values, tabs and legend. Without it every panel is shown and the curves are complete.
 SCRIPT = """

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.report import charts, page
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import RunFolder
-from cupola.report.words import (
+from cupola.base.formatting import (
     SHARES,
     count,
     finite,
@@ -21,6 +18,9 @@ from cupola.report.words import (
     text,
     title,
 )
+from cupola.report import charts, page
+from cupola.report.charts import Axis, Line
+from cupola.report.folder import RunFolder
 
 METHODS = {
     "federated": "federated model as it is",

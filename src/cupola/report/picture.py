@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cupola.base.formatting import LOWER_IS_BETTER, SHARES, mean_spread, metric, metric_unit, title
 from cupola.errors import DataError
 from cupola.report.folder import SPLITS, find_runs
 from cupola.report.groups import common_metric, group
-from cupola.report.words import LOWER_IS_BETTER, SHARES, mean_spread, metric, metric_unit, title
 
 _COLOURS = ("#0b6cb8", "#d55e00", "#008a66", "#b5508f", "#a87900", "#1d9bd1", "#5a4fcf", "#5b6672")
 _INK, _SOFT = "#16202c", "#5a6776"

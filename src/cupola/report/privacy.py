@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cupola.base.formatting import count, number, text
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import RunFolder
-from cupola.report.words import count, number, text
 
 _UNITS = {
     "example": "every single example at a site, from everybody outside it",

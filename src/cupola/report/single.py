@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.report import charts, page
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import SPLITS, RunFolder
-from cupola.report.groups import AXES
-from cupola.report.landscape import landscape_section
-from cupola.report.ledger import ledger_section, traffic
-from cupola.report.personal import personal_section
-from cupola.report.privacy import headline as privacy_headline
-from cupola.report.privacy import privacy_section
-from cupola.report.words import (
+from cupola.base.formatting import (
     LOWER_IS_BETTER,
     SHARES,
     Unit,
@@ -32,6 +23,15 @@ from cupola.report.words import (
     time_unit,
     title,
 )
+from cupola.report import charts, page
+from cupola.report.charts import Axis, Line
+from cupola.report.folder import SPLITS, RunFolder
+from cupola.report.groups import AXES
+from cupola.report.landscape import landscape_section
+from cupola.report.ledger import ledger_section, traffic
+from cupola.report.personal import personal_section
+from cupola.report.privacy import headline as privacy_headline
+from cupola.report.privacy import privacy_section
 
 _STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished": "warn"}
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}

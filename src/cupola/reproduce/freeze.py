@@ -22,6 +22,7 @@ from typing import Any
 import tomli_w
 from torch import nn
 
+from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
 from cupola.learn.choices import Subset
 from cupola.learn.frozen import frozen_names, share
@@ -30,7 +31,6 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch
-from cupola.report.words import LOWER_IS_BETTER
 from cupola.reproduce.trials import (
     NOT_CHARGED,
     claim,

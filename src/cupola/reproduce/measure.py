@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.formatting import LOWER_IS_BETTER, finite
 from cupola.errors import DataError
 from cupola.report import RunFolder
 from cupola.report.folder import sent
-from cupola.report.words import LOWER_IS_BETTER, finite
 
 COSTS = ("rounds", "bytes", "seconds")
 TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from cupola.report.words import finite, mean_spread, title
+from cupola.base.formatting import finite, mean_spread, title
 from cupola.reproduce.measure import WORDS
 from cupola.reproduce.tables import Table
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import tomli_w
 
+from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan, changed
 from cupola.plan.run import Watch
-from cupola.report.words import LOWER_IS_BETTER
 from cupola.reproduce.space import Over, grid, parse_over, sample
 from cupola.reproduce.trials import (
     NOT_CHARGED,

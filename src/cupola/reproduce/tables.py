@@ -14,7 +14,6 @@ published = { "accuracy" = [66.36, 0.35] }
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +21,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import cupola
+from cupola.base.formatting import SHARES
+from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
-from cupola.report.words import SHARES
 from cupola.reproduce.measure import OF_SITES, TO_TARGET
 
 Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]
@@ -233,11 +233,7 @@ def find_table(name: str, plans: Path | str | None = None) -> Table:
     folder = experiments(plans)
     names = sorted(path.parent.name for path in folder.glob("*/table.toml"))
     if name not in names:
-        close = difflib.get_close_matches(name, names, 1)
-        hint = (
-            f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
-        )
-        raise PlanError(f"table '{name}' is unknown; {hint}")
+        raise PlanError(f"table '{name}' is unknown; {suggest(name, names or ['none'])}")
     return read(folder / name / "table.toml")
 
 

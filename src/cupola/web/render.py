@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from cupola.report import words
+from cupola.base import formatting
 from cupola.web.fields import as_html
 from cupola.web.frame import form_token
 
@@ -26,10 +26,10 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {
-        "size": words.size, "number": words.number, "times": words.times,
-        "duration": words.duration, "moment": moment,
-        "markdown": as_html, "metric": lambda v, name: words.metric(name, v),
-        "tone": lambda status: _WORDS.get(status, ""), "count": words.count,
+        "size": formatting.size, "number": formatting.number, "times": formatting.times,
+        "duration": formatting.duration, "moment": moment,
+        "markdown": as_html, "metric": lambda v, name: formatting.metric(name, v),
+        "tone": lambda status: _WORDS.get(status, ""), "count": formatting.count,
     }  # fmt: skip
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as csv_module
-import difflib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.suggest import suggest
 from cupola.data.dataset import Dataset, Kind, Source, kind_of
 from cupola.data.loaders._common import images, need, numbered, public_split, read_npz
 from cupola.data.loaders.bundled import standardised
@@ -42,9 +42,7 @@ def csv(
     header, rows, lines = _read(file, delimiter)
     for name in [target, *([] if site is None else [site]), *drop]:
         if name not in header:
-            close = difflib.get_close_matches(name, header, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(header)}"
-            raise DataError(f"{file}: no column {name!r}; {hint}")
+            raise DataError(f"{file}: no column {name!r}; {suggest(name, header, 'it has')}")
     features = [i for i, name in enumerate(header) if name not in (target, site, *drop)]
     if not features:
         raise DataError(f"{file}: no column is left to predict {target!r} from")

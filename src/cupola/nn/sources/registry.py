@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from cupola.base.suggest import suggest
 from cupola.errors import PlanError
-from cupola.nn.registry import suggest
 
 
 @dataclass(frozen=True)

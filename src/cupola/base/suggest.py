@@ -44,6 +44,13 @@ def hint(given: str, known: Iterable[str], what: str = "allowed", prefix: str = 
     return f"{what}: {', '.join(known)}"
 
 
+def suggest(given: str, known: Iterable[str], what: str = "there are") -> str:
+    """The same with quotes: "did you mean 'x'?"."""
+    known = list(known)
+    close = closest(given, known)
+    return f"did you mean {close!r}?" if close is not None else f"{what}: {', '.join(known)}"
+
+
 def _initials(name: str) -> str | None:
     words = [word for word in name.split("_") if word]
     return "".join(word[0] for word in words) if len(words) > 1 else None

@@ -1,0 +1,1 @@
+"""What every layer uses and no field owns: suggestions, imports by name, numbers as text."""

@@ -526,8 +526,11 @@ def test_predicted_bytes_are_those_sent(tmp_path: Path) -> None:
         assert (cost.down, cost.up) == (run.result["bytes_down"], run.result["bytes_up"])
 
 
-def test_the_quickstart_example(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    path = HERE.parents[1] / "examples" / "quickstart.py"
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("name", "says"), [("quickstart", "by hand: "), ("fedavg_by_hand", "the same bits")]
+)
+def test_examples(name: str, says: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    path = HERE.parents[1] / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [path.name, str(tmp_path)])
     runpy.run_path(str(path), run_name="__main__")
-    assert "by hand: " in capsys.readouterr().out
+    assert says in capsys.readouterr().out

@@ -1,7 +1,7 @@
 # %% [markdown]
 # Federated averaging by hand: the slow, obvious loop, and the recipe beside it, equal bit for bit.
 #
-# McMahan et al., "Communication-efficient learning of deep networks from decentralized data" (2017).
+# McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
 # From Cupola come the data, the initial weights and the shuffles; everything else is written out.
 
 # %%

@@ -20,6 +20,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ import cupola
 from cupola.flare.coordinate import unpack
 from cupola.flare.settings import FederationSettings
 from cupola.flare.submit import submit
-from cupola.flare.trial import Trial
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "flare"))
+
+from trial_federation import Trial
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 LEAD = "alice@hospital-a.org"

@@ -14,7 +14,7 @@ LAYERS = {
     "cupola": "Plans in, runs out.",
     "cupola.plan": "Plans, the objects they stand for, and run folders.",
     "cupola.report": "Reports and pictures of runs.",
-    "cupola.reproduce": "Published tables and sweeps.",
+    "cupola.sweep": "Hyperparameter search: sweeps over a plan's settings.",
     "cupola.personalize": "One model for every site: PFA and its rivals.",
     "cupola.learn": "Training: the loop and its choices.",
     "cupola.learn.utility": "Whether a training equals centralised training.",

@@ -86,7 +86,7 @@ def _anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize(("note", "text"), blocks("toml"))
 def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -> None:
     if note == "table":
-        from cupola.reproduce.tables import read
+        from reproduce.tables import read
 
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()

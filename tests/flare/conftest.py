@@ -13,8 +13,9 @@ from ports import free_ports
 
 @pytest.fixture(scope="session")
 def trial(tmp_path_factory):
+    from trial_federation import Trial
+
     from cupola.flare.settings import FederationSettings
-    from cupola.flare.trial import Trial
 
     (port,) = free_ports(1)
     settings = FederationSettings(

@@ -10,7 +10,7 @@ from cupola import report
 from cupola.errors import PlanError
 from cupola.plan import Run, load
 from cupola.plan.folder import read_lines
-from cupola.reproduce.measure import measure
+from reproduce.measure import measure
 
 PLAN = {
     "name": "personal",

@@ -8,6 +8,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     invert,
     joining,
     look,
+    reproduce,
     runs,
     search,
     sites,

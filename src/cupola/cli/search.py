@@ -42,8 +42,8 @@ def freeze(
 ) -> None:
     """Find how much of a model need not be trained (FedPT); call it again to go on."""
     from cupola.cli.display import watching
-    from cupola.reproduce.freeze import define
-    from cupola.reproduce.freeze import search as carry_out
+    from cupola.sweep.freeze_search import define
+    from cupola.sweep.freeze_search import search as carry_out
 
     Shell.json = as_json
     made = define(plan, tolerance, budget, keep or (), settings or ())
@@ -66,7 +66,7 @@ def _show(found: dict[str, Any], folder: Path) -> None:
     from rich.table import Table
 
     from cupola.base import formatting
-    from cupola.reproduce.pictures import frozen
+    from cupola.sweep.sweep_sections import frozen
 
     console = Console(highlight=False)
     sheet = Table(title=f"what to freeze in {escape(found['name'])}", title_justify="left")

@@ -1,19 +1,16 @@
-"""cupola report, compare, sweep, reproduce: looking at many runs, and making them."""
+"""cupola report, compare, sweep: looking at many runs, and making them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cupola.cli.runs import AsJson, Folder, PlanFile, Quiet, Settings
 from cupola.cli.shell import FAILED, Shell, app, print_json
 from cupola.errors import PlanError
-
-if TYPE_CHECKING:
-    from cupola.reproduce import Table
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the runs.")
@@ -42,17 +39,17 @@ def report(
 
         write_landscape(folder)
     if (folder / "search.json").is_file():
-        from cupola.reproduce.freeze import draw as draw_search
+        from cupola.sweep.freeze_search import draw as draw_search
 
         path = draw_search(folder)
     elif (folder / "sweep.json").is_file():
-        from cupola.reproduce.sweeps import draw as draw_sweep
+        from cupola.sweep.sweeps import draw as draw_sweep
 
         path = draw_sweep(folder)
     elif (folder / "results.json").is_file():
-        from cupola.reproduce.run import draw as draw_table
+        from cupola.cli.reproduce import load_tool
 
-        path = draw_table(folder)
+        path = load_tool("run").draw(folder)
     else:
         path = reports.write(folder)
     typer.echo(str(path))
@@ -115,8 +112,8 @@ def sweep(
 ) -> None:
     """Try many settings of a plan, choose on validation data; call it again to go on."""
     from cupola.cli.display import watching
-    from cupola.reproduce import define
-    from cupola.reproduce import sweep as carry_out
+    from cupola.sweep import define
+    from cupola.sweep import sweep as carry_out
 
     Shell.json = as_json
     made = define(plan, over or (), strategy.value, trials, budget, settings or ())
@@ -157,105 +154,6 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
         console.print("no setting was measured on validation data", style="red")
     console.print(f"report: {folder / 'report.html'}", soft_wrap=True, markup=False)
     console.print(found["privacy"], style="dim", markup=False)
-
-
-@app.command()
-def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A published table.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the tables and stop.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None,
-    plans: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with the published tables.")
-    ] = None,
-    out: Out = None,
-    hours: Annotated[
-        bool, typer.Option("--hours", help="Say how long it will take, and stop.")
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run the plans behind a published table; call it again to go on."""
-    from cupola.cli.display import watching
-    from cupola.reproduce import find_table, jobs, seeds_of, tables
-    from cupola.reproduce import reproduce as carry_out
-    from cupola.reproduce.hours import forecast
-    from cupola.reproduce.run import distinct
-
-    Shell.json = as_json
-    if listing or name is None:
-        _list(list(tables(plans).values()), as_json)
-        return
-    table = find_table(name, plans)
-    folder = out or Path("runs") / "reproduce" / table.name
-    chosen = seeds_of(table, seeds)
-    work = jobs(table, folder, chosen)
-    runs = distinct(work)
-    rounds = sum(job.plan.rounds for job in runs)
-    silent = quiet or as_json
-    tell(silent, f"{table.name}: {len(runs)} runs, {rounds:,} rounds in all, into {folder}")
-    planned = forecast(work, folder, lambda line: tell(silent, line))
-    facts = {"folder": str(folder), "planned": planned.facts()}
-    if hours:
-        print_json(facts) if as_json else typer.echo(f"{table.name}: {planned}")
-        return
-    tell(silent, str(planned))
-    with watching(silent) as watch:
-        found = carry_out(table, folder, chosen, watch)
-    if as_json:
-        print_json({**facts, **found})
-        return
-    _show_table(found, folder)
-
-
-def _list(found: list[Table], as_json: bool) -> None:
-    if as_json:
-        facts = [
-            {
-                "name": t.name,
-                "caption": t.caption,
-                "source": t.source,
-                "seeds": list(t.seeds),
-                "cells": [c.model_dump(exclude={"plan", "settings"}) for c in t.cells()],
-            }
-            for t in found
-        ]
-        print_json(facts)
-        return
-    from cupola.reproduce.outcome import value
-
-    for t in found:
-        typer.secho(t.name, bold=True)
-        typer.echo(f"  {t.caption} ({t.source}); {len(t.seeds)} seeds")
-        for cell in t.cells():
-            typer.echo(f"  {cell.row} · {cell.column}: {value(cell.published, cell.spread)}")
-
-
-def _show_table(found: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table as Sheet
-
-    from cupola.reproduce.outcome import difference_rows, grid_rows, parts_of
-
-    console = Console(highlight=False)
-    sheets = []
-    for measured, part in parts_of(found):
-        title = measured or f"{found['caption']} ({found['source']})"
-        sheets.append((title, 1, grid_rows(part)))
-        sheets.append(("paired differences (same seeds)", 2, difference_rows(part)))
-    for title, words, (head, rows) in sheets:
-        if not rows:
-            continue
-        sheet = Sheet(title=escape(title), title_justify="left")
-        for i, column in enumerate(head):
-            sheet.add_column(escape(column), justify="left" if i < words else "right")
-        for row in rows:
-            sheet.add_row(*(escape(cell) for cell in row))
-        console.print(sheet)
-    if found["note"]:
-        console.print(found["note"], style="dim", markup=False)
-    for file in ("table.md", "report.html"):
-        console.print(str(folder / file), soft_wrap=True, markup=False)
 
 
 def tell(silent: bool, line: str) -> None:

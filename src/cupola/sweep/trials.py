@@ -11,18 +11,20 @@ from typing import Any
 import tomli_w
 
 from cupola import report
+from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.compose import federated_data
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch, run
 from cupola.report import RunFolder
-from cupola.reproduce.measure import kept
 
 NOT_CHARGED = (
     "Private tuning: not charged. Trying many settings looks at the data many times; the epsilon "
     "of each run is its own, and that of the chosen one does not cover the search."
 )
+_HELD_OUT = ("test", "sites_test")
+_VALIDATION = ("validation", "sites_validation")
 
 
 def seeds_of(plan: Plan) -> tuple[int, ...]:
@@ -91,6 +93,33 @@ def judged(
     if score is None:
         raise FederationError(f"{plan.evaluation.metric} was not measured on validation data")
     return found, score
+
+
+def kept(run: RunFolder, metric: str, validation: bool = False) -> float | None:
+    """The metric of the model the run leaves behind, on test or on validation data.
+
+    That is its last model, or with evaluation.best the one that was best on validation data.
+    """
+    splits = _VALIDATION if validation else _HELD_OUT
+    judged = [(r, v) for split in splits for r, v in run.curve(metric, split)]
+    if not judged:
+        return None
+    evaluation = run.plan.get("evaluation")
+    evaluation = evaluation if isinstance(evaluation, dict) else {}
+    if not evaluation.get("best"):
+        return _last(judged)
+    by = str(evaluation.get("metric", "accuracy"))
+    choice = [(v, r) for split in _VALIDATION for r, v in run.curve(by, split)]
+    if not choice:
+        return _last(judged)
+    best = (min if by in LOWER_IS_BETTER else max)(choice, key=lambda pair: pair[0])[1]
+    return next((v for r, v in judged if r is best), None)
+
+
+def _last(judged: list) -> float:
+    """Of the last round; public data before sites."""
+    final = max(r.get("round", 0) for r, _ in judged)
+    return next(v for r, v in judged if r.get("round", 0) == final)
 
 
 def draw_report(folder: Path, summary: dict[str, Any], name: str, section: str) -> Path:

@@ -1,4 +1,4 @@
-"""One number from a run: what a table's cell or a sweep's trial is judged by."""
+"""One number from a run: what a table's cell is judged by."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from cupola.base.formatting import LOWER_IS_BETTER, finite
+from cupola.base.formatting import finite
 from cupola.errors import DataError
 from cupola.report import RunFolder
 from cupola.report.folder import sent
+from cupola.sweep import kept
+from reproduce.published_epsilon import upcycled_epsilon
 
 COSTS = ("rounds", "bytes", "seconds")
 TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
@@ -36,34 +38,6 @@ WORDS = {
     "bytes": "megabytes sent",
 }
 _HELD_OUT = ("test", "sites_test")
-_VALIDATION = ("validation", "sites_validation")
-
-
-def kept(run: RunFolder, metric: str, validation: bool = False) -> float | None:
-    """The metric of the model the run leaves behind, on test or on validation data.
-
-    That is its last model, or with evaluation.best the one that was best on validation data.
-    """
-    splits = _VALIDATION if validation else _HELD_OUT
-    judged = [(r, v) for split in splits for r, v in run.curve(metric, split)]
-    if not judged:
-        return None
-    evaluation = run.plan.get("evaluation")
-    evaluation = evaluation if isinstance(evaluation, dict) else {}
-    if not evaluation.get("best"):
-        return _last(judged)
-    by = str(evaluation.get("metric", "accuracy"))
-    choice = [(v, r) for split in _VALIDATION for r, v in run.curve(by, split)]
-    if not choice:
-        return _last(judged)
-    best = (min if by in LOWER_IS_BETTER else max)(choice, key=lambda pair: pair[0])[1]
-    return next((v for r, v in judged if r is best), None)
-
-
-def _last(judged: list) -> float:
-    """Of the last round; public data before sites."""
-    final = max(r.get("round", 0) for r, _ in judged)
-    return next(v for r, v in judged if r.get("round", 0) == final)
 
 
 def measure(run: RunFolder, what: str, target: float | None = None) -> float | None:
@@ -93,8 +67,6 @@ def measure(run: RunFolder, what: str, target: float | None = None) -> float | N
     if what == "privacy_area":
         return _privacy_area(run)
     if what == "epsilon_published":
-        from cupola.reproduce.published import upcycled_epsilon
-
         return upcycled_epsilon(run)
     return kept(run, what)
 

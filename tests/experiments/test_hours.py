@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cupola.cli import study  # noqa: F401 (registers the commands)
-from cupola.cli.shell import app
+from cupola.cli import app
 from cupola.learn import Local
 from cupola.plan import load
-from cupola.reproduce import find_table, hours, jobs, reproduce
-from cupola.reproduce.hours import Forecast, Pace, forecast, kind_of, seen, trial
+from reproduce import find_table, hours, jobs, reproduce
+from reproduce.hours import Forecast, Pace, forecast, kind_of, seen, trial
 
 PLAN = """
 name = "tiny"

@@ -10,7 +10,7 @@ import pytest
 import cupola
 from cupola.data import NO_LABEL, load, partition
 from cupola.errors import DataError
-from cupola.reproduce import find_table
+from reproduce import find_table
 
 TABLES = {
     "kernelnorm-preactresnet": 16,

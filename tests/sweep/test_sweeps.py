@@ -9,14 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import cupola.reproduce.trials as module
+import cupola.sweep.trials as module
 from cupola.cli import study  # noqa: F401 (registers the commands)
 from cupola.cli.shell import app
 from cupola.errors import FederationError, PlanError
 from cupola.plan.load import load
 from cupola.plan.run import run
-from cupola.reproduce import define, sweep
-from cupola.reproduce.space import grid, parse_over, sample
+from cupola.sweep import define, sweep
+from cupola.sweep.search_space import grid, parse_over, sample
 
 PLAN = {
     "name": "tiny",

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import statistics
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +17,15 @@ import torch
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from cupola.cli import study  # noqa: F401 (registers the commands)
-from cupola.cli.shell import app
+from cupola.cli import app
 from cupola.errors import DataError, PlanError
 from cupola.report import open_run
-from cupola.reproduce import find_table, jobs, reproduce, seeds_of, tables
-from cupola.reproduce.measure import kept, measure, weights_mse
-from cupola.reproduce.outcome import markdown, paired, value
+from cupola.sweep import kept
+from reproduce import find_table, jobs, reproduce, seeds_of, tables
+from reproduce.measure import measure, weights_mse
+from reproduce.outcome import markdown, paired, value
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 PLAN = """
 name = "tiny"
 rounds = 3
@@ -248,7 +254,7 @@ def test_faulty_tables_are_refused(plans, change, said):
         find_table("tiny", plans)
 
 
-def test_missing_things_are_named(plans, tmp_path, monkeypatch):
+def test_missing_things_are_named(plans, tmp_path):
     with pytest.raises(PlanError, match="did you mean 'tiny'"):
         find_table("tiny1", plans)
     with pytest.raises(PlanError, match="no folder"):
@@ -256,12 +262,67 @@ def test_missing_things_are_named(plans, tmp_path, monkeypatch):
     (plans / "tiny" / "base.toml").unlink()
     with pytest.raises(PlanError, match=r"plan 'base\.toml' is not there"):
         jobs(find_table("tiny", plans), tmp_path, (1,))
-    monkeypatch.setattr(
-        "cupola.__file__", str(tmp_path / "lib" / "site-packages" / "cupola" / "x.py")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """As from a wheel, called in a folder that is no checkout."""
+    home = tmp_path / "lib" / "site-packages" / "cupola" / "__init__.py"
+    monkeypatch.setattr("cupola.__file__", str(home))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.mark.usefixtures("installed")
+def test_without_a_checkout_the_command_says_where_tables_are_reproduced(plans, tmp_path):
+    for more in ([], ["tiny"], ["--list", "--plans", str(plans)]):  # tables alone are no tool
+        refused = CliRunner().invoke(app, ["reproduce", *more])
+        assert refused.exit_code == 2
+        assert "reproduced from a source checkout" in refused.stderr
+        assert "--plans DIR" in refused.stderr
+    (tmp_path / "results.json").write_text("{}")
+    refused = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "source checkout" in refused.stderr
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("place", [CHECKOUT, CHECKOUT / "experiments"])
+def test_an_installed_command_finds_the_tool_where_it_is_called(monkeypatch, place):
+    monkeypatch.chdir(place)
+    listed = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0, listed.output
+    assert "upfl-momentum" in listed.stdout
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_command_finds_the_tool_where_it_is_told():
+    told = ["reproduce", "--list", "--plans", str(CHECKOUT / "experiments")]
+    listed = CliRunner().invoke(app, told)
+    assert listed.exit_code == 0, listed.output
+    assert "upfl-momentum" in listed.stdout
+
+
+def test_the_folder_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "reproduce", "--list"],
+        cwd=CHECKOUT / "experiments",
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    monkeypatch.chdir(tmp_path / "experiments" / "tiny")
-    with pytest.raises(PlanError, match="--plans DIR"):
-        tables()
+    assert done.returncode == 0, done.stderr
+    assert "upfl-momentum" in done.stdout
+
+
+def test_nothing_in_the_package_imports_the_tool():
+    """Only the command's hook loads it, by name."""
+    for path in (CHECKOUT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            named = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [n for n in named if n.split(".")[0] == "reproduce"], path
 
 
 def make(folder, history, best=False):

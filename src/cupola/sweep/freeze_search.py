@@ -31,7 +31,7 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch
-from cupola.reproduce.trials import (
+from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
     draw_report,
@@ -283,7 +283,7 @@ def _summary(definition: Search, trials: Sequence[Trial], ended: str) -> dict[st
 
 def draw(folder: str | Path) -> Path:
     """The report of a search: accuracy against bytes, and every trial."""
-    from cupola.reproduce.pictures import search_section
+    from cupola.sweep.sweep_sections import search_section
 
     folder = Path(folder)
     summary = json.loads((folder / "search.json").read_text("utf-8"))

@@ -20,13 +20,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-import cupola
 from cupola.base.formatting import SHARES
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
-from cupola.reproduce.measure import OF_SITES, TO_TARGET
+from reproduce.measure import OF_SITES, TO_TARGET
 
 Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]
 
@@ -207,19 +206,12 @@ def _known(where: str, name: str | None, names: list[str]) -> None:
 
 
 def experiments(plans: Path | str | None = None) -> Path:
-    """The folder with the published tables: given, in the source checkout, or here."""
-    if plans is not None:
-        if not Path(plans).is_dir():
-            raise PlanError(f"--plans {plans} is no folder")
-        return Path(plans)
-    checkout = Path(cupola.__file__).resolve().parents[2] / "experiments"
-    for folder in (checkout, Path("experiments")):
-        if any(folder.glob("*/table.toml")):
-            return folder
-    raise PlanError(
-        "the published tables are not here: they are part of the source checkout, in its folder "
-        "experiments; say where it is with --plans DIR"
-    )
+    """The folder with the published tables: given, or the one that holds this tool."""
+    if plans is None:
+        return Path(__file__).resolve().parents[1]
+    if not Path(plans).is_dir():
+        raise PlanError(f"--plans {plans} is no folder")
+    return Path(plans)
 
 
 def tables(plans: Path | str | None = None) -> dict[str, Table]:

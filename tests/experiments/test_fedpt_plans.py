@@ -8,7 +8,7 @@ from cupola.learn.frozen import frozen_names
 from cupola.learn.guarantee import coordinator_events
 from cupola.nn.models import registry
 from cupola.privacy.accounting import epsilon
-from cupola.reproduce import find_table
+from reproduce import find_table
 
 #: input, classes, per cent that rows train
 LEVELS = {

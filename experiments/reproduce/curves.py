@@ -1,6 +1,6 @@
 """Loss and accuracy of a reproduced table's rows, for the docs.
 
-    python docs/curves.py FOLDER images/NAME.png [ROW ...]
+    python experiments/reproduce/curves.py FOLDER images/NAME.png [ROW ...]
 
 FOLDER is what `cupola reproduce` filled. On the left by iteration, on the right by rounds in which
 sites worked. Lines are means over seeds, bands go from the lowest to the highest.

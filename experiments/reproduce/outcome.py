@@ -10,8 +10,8 @@ import numpy as np
 from scipy import stats
 
 from cupola.base.formatting import finite, mean_spread, title
-from cupola.reproduce.measure import WORDS
-from cupola.reproduce.tables import Table
+from reproduce.measure import WORDS
+from reproduce.tables import Table
 
 Values = dict[tuple[str, str], dict[int, float | None]]  # (row, column) -> seed -> value
 

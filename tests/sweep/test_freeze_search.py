@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from cupola.cli import app
 from cupola.errors import PlanError
 from cupola.plan import load
-from cupola.reproduce import freeze
-from cupola.reproduce.freeze import Block, Trial, blocks, define, search
+from cupola.sweep import freeze_search
+from cupola.sweep.freeze_search import Block, Trial, blocks, define, search
 
 PLAN: dict[str, Any] = {
     "name": "small",
@@ -55,9 +55,9 @@ def scored(monkeypatch: pytest.MonkeyPatch, score: Any) -> list[list[str]]:
         tried.append(trial.freeze)
         trial.score, trial.bytes = score(trial.freeze), 100.0 - 10 * len(trial.freeze)
 
-    monkeypatch.setattr(freeze, "_try", pretend)
-    monkeypatch.setattr(freeze, "_model", lambda _: Net())
-    monkeypatch.setattr(freeze, "draw", lambda folder: folder)
+    monkeypatch.setattr(freeze_search, "_try", pretend)
+    monkeypatch.setattr(freeze_search, "_model", lambda _: Net())
+    monkeypatch.setattr(freeze_search, "draw", lambda folder: folder)
     return tried
 
 

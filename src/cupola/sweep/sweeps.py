@@ -21,8 +21,8 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan, changed
 from cupola.plan.run import Watch
-from cupola.reproduce.space import Over, grid, parse_over, sample
-from cupola.reproduce.trials import (
+from cupola.sweep.search_space import Over, grid, parse_over, sample
+from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
     draw_report,
@@ -279,7 +279,7 @@ def _label(chosen: dict[str, Any], over: Sequence[Over]) -> str:
 
 def draw(folder: str | Path) -> Path:
     """The report of a sweep."""
-    from cupola.reproduce.pictures import sweep_section
+    from cupola.sweep.sweep_sections import sweep_section
 
     folder = Path(folder)
     summary = json.loads((folder / "sweep.json").read_text("utf-8"))

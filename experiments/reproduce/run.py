@@ -14,9 +14,10 @@ from cupola.errors import FederationError
 from cupola.plan.checkpoint import write_atomically
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch, run
-from cupola.reproduce.measure import measure
-from cupola.reproduce.outcome import Values, markdown, results, scaled
-from cupola.reproduce.tables import Cell, Table
+from reproduce.measure import measure
+from reproduce.outcome import Values, markdown, results, scaled
+from reproduce.section import table_section
+from reproduce.tables import Cell, Table
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,6 @@ def reproduce(
 
 def draw(folder: str | Path) -> Path:
     """The report of a reproduced table."""
-    from cupola.reproduce.pictures import table_section
-
     folder = Path(folder)
     found = json.loads((folder / "results.json").read_text("utf-8"))
     extra = [table_section(found)]

@@ -1,4 +1,4 @@
-"""Sections of the reports of sweeps and of reproduced tables."""
+"""Sections of the reports of sweeps and of searches for what to freeze."""
 
 from __future__ import annotations
 
@@ -64,26 +64,6 @@ def _against(axis: dict[str, Any], trials: list[dict[str, Any]], measured: str) 
     places = {name: float(i) for i, name in enumerate(names)}
     points = [(places[str(v)], t["score"], tip) for v, t, tip in zip(values, trials, tips)]
     return charts.dots(points, Axis(key), y_axis(measured), key, names, best=0)
-
-
-def table_section(results: dict[str, Any]) -> str:
-    """Published beside measured, and the paired differences."""
-    from cupola.reproduce.outcome import difference_rows, grid_rows, parts_of
-
-    parts: list[str] = []
-    for measured, part in parts_of(results):
-        parts += [f"<h3>{text(measured)}</h3>"] if measured else []
-        tables = [("", 0, grid_rows(part))]
-        tables.append(("Paired differences (same seeds)", 1, difference_rows(part)))
-        for name, words, (head, rows) in tables:
-            if rows:
-                parts += [f"<h3>{name}</h3>"] if name else []
-                lines = [[text(c) for c in row] for row in rows]
-                parts.append(page.table([(h, i > words) for i, h in enumerate(head)], lines))
-    lead = f"{results['source']}. Measured over {count(len(results['seeds']), 'seed')}."
-    if results.get("note"):
-        lead += f" {results['note']}"
-    return page.section("Published beside measured", lead, *parts)
 
 
 def search_section(summary: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from cupola.plan.checkpoint import write_atomically
 from cupola.plan.folder import Run
 from cupola.plan.plan import Plan
 from cupola.plan.plan import changed as with_settings
-from cupola.reproduce.run import Job, distinct
+from reproduce.run import Job, distinct
 
 SAMPLES = 512  # of a trial round, in all
 QUICK = 5.0  # seconds; what takes less is timed again, without what only the first time pays

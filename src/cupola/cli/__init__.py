@@ -5,7 +5,6 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     demo,
     federation,
     gwas,
-    invert,
     joining,
     look,
     reproduce,

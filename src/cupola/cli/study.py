@@ -24,20 +24,10 @@ class Strategy(StrEnum):
 
 
 @app.command()
-def report(
-    folder: Folder,
-    landscape: Annotated[
-        bool,
-        typer.Option("--landscape", help="Also measure the loss around the run's model."),
-    ] = False,
-) -> None:
+def report(folder: Folder) -> None:
     """Make report.html again, for a run or a folder of runs, and print its path."""
     from cupola import report as reports
 
-    if landscape:
-        from cupola.plan.landscape import write_landscape
-
-        write_landscape(folder)
     if (folder / "search.json").is_file():
         from cupola.sweep.freeze_search import draw as draw_search
 

@@ -25,7 +25,6 @@ CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
     "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
     "privacy.jsonl", "privacy.id", "audit.json", "personal.json", "personal.safetensors",
-    "inversion.json", "inversion.png",
 )  # fmt: skip
 
 

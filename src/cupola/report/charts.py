@@ -196,9 +196,8 @@ def heat(
     what: str,
     numbers: bool = False,
     square: bool = False,
-    low: float | None = None,
 ) -> str:
-    """Cells shaded by value (rows x columns), each with a tip; white is zero, or below `low`."""
+    """Cells shaded by value (rows x columns), each with a tip; white is zero."""
     n, m = table.shape
     if not n or not m:
         return nothing("nothing to show")
@@ -206,14 +205,12 @@ def heat(
     width = max(WIDTH - left - RIGHT, 3.0 * m)
     step = width / m
     tall = step if square else max(7.0, min(24.0, 230 / n))
-    base = low or 0.0
-    most = float(table.max()) - base or 1.0
+    most = float(table.max()) or 1.0
     bottom = TOP + n * tall
     parts = []
-    shown = np.nonzero(table) if low is None else np.nonzero(table >= low)
-    for i, j in zip(*(axis.tolist() for axis in shown)):
+    for i, j in zip(*(axis.tolist() for axis in np.nonzero(table))):
         value = float(table[i, j])
-        share = ((value - base) / most) ** 0.5
+        share = (value / most) ** 0.5
         x, y = left + j * step, TOP + i * tall
         tip = f"{row_title} {rows[i]}, {column_title} {columns[j]}: {number(value)}"
         gap = 1 if min(step, tall) > 5 else 0

@@ -27,7 +27,6 @@ from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import AXES
-from cupola.report.landscape import landscape_section
 from cupola.report.ledger import ledger_section, traffic
 from cupola.report.personal import personal_section
 from cupola.report.privacy import headline as privacy_headline
@@ -55,7 +54,6 @@ def sections(run: RunFolder) -> list[str]:
         traffic(run),
         ledger_section(run),
         _confusion(run),
-        landscape_section(run),
         _per_site(run),
         _failures(run),
         plan_section(run),

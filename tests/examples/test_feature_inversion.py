@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from feature_inversion import attacked, invert, main, psnr, ssim, told
 from torch import nn
 
 import cupola
-from cupola.audit.inversion import Attack, inversion_audit, invert, psnr, ssim, told
 from cupola.errors import CupolaError
 
 
@@ -49,17 +49,29 @@ def test_sparsity_is_told_by_row_column_and_in_all():
 def test_a_feature_map_gives_the_image_away_and_whole_sparsity_does_not():
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten()).eval()
-    x, attack = image(3), Attack(steps=80, rate=0.15)
-    found = {what: invert(module, "1", x, what, attack) for what in ("feature map", "whole")}
+    x, attack = image(3), {"steps": 80, "rate": 0.15}
+    found = {what: invert(module, "1", x, what, **attack) for what in ("feature map", "whole")}
     assert ssim(x, found["feature map"]) > 0.8 > ssim(x, found["whole"]) + 0.2
     with pytest.raises(CupolaError, match="no places"):
-        invert(nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.ReLU()), "2", x, "whole", attack)
+        invert(nn.Sequential(nn.Flatten(), nn.Linear(144, 5), nn.ReLU()), "2", x, "whole", **attack)
 
 
-def test_a_runs_model_is_attacked_and_pictures_are_left(tmp_path):
+def test_a_runs_model_is_attacked_and_pictures_are_left(tmp_path, capsys):
     plan = {"name": "small", "rounds": 1, "data": "digits", "model": "cnn"}
     run = cupola.run(plan, tmp_path / "run", report=False)
-    found = inversion_audit(run.folder, layers=[0, "conv1"], images=1, attack=Attack(steps=2))
+    found = main(run.folder, "0", "conv1", out=tmp_path, images=1, steps=2)
     assert len(found["attacks"]) == 2 * 4
-    assert (run.folder / "inversion.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "inversion.png").read_bytes()[:4] == b"\x89PNG"
     assert set(found["chance"]) == {"ssim", "psnr"}
+    assert "the site's mean image" in capsys.readouterr().out
+    with pytest.raises(CupolaError, match="there are 10 sites"):
+        attacked(run, site=10)
+    flat = cupola.run({**plan, "data": "breast_cancer", "model": "linear"}, tmp_path / "flat")
+    with pytest.raises(CupolaError, match="no images"):
+        attacked(flat)
+
+
+def test_the_example_trains_a_model_of_its_own(tmp_path):
+    found = main(out=tmp_path, images=1, steps=2)
+    assert found["layers"] == ["act1"]
+    assert found["summary"][0].items() >= {"property": "feature map", "layer": "act1"}.items()

@@ -1,65 +1,56 @@
-"""Inversion: rebuild an input from what a layer tells of it (002, section 5.4 and figure 6).
+"""Feature inversion: rebuild an image from what a layer tells of it (002, section 5.4, figure 6).
 
 The attacker knows the model and, of one input alone (the worst case: a site of a single sample),
 its feature map at a layer, or the sparsity of its channels by row (horizontal), by column
 (vertical), or as a whole, which is what PFA tells. It looks for an image that gives the same.
 Zeros cannot be counted with a gradient: the attacker's own counts are softened, those it was told
-are exact.
+are exact. A failed attack proves nothing: a better one may come.
 
-A failed attack proves nothing: a better one may come.
+    python examples/feature_inversion.py [RUN [LAYER ...]]
+
+RUN is the folder of a finished run on images; without one, a small model is trained. LAYER: by name
+or by place among the activations. Leaves inversion.png and inversion.json in the current folder.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from matplotlib.figure import Figure
 from torch.nn import functional as F
 
+import cupola
 from cupola.errors import CupolaError
 from cupola.federation.randomness import torch_generator
 from cupola.personalize.layers import ACTIVATIONS, find_layers, watching
-from cupola.plan.checkpoint import json_line, write_atomically
-from cupola.plan.compose import federated_data
-from cupola.plan.folder import Run, locked
+from cupola.plan import federated_data
 
+SITE, IMAGES = 0, 3  # whose images, and how many of them
+STEPS, RATE = 300, 0.05  # of Adam on the pixels
+SEED = 0  # of the first guess
+SOFT = 0.1  # temperature of soft counts, in deviations of the layer's inputs
+SMOOTH = 0.5  # weight of the prior that images are smooth; with 0.001 the attack fails
+PLAN = {"name": "inversion", "rounds": 2, "data": "digits", "model": "cnn"}
 PROPERTIES = {
     "feature map": "the layer's values at every place",
     "horizontal": "share of silent places in every row, by channel",
     "vertical": "share of silent places in every column, by channel",
     "whole": "share of silent places, by channel (what PFA tells)",
 }
-SOFT = 0.1  # temperature of soft counts, in deviations of the layer's inputs
-SMOOTH = 0.5  # weight of the prior that images are smooth; with 0.001 the attack fails
-Step = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Attack:
-    """steps and rate: of Adam on the pixels. seed: of the first guess."""
-
-    steps: int = 300
-    rate: float = 0.05
-    seed: int = 0
-
-
-USUAL = Attack()
-
-
-def seen_at(module: nn.Module, layer: str, x: Tensor) -> Tensor:
+def seen_at(module, layer, x):
     """What decides sparsity at a layer, channels last, with its gradient."""
-    seen: list[Tensor] = []
+    seen = []
     with watching(module, [layer], lambda _, values: seen.append(values), early=True):
         module(x)
     return seen[0]
 
 
-def told(module: nn.Module, layer: str, values: Tensor, what: str, soft: float = 0.0) -> Tensor:
+def told(module, layer, values, what, soft=0.0):
     """A property of an input from its values (n, H, W, C) at a layer.
 
     soft: temperature of the counts; 0: exact.
@@ -72,7 +63,7 @@ def told(module: nn.Module, layer: str, values: Tensor, what: str, soft: float =
     return silent.mean(axes)
 
 
-def invert(module: nn.Module, layer: str, x: Tensor, what: str, attack: Attack) -> Tensor:
+def invert(module, layer, x, what, steps=STEPS, rate=RATE):
     """The image (1, C, H, W) in [0, 1] that the attacker finds for `x`, of which it sees only the
     property. The module must be in evaluation mode."""
     with torch.no_grad():
@@ -85,10 +76,10 @@ def invert(module: nn.Module, layer: str, x: Tensor, what: str, attack: Attack) 
         target = told(module, layer, values, what)
         soft = SOFT * float(values.std()) if what != "feature map" else 0.0
         scale = float(target.var()) or 1.0
-    draw = torch_generator(attack.seed, "inversion")
+    draw = torch_generator(SEED, "inversion")
     guess = (0.1 * torch.randn(x.shape, generator=draw)).to(x).requires_grad_()
-    optimizer = torch.optim.Adam([guess], lr=attack.rate)
-    for _ in range(attack.steps):
+    optimizer = torch.optim.Adam([guess], lr=rate)
+    for _ in range(steps):
         with torch.enable_grad():
             image = torch.sigmoid(guess)
             made = told(module, layer, seen_at(module, layer, image), what, soft)
@@ -98,17 +89,17 @@ def invert(module: nn.Module, layer: str, x: Tensor, what: str, attack: Attack) 
     return torch.sigmoid(guess).detach()
 
 
-def _variation(image: Tensor) -> Tensor:
+def _variation(image):
     return image.diff(dim=2).abs().mean() + image.diff(dim=3).abs().mean()
 
 
-def psnr(one: Tensor, other: Tensor) -> float:
+def psnr(one, other):
     """Peak signal-to-noise ratio in decibels, of images in [0, 1]."""
     error = float((one - other).square().mean())
     return float("inf") if error == 0 else -10 * float(np.log10(error))
 
 
-def ssim(one: Tensor, other: Tensor) -> float:
+def ssim(one, other):
     """Structural similarity (Wang et al. 2004) of images (1, C, H, W) in [0, 1]: Gaussian window of
     11 pixels (deviation 1.5), smaller for smaller images, mean over places and channels."""
     side = min(11, *one.shape[-2:])
@@ -118,7 +109,7 @@ def ssim(one: Tensor, other: Tensor) -> float:
     channels = one.shape[1]
     window = (line[:, None] * line).expand(channels, 1, side, side)
 
-    def mean(image: Tensor) -> Tensor:
+    def mean(image):
         return F.conv2d(image, window, groups=channels)
 
     a, b = one.double().cpu(), other.double().cpu()
@@ -129,87 +120,60 @@ def ssim(one: Tensor, other: Tensor) -> float:
     return float(found.mean())
 
 
-def inversion_audit(
-    folder: str | Path,
-    *,
-    layers: Sequence[int | str] = (0,),
-    images: int = 3,
-    site: int = 0,
-    attack: Attack = USUAL,
-    step: Step | None = None,
-) -> dict[str, Any]:
-    """Attack a finished run's model: rebuild some of a site's images, write inversion.json and
-    inversion.png into the run folder."""
-    run = Run.open(folder)
+def attacked(run, layers=(0,), images=IMAGES, site=SITE, steps=STEPS):
+    """Attack a run's model: scores of what is rebuilt of some of a site's images, and a picture."""
     module, data = run.model(), federated_data(run.plan)
     if len(data.input_shape) != 3:
-        raise CupolaError(f"{folder}: inputs are no images (channels, height, width)")
+        raise CupolaError(f"{run.folder}: inputs are no images (channels, height, width)")
     if not 0 <= site < len(data):
-        raise CupolaError(f"--site {site}: there are {len(data)} sites")
+        raise CupolaError(f"site {site}: there are {len(data)} sites")
     held = data.site(site).train
     x = held.inputs(slice(0, images)).to(next(module.parameters()).dtype)
     if not len(x):
         raise CupolaError(f"site {site} holds no images")
-    found = find_layers(module, x[:1], layers)
+    names = [layer.name for layer in find_layers(module, x[:1], layers)]
     blank = held.inputs().mean(0, keepdim=True).to(x)
-    work = [(i, layer.name, what) for i in range(len(x)) for layer in found for what in PROPERTIES]
-    rebuilt, rows = {}, []
-    with locked(run.folder):
-        for number, (i, layer, what) in enumerate(work, 1):
-            if step is not None:
-                step("inversions", number, len(work))
-            made = invert(module, layer, x[i : i + 1], what, attack)
-            rebuilt[i, layer, what] = made
-            scores = {"ssim": ssim(x[i : i + 1], made), "psnr": psnr(x[i : i + 1], made)}
-            rows.append({"image": i, "layer": layer, "property": what, **scores})
-        mean = [{"ssim": ssim(p[None], blank), "psnr": psnr(p[None], blank)} for p in x]
-        result = {
-            "name": run.plan.name,
-            "site": site,
-            "layers": [layer.name for layer in found],
-            "steps": attack.steps,
-            "attacks": rows,
-            "summary": _summary(rows),
-            "chance": {k: float(np.mean([m[k] for m in mean])) for k in ("ssim", "psnr")},
-            "note": "chance: the mean image of the site; a failed attack proves nothing",
-        }
-        write_atomically(run.folder / "inversion.json", json_line(result, indent=2))
-        picture = _picture(x, rebuilt, [layer.name for layer in found])
-        write_atomically(run.folder / "inversion.png", picture)
-    return result
-
-
-def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    kinds = dict.fromkeys((row["layer"], row["property"]) for row in rows)
-    return [
-        {
-            "layer": layer,
-            "property": what,
-            **{
-                k: float(
-                    np.mean([r[k] for r in rows if (r["layer"], r["property"]) == (layer, what)])
-                )
-                for k in ("ssim", "psnr")
-            },
-        }
-        for layer, what in kinds
-    ]
-
-
-def _picture(x: Tensor, rebuilt: dict[tuple[int, str, str], Tensor], layers: list[str]) -> bytes:
-    """Originals and what was rebuilt, an image per row."""
-    import io
-
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = [("original", x)] + [
-        (f"{what}\nlayer {layer}", torch.cat([rebuilt[i, layer, what] for i in range(len(x))]))
-        for layer in layers
+    rebuilt = {
+        (layer, what): [invert(module, layer, one[None], what, steps) for one in x]
+        for layer in names
         for what in PROPERTIES
+    }
+    attacks = [
+        {"image": i, "layer": layer, "property": what, **_scores(x[i : i + 1], made)}
+        for (layer, what), found in rebuilt.items()
+        for i, made in enumerate(found)
     ]
+    result = {
+        "name": run.plan.name,
+        "site": site,
+        "layers": names,
+        "steps": steps,
+        "attacks": attacks,
+        "summary": [
+            {"layer": layer, "property": what, **_mean(zip(x, found))}
+            for (layer, what), found in rebuilt.items()
+        ],
+        "chance": _mean((one, blank) for one in x),
+        "note": "chance: the mean image of the site; a failed attack proves nothing",
+    }
+    return result, picture(x, rebuilt)
+
+
+def _scores(one, other):
+    return {"ssim": ssim(one, other), "psnr": psnr(one, other)}
+
+
+def _mean(pairs):
+    """Mean scores of (original, rebuilt)."""
+    found = [_scores(one[None], other) for one, other in pairs]
+    return {k: float(np.mean([scores[k] for scores in found])) for k in ("ssim", "psnr")}
+
+
+def picture(x, rebuilt):
+    """Originals and what was rebuilt, an image per row."""
+    columns = [("original", x)]
+    columns += [(f"{w}\nlayer {layer}", torch.cat(made)) for (layer, w), made in rebuilt.items()]
     figure = Figure(figsize=(1.5 * len(columns), 1.5 * len(x) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(x), len(columns), squeeze=False)
     for j, (name, shown) in enumerate(columns):
         axes[0][j].set_title(name, fontsize=7)
@@ -218,6 +182,23 @@ def _picture(x: Tensor, rebuilt: dict[tuple[int, str, str], Tensor], layers: lis
             pixels = pixels if pixels.shape[-1] in (3, 4) else pixels[..., 0]
             axes[i][j].imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes[i][j].axis("off")
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return file.getvalue()
+    return figure
+
+
+def main(folder=None, *layers, out=".", **settings):
+    """Attack, and print how much is rebuilt beside what the site's mean image has in common."""
+    wanted = [int(w) if w.lstrip("-").isdigit() else w for w in layers or ["0"]]
+    with tempfile.TemporaryDirectory() as scratch:
+        run = cupola.Run.open(folder) if folder else cupola.run(PLAN, scratch, report=False)
+        result, figure = attacked(run, wanted, **settings)
+    (Path(out) / "inversion.json").write_text(json.dumps(result, indent=2), "utf-8")
+    figure.savefig(Path(out) / "inversion.png", dpi=110)
+    chance = {"layer": "", "property": "the site's mean image", **result["chance"]}
+    print(f"{'layer':12} {'told of one image':22} SSIM  PSNR, dB")
+    for row in [*result["summary"], chance]:
+        print(f"{row['layer']:12} {row['property']:22} {row['ssim']:.3f} {row['psnr']:5.1f}")
+    return result
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

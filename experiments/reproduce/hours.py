@@ -23,10 +23,8 @@ from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Federation
 from cupola.learn import Evaluation, Local
-from cupola.plan import compose
+from cupola.plan import Plan, Run, compose
 from cupola.plan.checkpoint import write_atomically
-from cupola.plan.folder import Run
-from cupola.plan.plan import Plan
 from cupola.plan.plan import changed as with_settings
 from reproduce.run import Job, distinct
 

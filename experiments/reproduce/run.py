@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupola import report
+from cupola import Plan, report, run
 from cupola.errors import FederationError
 from cupola.plan.checkpoint import write_atomically
-from cupola.plan.plan import Plan
-from cupola.plan.run import Watch, run
+from cupola.plan.run import Watch
 from reproduce.measure import measure
 from reproduce.outcome import Values, markdown, results, scaled
 from reproduce.section import table_section

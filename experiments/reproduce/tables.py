@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cupola.base.formatting import SHARES
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
-from cupola.plan.load import load
-from cupola.plan.plan import Plan
+from cupola.plan import Plan, load
 from reproduce.measure import OF_SITES, TO_TARGET
 
 Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]

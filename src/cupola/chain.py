@@ -15,8 +15,9 @@ on from such lines, and covers them from then on.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ _TEXT = re.compile(r"^# checksum: ([0-9a-f]{32})\n")
 _CHECKED = b"cupola checked "
 AGAIN = "restore it from a copy, or run the plan again with --overwrite"
 
-Tail = tuple[int, str]  # lines, and the head after them
+Tail = tuple[int, str]  # lines (or bytes), and the head after them
 
 
-def mark(*parts: bytes) -> str:
+def mark(*parts: bytes | memoryview) -> str:
     """The hash of some bytes."""
     found = blake2b(digest_size=16)
     for part in parts:
@@ -171,6 +172,69 @@ def read_json(path: Path, way_out: str = AGAIN) -> Any:
         return json.loads(text)
     except ValueError:
         raise damaged(path, "it is not JSON", way_out) from None
+
+
+# Folders
+
+
+def marks(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The hashes of those of these files that are there."""
+    return {name: mark((folder / name).read_bytes()) for name in names if (folder / name).is_file()}
+
+
+def require_marks(folder: Path, told: Mapping[str, str], way_out: str = AGAIN) -> None:
+    """DataError for the first file that is not as it was."""
+    for name, hashed in told.items():
+        path = folder / name
+        if not path.is_file():
+            raise damaged(path, "it is missing", way_out)
+        if mark(path.read_bytes()) != hashed:
+            raise damaged(path, "it is not what the run wrote", way_out)
+
+
+def tails(folder: Path, names: Iterable[str]) -> dict[str, Tail]:
+    """Of chains in this folder, made durable, their lengths in bytes and their heads."""
+    found = {}
+    for name in names:
+        if (folder / name).is_file():
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 50))
+                ends = _LINE.search(file.read().removesuffix(b"\n"))
+            if ends is not None:
+                found[name] = size, ends[1].decode()
+    return found
+
+
+def require_tails(folder: Path, told: Mapping[str, Tail]) -> None:
+    """DataError for the first chain that does not go on from where it was."""
+    for name, (size, head) in told.items():
+        path, chain = folder / name, Chain()
+        whole = path.read_bytes() if path.is_file() else b""
+        for _ in chain.read(path, whole[:size]):
+            pass
+        if len(whole) < size or chain.head != head:
+            raise damaged(path, f"its first {size} bytes are not those it had")
+        for _ in chain.read(path, whole[size:]):
+            pass
+
+
+def read_result(folder: Path, whole: bool = False) -> dict[str, Any]:
+    """What result.json says, verified; nothing while there is none. whole: of a finished run, all
+    files that it names are verified, too."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return {}
+    way_out = f"`cupola resume {folder}` writes it again, if its checkpoint is there"
+    found = read_json(path, way_out)
+    if not isinstance(found, dict):
+        raise damaged(path, "it is no record", way_out)
+    told = found.get("checksums") or {}
+    if not whole:
+        told = {name: told[name] for name in ("plan.toml", "study.toml") if name in told}
+    require_marks(folder, told, way_out)
+    return found
 
 
 # Checked bytes

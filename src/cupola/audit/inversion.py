@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from cupola.errors import CupolaError
 from cupola.federation.randomness import torch_generator
 from cupola.personalize.layers import ACTIVATIONS, find_layers, watching
-from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.checkpoint import json_line, write_atomically, write_sealed
 from cupola.plan.compose import federated_data
 from cupola.plan.folder import Run, locked
 
@@ -173,7 +173,7 @@ def inversion_audit(
             "chance": {k: float(np.mean([m[k] for m in mean])) for k in ("ssim", "psnr")},
             "note": "chance: the mean image of the site; a failed attack proves nothing",
         }
-        write_atomically(run.folder / "inversion.json", json_line(result, indent=2))
+        write_sealed(run.folder / "inversion.json", json_line(result, indent=2))
         picture = _picture(x, rebuilt, [layer.name for layer in found])
         write_atomically(run.folder / "inversion.png", picture)
     return result

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from cupola.chain import read_result
 from cupola.errors import DataError
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
 from cupola.report import charts, page, save
-from cupola.report.folder import RunFolder, _json, _read
+from cupola.report.folder import RunFolder, _read
 from cupola.report.genome import largest, manhattan, quantiles
 from cupola.report.ledger import ledger_section, traffic
 from cupola.report.words import count, duration, number, size, text
@@ -38,7 +39,7 @@ def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], 
 
     table: its results, if they were read already.
     """
-    result = _json(folder / "result.json")
+    result = read_result(folder, whole=True)
     if result.get("status") != "finished":
         raise DataError(f"{folder} holds no finished study")
     run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})

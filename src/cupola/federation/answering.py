@@ -169,10 +169,11 @@ def read_answer(
     """What an answer's bytes say, at the coordinator, who trusts none of them. receipts: those of
     the parties so far; one whose folder went back is not heard."""
     receipt, answer = split_receipt(answer)
-    strayed = receipts.refusal(party, receipt) if receipts is not None else None
-    if strayed is not None:
-        return Failure(strayed, broken=True)
     mark, body = answer[:1], answer[1:]
+    if receipts is not None and (receipt is not None or mark == ANSWER):  # else it says why
+        strayed = receipts.refusal(party, receipt)
+        if strayed is not None:
+            return Failure(strayed, broken=True)
     if mark != ANSWER:
         text = body[: 4 * _LONGEST].decode(errors="replace")
         code = "".join(c if c.isprintable() else "?" for c in text)[:_LONGEST]

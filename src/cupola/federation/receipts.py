@@ -69,7 +69,9 @@ class Journal:
     def hold(self, kept: Mapping[str, tuple[Kept, Callable[[], Any]]]) -> None:
         """Verify what the folder holds against the last line, and note it in later ones. kept: by
         name, what it is and how far it is. Called whenever the folder is opened anew."""
-        self._open()
+        chain = self._open()
+        if not chain.count:  # before the first answer is stored: who has one has a ledger
+            self.write({"begun": True})
         for name, (part, _) in kept.items():
             if name in self._seen:
                 part.require(self._seen[name])

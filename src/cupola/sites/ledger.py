@@ -68,6 +68,7 @@ def read_ledger(folder: Path, study: str) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in line.items() if key not in ("holds", "salt")}
         for line in read_chain(path, way_out)
+        if "begun" not in line
     ]
 
 

@@ -221,10 +221,12 @@ def require_tails(folder: Path, told: Mapping[str, Tail]) -> None:
 
 
 def read_result(folder: Path, whole: bool = False) -> dict[str, Any]:
-    """What result.json says, verified; nothing while there is none. whole: of a finished run, all
-    files that it names are verified, too."""
+    """What result.json says, verified; nothing while there is none. whole: all files that it names
+    are verified, too; while there is none, those that the checkpoint knows."""
     path = folder / "result.json"
     if not path.is_file():
+        if whole:
+            require_checkpoint(folder)
         return {}
     way_out = f"`cupola resume {folder}` writes it again, if its checkpoint is there"
     found = read_json(path, way_out)
@@ -235,6 +237,30 @@ def read_result(folder: Path, whole: bool = False) -> dict[str, Any]:
         told = {name: told[name] for name in ("plan.toml", "study.toml") if name in told}
     require_marks(folder, told, way_out)
     return found
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any]:
+    """What a run's checkpoint says of the folder; nothing while there is none."""
+    path = folder / "checkpoint" / "state.safetensors"
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, path.stat().st_size)))
+        facts = json.loads(header["__metadata__"]["cupola"])
+        return facts if isinstance(facts, dict) else {}
+    except (ValueError, KeyError, TypeError):
+        raise damaged(path, "its header is not readable") from None
+
+
+def require_checkpoint(folder: Path) -> None:
+    """DataError unless the files of a run that is not finished go on from its checkpoint."""
+    facts = checkpoint_facts(folder)
+    require_marks(folder, facts.get("files", {}))
+    ends = {f"{name}.jsonl": (facts["lengths"][name], head)
+            for name, (_, head) in facts.get("heads", {}).items()}  # fmt: skip
+    require_tails(folder, {**facts.get("tails", {}), **ends})
 
 
 # Checked bytes

@@ -99,7 +99,7 @@ def test_weights_of_other_names_are_no_model(tmp_path: Path) -> None:
     run = cupola.run(SMALL, tmp_path / "r", report=False)
     path = tmp_path / "r/model.safetensors"
     save_file({f"old.{name}": p for name, p in load_file(path).items()}, path)
-    with pytest.raises(DataError, match="model.safetensors is damaged"):
+    with pytest.raises(DataError, match=r"model\.safetensors is damaged"):
         run.model()
     earlier = {k: v for k, v in run.result.items() if k != "checksums"}
     (tmp_path / "r/result.json").write_text(json.dumps(earlier))  # as earlier versions wrote it

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cupola.chain import read_json, read_result, read_sealed
+from cupola.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
 from cupola.errors import CupolaError, PlanError
 from cupola.learn.frozen import FrozenPart
 from cupola.nn.models.pretrained import INSTALLED
+from cupola.plan.checkpoint import json_line
 from cupola.plan.compose import federated_data, problem
 from cupola.plan.holding import ASIDE, LOCK, RESERVE, Aside, remove
 from cupola.plan.holding import locked as locked
@@ -137,8 +138,23 @@ def holds(folder: Path) -> bool:
 def held_plan(folder: Path) -> Plan:
     """The plan of the run in this folder, verified."""
     path = folder / "plan.toml"
-    read_sealed(path)
-    return load(path)
+    if not path.is_file():
+        raise damaged(path, "it is missing")
+    _, verified = read_sealed(path)
+    try:
+        plan = load(path)
+    except PlanError as error:
+        if verified:
+            raise
+        raise damaged(path, str(error)) from None
+    if checkpoint_facts(folder).get("plan") not in (None, "", likeness(plan)):
+        raise damaged(path, "the checkpoint beside it is of another plan")
+    return plan
+
+
+def likeness(plan: Plan) -> str:
+    """What a checkpoint is of: the plan, which may go on to more rounds."""
+    return mark(json_line({**plan.to_dict(), "rounds": 0}).encode())
 
 
 def claim(folder: Path, plan: Plan, overwrite: bool) -> Aside | None:
@@ -180,7 +196,7 @@ def _inner(folder: Path) -> list[str]:
 def same_plan(folder: Path, plan: Plan) -> bool:
     """Whether the run in this folder is of this plan."""
     try:
-        return held_plan(folder) == plan
+        return load(folder / "plan.toml") == plan
     except CupolaError:
         return False
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.numpy import save as to_safetensors
 
-from cupola.chain import damaged, mark, marks, read_result, require_marks, require_tails, tails
+from cupola.chain import marks, read_result, require_marks, require_tails, tails
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.federation import Entry, Federation, Ledger, Program, State, drive
 from cupola.learn import Training, TrainingHost
@@ -33,6 +33,7 @@ from cupola.plan.folder import (
     free_folder,
     held_plan,
     holds,
+    likeness,
     locked,
 )
 from cupola.plan.forecast import forecast
@@ -171,7 +172,10 @@ def resume(folder: str | Path, *, progress: Watch | None = None, report: bool = 
     """Go on with whatever a folder holds: one run, or several."""
     folder = Path(folder)
     if not (folder / "plan.toml").exists():
-        raise PlanError(f"{folder} holds no run to go on with (there is no plan.toml)")
+        raise PlanError(
+            f"{folder} holds no run to go on with (there is no plan.toml); restore it from a copy, "
+            "or run the plan again with --overwrite"
+        )
     plan = held_plan(folder)
     return run_all(plan, folder, resume=True, progress=progress, report=report)
 
@@ -200,8 +204,6 @@ class _Session:
         """What is damaged is refused before anything is touched."""
         saved = Checkpoint.load(self.folder / "checkpoint")
         if saved:
-            if saved.plan not in ("", self._like()):
-                raise damaged(self.folder / "plan.toml", "its checkpoint is of another plan")
             require_marks(self.folder, saved.files)
             require_tails(self.folder, saved.tails)
         lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
@@ -346,10 +348,6 @@ class _Session:
             assert isinstance(self.whole, Personalisation)
             self.watch(self._personal_pace(self.whole))
 
-    def _like(self) -> str:
-        """What a checkpoint is of: the plan, which may go on to more rounds."""
-        return mark(json_line({**self.plan.to_dict(), "rounds": 0}).encode())
-
     def _mark(self) -> None:
         """How far the run's files are at a complete step."""
         self.lengths = {"history": self.history.length, "ledger": self.entries.length}
@@ -371,7 +369,7 @@ class _Session:
         facts = (kept.down, kept.up, self.lengths, self.seconds())
         if not self.fixed:
             self.fixed = marks(self.folder, FIXED)
-        around = (self.fixed, tails(self.folder, CHAINS), self.heads, self._like())
+        around = (self.fixed, tails(self.folder, CHAINS), self.heads, likeness(self.plan))
         Checkpoint(self.state, sites, *facts, *around).save(self.folder / "checkpoint")
         reach.confirm(self.state.step - 1)
         self.saved_at = time.monotonic()

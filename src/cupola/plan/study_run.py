@@ -12,6 +12,7 @@ from typing import Any
 
 from cupola.chain import (
     Tail,
+    damaged,
     marks,
     read_result,
     read_sealed,
@@ -102,14 +103,25 @@ def resume_study(folder: str | Path, **options: Any) -> dict[str, Any]:
     """Go on with the study that a folder holds."""
     folder = Path(folder)
     if not (folder / FILE).exists():
-        raise PlanError(f"{folder} holds no study to go on with (there is no {FILE})")
+        raise PlanError(
+            f"{folder} holds no study to go on with (there is no {FILE}); restore it from a copy, "
+            "or run the study again with --overwrite"
+        )
     return run_study(held_study(folder), folder, resume=True, **options)
 
 
 def held_study(folder: Path, elsewhere: bool = False) -> StudyPlan:
     """The study in this folder, verified."""
-    read_sealed(folder / FILE)
-    return load_study(folder / FILE, elsewhere=elsewhere)
+    path = folder / FILE
+    if not path.is_file():
+        raise damaged(path, "it is missing")
+    _, verified = read_sealed(path)
+    try:
+        return load_study(path, elsewhere=elsewhere)
+    except PlanError as error:
+        if verified:
+            raise
+        raise damaged(path, str(error)) from None
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

@@ -41,7 +41,8 @@ def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], 
     """
     result = read_result(folder, whole=True)
     if result.get("status") != "finished":
-        raise DataError(f"{folder} holds no finished study")
+        way_out = f"go on with `cupola gwas resume {folder}`"
+        raise DataError(f"{folder} holds no finished study; {way_out}")
     run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
     # Of a study at real sites the result is the coordinator's word: it names a file in here.
     table = table or read_results(folder / Path(str(result["files"][0])).name)

@@ -178,7 +178,10 @@ def find_runs(folder: Path | str) -> list[RunFolder]:
         marks |= {p.parent for p in folder.rglob("plan.toml") if is_run(p.parent)}
         runs = [open_run(p, str(p.relative_to(folder))) for p in sorted(marks) if p.name != "twin"]
     if not runs:
-        raise DataError(f"{folder} holds no run (no plan.toml, history.jsonl or runs.json in it)")
+        what = "no plan.toml, history.jsonl or runs.json in it"
+        raise DataError(
+            f"{folder} holds no run ({what}); give a folder that `cupola run` has filled"
+        )
     return runs
 
 

@@ -23,6 +23,7 @@ from samples import SMALL
 from typer.testing import CliRunner
 
 import cupola
+from cupola.chain import read_json
 from cupola.cli import app
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.plan import checkpoint as checkpoints
@@ -98,6 +99,10 @@ def test_weights_of_other_names_are_no_model(tmp_path: Path) -> None:
     run = cupola.run(SMALL, tmp_path / "r", report=False)
     path = tmp_path / "r/model.safetensors"
     save_file({f"old.{name}": p for name, p in load_file(path).items()}, path)
+    with pytest.raises(DataError, match=r"model\.safetensors is damaged"):
+        run.model()
+    earlier = {k: v for k, v in run.result.items() if k != "checksums"}
+    (tmp_path / "r/result.json").write_text(json.dumps(earlier))  # as earlier versions wrote it
     with pytest.raises(CupolaError, match="does not fit the model"):
         run.model()
 
@@ -358,7 +363,7 @@ def test_many_runs_in_one_plan(tmp_path: Path) -> None:
     runs = cupola.resume(tmp_path / "r")
     assert [run.plan.seed for run in runs] == [1, 2, 1, 2]
     assert all(run.status == "finished" for run in runs)
-    listed = json.loads((tmp_path / "r/runs.json").read_text())
+    listed = read_json(tmp_path / "r/runs.json")
     assert listed[3] == {
         "label": "recipe=fedprox,seed=2",
         "folder": "recipe=fedprox,seed=2",

@@ -13,6 +13,7 @@ import tomli_w
 
 from cupola.federation import Answering, Contribution, Failure, Federation, Question, read_answer
 from cupola.federation.message import encode_question
+from cupola.federation.receipts import Receipts
 from cupola.plan import compose
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
@@ -85,6 +86,8 @@ class Wire(Federation):
         self.seen: list[tuple[int, bytes, bytes]] = []
         self.change: Callable[[int, bytes], bytes] = lambda _, data: data
         self.away: set[int] = set()
+        self.receipts: Receipts | None = None
+        self.label = "site"
 
     def _ask(
         self, question: Question, sites: Sequence[int]
@@ -96,7 +99,8 @@ class Wire(Federation):
                 continue
             answer = self.parties[site].answer(data)
             self.seen.append((site, data, answer))
-            yield site, read_answer(self.change(site, answer))
+            told = self.change(site, answer)
+            yield site, read_answer(told, self.receipts, f"{self.label} {site}")
 
 
 def settings(i: int, **more: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cupola.audit.members import membership_audit
 from cupola.audit.parts import parts_audit
 from cupola.audit.subject import Subject, read
 from cupola.errors import CupolaError
-from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.checkpoint import json_line, write_sealed
 from cupola.plan.folder import locked
 
 __all__ = [
@@ -90,7 +90,7 @@ def audit(
             "without_membership": why,
             "seconds": round(time.monotonic() - began, 3),
         }
-        write_atomically(subject.run.folder / "audit.json", json_line(findings, indent=2))
+        write_sealed(subject.run.folder / "audit.json", json_line(findings, indent=2))
     return findings
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from cupola.chain import read_json
 from cupola.data import SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Arrays, Question, SiteContext, State, StateStore
@@ -224,4 +224,4 @@ def as_tensor(vector: np.ndarray, space: Workspace) -> torch.Tensor:
 
 def read(folder: str | Path) -> dict[str, Any]:
     """The findings of the last audit of a run."""
-    return json.loads((Path(folder) / "audit.json").read_text())
+    return read_json(Path(folder) / "audit.json", "audit the run again")

@@ -25,6 +25,7 @@ from cupola.federation.message import (
     decode_question,
     encode_contribution,
 )
+from cupola.federation.receipts import Receipt, Receipts, split_receipt
 from cupola.federation.replay import Replay
 from cupola.federation.site import Accounts, SiteContext, Task, admit, find_task
 from cupola.federation.stored import StoredAnswers
@@ -54,7 +55,7 @@ class Answering:
     before everything else, every time; True: the site must be opened anew. own_log: where what must
     not cross the border is written; with it, of errors about data and settings only that they
     happened crosses. record: told of every question (None: not well formed), what leaves, and
-    whether it left before; if it fails, nothing leaves.
+    whether it left before; if it fails, nothing leaves. Its receipt, if it gives one, goes along.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Answering:
         answers: StoredAnswers | None = None,
         gate: Callable[[Question], bool] | None = None,
         own_log: Callable[[str], None] | None = None,
-        record: Callable[[Question | None, bytes, bool], None] | None = None,
+        record: Callable[[Question | None, bytes, bool], Receipt | None] | None = None,
     ) -> None:
         self._make, self._answers, self._gate, self._own_log = make, answers, gate, own_log
         self._record = record
@@ -86,9 +87,8 @@ class Answering:
             return failed
 
     def _recorded(self, question: Question | None, answer: bytes) -> bytes:
-        if self._record is not None:
-            self._record(question, answer, self._again)
-        return answer
+        receipt = None if self._record is None else self._record(question, answer, self._again)
+        return answer if receipt is None else receipt.packed() + answer
 
     def _failed(self, error: Exception) -> bytes:
         """What crosses the border of an error."""
@@ -163,9 +163,17 @@ def _witnessed(site: SiteContext, question: Question, answer: Contribution) -> C
     return site.party.witnessed(question, answer) if question.witnessed else answer
 
 
-def read_answer(answer: bytes) -> Contribution | Failure:
-    """What an answer's bytes say, at the coordinator, who trusts none of them."""
+def read_answer(
+    answer: bytes, receipts: Receipts | None = None, party: str = ""
+) -> Contribution | Failure:
+    """What an answer's bytes say, at the coordinator, who trusts none of them. receipts: those of
+    the parties so far; one whose folder went back is not heard."""
+    receipt, answer = split_receipt(answer)
     mark, body = answer[:1], answer[1:]
+    if receipts is not None and (receipt is not None or mark == ANSWER):  # else it says why
+        strayed = receipts.refusal(party, receipt)
+        if strayed is not None:
+            return Failure(strayed, broken=True)
     if mark != ANSWER:
         text = body[: 4 * _LONGEST].decode(errors="replace")
         code = "".join(c if c.isprintable() else "?" for c in text)[:_LONGEST]

@@ -9,24 +9,24 @@ once. A program that draws, or keeps secrets from the sites, cannot be followed:
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cupola.errors import CupolaError, DataError
+from cupola.chain import damaged, mark, read_json, sealed_json
+from cupola.errors import CupolaError
 from cupola.federation.message import Declined, Question, digest
 from cupola.federation.program import Ask, Program, Reply, State
 from cupola.federation.stored import write_durably
 
 OFF_PATH = "the question does not follow from the plan and the totals so far"
 OVER = "the study is over"
+_COPY = "restore the folder from a copy, or withdraw and join under a new name"
 
 
 class Replay:
@@ -136,6 +136,7 @@ class SavedState:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._held: dict[str, tuple[np.ndarray, str, str]] = {}  # name -> array, file, hash
+        self.step = 0
 
     @property
     def _index(self) -> Path:
@@ -144,24 +145,25 @@ class SavedState:
     def load(self) -> State | None:
         if not self._index.exists():
             return None
+        facts = read_json(self._index, _COPY)
         try:
-            whole = json.loads(self._index.read_bytes())
-            facts = whole["facts"]
-            if whole["hash"] != _hash(_json(facts)):
-                raise ValueError("index")
+            facts = facts.get("facts", facts)  # as earlier versions wrote it
             for name, file, told in facts["arrays"]:
-                data = (self._folder / Path(file).name).read_bytes()
-                if _hash(data) != told:
-                    raise ValueError(file)
-                with (self._folder / Path(file).name).open("rb") as opened:
-                    self._held[name] = (np.load(opened, allow_pickle=False), file, told)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{self._index}: what this site remembers of the study is damaged ({error}); "
-                "restore the folder from a copy, or withdraw and join under a new name"
-            ) from None
-        arrays = {name: array for name, (array, _, _) in self._held.items()}
-        return State(facts["step"], arrays, facts["values"])
+                path = self._folder / Path(file).name
+                data = path.read_bytes() if path.exists() else b""
+                if mark(data) != told:
+                    raise damaged(path, "it is not the array that was saved", _COPY)
+                self._held[name] = (np.load(io.BytesIO(data), allow_pickle=False), file, told)
+            arrays = {name: array for name, (array, _, _) in self._held.items()}
+            self.step = facts["step"]
+            return State(facts["step"], arrays, facts["values"])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise damaged(self._index, "it is no index of arrays", _COPY) from None
+
+    def require(self, step: int) -> None:
+        """DataError unless the state is at least as far as it was seen to be."""
+        if self.step < step:
+            raise damaged(self._index, f"it is of step {self.step}, and was of {step}", _COPY)
 
     def save(self, state: State) -> None:
         held = {}
@@ -173,13 +175,15 @@ class SavedState:
             data = _packed(array)
             file = f"{state.step}-{number}.npy"
             write_durably(self._folder / file, [data])
-            held[name] = (array, file, _hash(data))
+            held[name] = (array, file, mark(data))
         facts = {
             "step": state.step,
             "values": state.values,
             "arrays": [[name, file, told] for name, (_, file, told) in held.items()],
         }
-        write_durably(self._index, [_json({"facts": facts, "hash": _hash(_json(facts))})])
+        text = json.dumps(facts, separators=(",", ":"))
+        write_durably(self._index, [sealed_json(self._index.name, text).encode()])
+        self.step = state.step
         kept = {file for _, file, _ in held.values()}
         for _, file, _ in self._held.values():
             if file not in kept:
@@ -192,11 +196,3 @@ def _packed(array: np.ndarray) -> bytes:
     found = io.BytesIO()
     np.save(found, array, allow_pickle=False)
     return found.getvalue()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

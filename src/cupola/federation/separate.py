@@ -23,6 +23,7 @@ from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.federation import Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Question, encode_question, largest_answer
+from cupola.federation.receipts import Journal, Receipt, Receipts
 from cupola.federation.site import SiteContext, StateStore
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
 from cupola.frames import read_frame, write_frame
@@ -43,9 +44,11 @@ class Processes(Federation):
         quorum: float = 0.0,
         timeout: float = 120.0,
         ledger: Ledger | None = None,
+        receipts: Path | None = None,
     ) -> None:
         super().__init__(len(opens), quorum=quorum, ledger=ledger)
         self.timeout = timeout
+        self._receipts = Receipts(receipts)
         self._opens = opens
         self._children: dict[int, _Child] = {}
 
@@ -67,7 +70,11 @@ class Processes(Federation):
         largest = largest_answer(question)
         asked = {site: self._child(site).send(data, largest) for site in sites}
         for site in sites:
-            yield site, self._children[site].receive(asked[site], deadline)
+            answer = self._children[site].receive(asked[site], deadline)
+            if isinstance(answer, bytes):
+                yield site, read_answer(answer, self._receipts, f"site {site}")
+            else:
+                yield site, answer
 
     def close(self) -> None:
         for child in self._children.values():
@@ -107,7 +114,8 @@ class SeparateProcesses(Processes):
         }
         opens = [("cupola.federation.separate:simulated_site", {**facts, "site": i})
                  for i in range(sites)]  # fmt: skip
-        super().__init__(opens, quorum=quorum, timeout=timeout, ledger=ledger)
+        kept = None if folder is None else Path(folder).resolve() / "receipts.json"
+        super().__init__(opens, quorum=quorum, timeout=timeout, ledger=ledger, receipts=kept)
 
 
 class _Child:
@@ -145,7 +153,7 @@ class _Child:
         self._questions.put(self._asked.to_bytes(8, "little") + data)
         return self._asked
 
-    def receive(self, number: int, deadline: float) -> Contribution | Failure:
+    def receive(self, number: int, deadline: float) -> bytes | Failure:
         while True:
             try:
                 frame = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -156,7 +164,7 @@ class _Child:
                 return Failure("dead")
             if int.from_bytes(frame[:8], "little") == number:
                 break
-        return read_answer(frame[8:])
+        return frame[8:]
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -199,11 +207,21 @@ def simulated_site(
 ) -> Answering:
     """A site of a simulation, in a process of its own."""
     own = None if folder is None else Path(folder)
+    answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
+    journal = None if own is None else Journal(own / f"site-{site}" / "ledger.jsonl")
 
     def make() -> Opened:
         alone = None if own is None else Alone(own / f"site-{site}")
         host = imported(factory)(**config)
         store = DiskStore(own / f"site-{site}") if own else StateStore()
+        if journal is not None and isinstance(store, DiskStore) and answers is not None:
+            answers.look_again()
+            journal.hold(
+                {
+                    "answers": (answers, lambda: answers.newest),
+                    "state": (store, lambda: store.newest),
+                }
+            )
         context = SiteContext(site, host.data(site), host.workspace(), store, seed)
         if party:
             name, agreed = party
@@ -211,8 +229,12 @@ def simulated_site(
         books = host.accounts(own, f"privacy-{site}") if hasattr(host, "accounts") else None
         return Opened(context, books, (alone,))
 
-    answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
-    return Answering(make, answers=answers)
+    def record(question: Question | None, answer: bytes, stored: bool) -> Receipt | None:
+        step = None if question is None else question.step
+        line = {"step": step, "bytes": len(answer), "again": stored}
+        return None if journal is None else journal.write(line)
+
+    return Answering(make, answers=answers, record=record)
 
 
 def main() -> None:

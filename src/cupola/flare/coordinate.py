@@ -16,6 +16,7 @@ from typing import Any
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
+from cupola.federation.receipts import Receipts
 from cupola.flare.engine import Carry, FlareSites, masked
 from cupola.flare.jobs import Job
 from cupola.gwas import Variants, read_variants
@@ -80,11 +81,10 @@ class RealSites:
     def federation(
         self, plan: Plan, host: TrainingHost, ledger: Ledger, folder: Path
     ) -> Federation:
-        del host, folder
+        del host
         needed = plan.sum.minimum if plan.sum.masked else 1
-        return _reach(
-            self.job, self.carry, plan.sum, ledger, plan.engine.timeout, plan.engine.quorum, needed
-        )
+        facts = (plan.engine.timeout, plan.engine.quorum, needed, folder)
+        return _reach(self.job, self.carry, plan.sum, ledger, *facts)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class RealCohorts:
         return None if plan.variants is None else read_variants(public(self.own, plan.variants))
 
     def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
-        del folder
         from cupola.secure.following import Witnessed
         from cupola.secure.open_sums import Open
 
         everybody = len(self.job.sites)
-        reach = _reach(self.job, self.carry, plan.sum, ledger, plan.timeout, 1.0, everybody)
+        facts = (plan.timeout, 1.0, everybody, folder)
+        reach = _reach(self.job, self.carry, plan.sum, ledger, *facts)
         if not isinstance(reach, Hidden):
             assert self.job.roster is not None
             reach = Open(reach, Roster.from_json(self.job.roster))
@@ -123,17 +123,27 @@ class RealCohorts:
 
 
 def _reach(
-    job: Job, carry: Carry, choice: Sum, ledger: Ledger, timeout: float, quorum: float, needed: int
+    job: Job,
+    carry: Carry,
+    choice: Sum,
+    ledger: Ledger,
+    timeout: float,
+    quorum: float,
+    needed: int,
+    folder: Path,
 ) -> Federation:
-    """A job's sites, through masked sums if its plan wants them."""
+    """A job's sites, through masked sums if its plan wants them. Receipts are kept in the run's
+    folder: a party that was restored from an old copy is noticed."""
+    seen = Receipts(folder / "receipts.json")
     engine = FlareSites(
-        carry, job.sites, quorum=quorum, timeout=timeout, needed=needed, ledger=ledger
-    )
+        carry, job.sites, quorum=quorum, timeout=timeout, needed=needed, ledger=ledger,
+        receipts=seen,
+    )  # fmt: skip
     if not choice.masked:
         return engine
     third = None
     if job.compensator is not None:
-        third = FlareSites(carry, [job.compensator], timeout=timeout)
+        third = FlareSites(carry, [job.compensator], timeout=timeout, receipts=seen)
     assert job.roster is not None
     return masked(engine, third, job.roster)
 

@@ -10,6 +10,8 @@ from cupola.errors import PlanError
 from cupola.federation import Contribution, Failure, Federation, Ledger, Question
 from cupola.federation.answering import read_answer
 from cupola.federation.message import encode_question, largest_answer
+from cupola.federation.receipts import SIZE as RECEIPT_SIZE
+from cupola.federation.receipts import Receipts
 from cupola.flare.jobs import LATE
 
 PATIENCE = 600.0  # a party that is started anew takes part after the job was handed in again
@@ -21,7 +23,7 @@ Carry = Callable[[bytes, Sequence[str], float], Mapping[str, bytes | str]]
 class FlareSites(Federation):
     """names: of the sites, by number. timeout: seconds a site has for an answer; a late or dead
     one is left out and asked again at the next step, unless fewer than `needed` have answered:
-    then they are waited for, `patience` seconds in all."""
+    then they are waited for, `patience` seconds in all. receipts: the last of every party."""
 
     def __init__(
         self,
@@ -33,10 +35,12 @@ class FlareSites(Federation):
         needed: int = 1,
         patience: float = PATIENCE,
         ledger: Ledger | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         super().__init__(len(names), quorum=quorum, ledger=ledger)
         self.carry, self.names, self.timeout = carry, tuple(names), timeout
         self.needed, self.patience = needed, patience
+        self.receipts = receipts
 
     def _ask(
         self, question: Question, sites: Sequence[int]
@@ -55,10 +59,10 @@ class FlareSites(Federation):
             answer = answers[self.names[site]]
             if isinstance(answer, str):
                 yield site, Failure(answer)
-            elif len(answer) > largest:
+            elif len(answer) > largest + RECEIPT_SIZE:
                 yield site, Failure("answer is too large", broken=True)
             else:
-                yield site, read_answer(answer)
+                yield site, read_answer(answer, self.receipts, self.names[site])
 
 
 def masked(engine: Federation, third: Federation | None, roster: str) -> Federation:

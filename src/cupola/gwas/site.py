@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.chain import checked, read_checked
 from cupola.federation import Declined, Question, SiteContext
 from cupola.federation.stored import write_durably
 from cupola.gwas.agreement import Index
@@ -128,7 +129,8 @@ class Site:
             asked[places] += 1
             if self.folder is not None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                write_durably(self._place(what), [asked.tobytes()])
+                place = self._place(what)
+                write_durably(place, checked(place.name, asked.tobytes()))
             self._counted.add(key)
         if (asked[places] > (self.iterations if most is None else most)).any():
             raise Declined("asked-too-often")
@@ -137,7 +139,7 @@ class Site:
         """How often each of `of` was asked for before this process."""
         if self.folder is None or not self._place(what).exists():
             return np.zeros(of, np.int32)
-        counts = np.frombuffer(self._place(what).read_bytes(), np.int32).copy()
+        counts = np.frombuffer(read_checked(self._place(what)), np.int32).copy()
         if len(counts) != of:
             raise Declined("asked-otherwise-before")
         return counts

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from cupola.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
 from cupola.errors import CupolaError, PlanError
 from cupola.learn.frozen import FrozenPart
 from cupola.nn.models.pretrained import INSTALLED
+from cupola.plan.checkpoint import json_line
 from cupola.plan.compose import federated_data, problem
-from cupola.plan.holding import LOCK
+from cupola.plan.holding import ASIDE, LOCK, RESERVE, Aside, remove
 from cupola.plan.holding import locked as locked
 from cupola.plan.holding import read_lines as read_lines
 from cupola.plan.load import load
@@ -25,6 +25,17 @@ CONTENTS = (
     "plan.toml", "history.jsonl", "ledger.jsonl", "checkpoint", "partition.json",
     "model.safetensors", "result.json", "twin", "sites", "report.html", "runs.json",
     "privacy.jsonl", "privacy.id", "audit.json", "personal.json", "personal.safetensors",
+    "masked.id", "compensator", "receipts.json",
+)  # fmt: skip
+#: Of these, what stays as it was once it is written, and what only grows (see `cupola.chain`).
+FIXED = ("partition.json", "privacy.id", "masked.id")
+CHAINS = ("privacy.jsonl", "compensator/compensator.jsonl")
+#: What a finished run's result.json names with its checksum.
+FINISHED = (
+    "plan.toml", *FIXED, *CHAINS, "history.jsonl", "ledger.jsonl", "model.safetensors",
+    "personal.json",
+    "personal.safetensors", "twin/plan.toml", "twin/history.jsonl", "twin/model.safetensors",
+    "twin/result.json",
 )  # fmt: skip
 
 
@@ -43,7 +54,7 @@ class Run:
             raise CupolaError(f"{folder} holds several runs; open one of its folders")
         if not (folder / "plan.toml").exists():
             raise CupolaError(f"{folder} holds no run (there is no plan.toml)")
-        return cls(folder, load(folder / "plan.toml"))
+        return cls(folder, held_plan(folder))
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -54,10 +65,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any]:
         """The summary in result.json; empty while the run is under way or was killed."""
-        try:
-            return json.loads((self.folder / "result.json").read_text())
-        except FileNotFoundError:
-            return {}
+        return read_result(self.folder)
 
     @property
     def status(self) -> str:
@@ -71,6 +79,7 @@ class Run:
         path = self.folder / "model.safetensors"
         if not path.exists():
             raise CupolaError(f"{self.folder} has no model yet; finish it with `{self.resume}`")
+        read_result(self.folder, whole=True)
         made = problem(self.plan, federated_data(self.plan))
         module = made.build().to(made.dtype)
         source = self.result.get("source") if self.result else None
@@ -126,8 +135,33 @@ def holds(folder: Path) -> bool:
     return (folder / "plan.toml").exists() or (folder / "runs.json").exists()
 
 
-def claim(folder: Path, plan: Plan, overwrite: bool) -> None:
-    """Make sure a new run of `plan` may fill this folder; with `overwrite` the old run goes."""
+def held_plan(folder: Path) -> Plan:
+    """The plan of the run in this folder, verified."""
+    path = folder / "plan.toml"
+    if not path.is_file():
+        raise damaged(path, "it is missing")
+    _, verified = read_sealed(path)
+    try:
+        plan = load(path)
+    except PlanError as error:
+        if verified:
+            raise
+        raise damaged(path, str(error)) from None
+    if checkpoint_facts(folder).get("plan") not in (None, "", likeness(plan)):
+        raise damaged(path, "the checkpoint beside it is of another plan")
+    return plan
+
+
+def likeness(plan: Plan) -> str:
+    """What a checkpoint is of: the plan, which may go on to more rounds."""
+    return mark(json_line({**plan.to_dict(), "rounds": 0}).encode())
+
+
+def claim(folder: Path, plan: Plan, overwrite: bool) -> Aside | None:
+    """Make sure a new run of `plan` may fill this folder. With `overwrite` the old run goes: aside,
+    until the new one has begun."""
+    if overwrite and (holds(folder) or (folder / ASIDE).exists()):
+        return Aside(folder, [*CONTENTS, *_inner(folder)])
     if overwrite:
         clear(folder)
     elif holds(folder):
@@ -149,6 +183,14 @@ def claim(folder: Path, plan: Plan, overwrite: bool) -> None:
         )
     elif folder.is_dir() and any(_foreign(folder)):
         raise PlanError(f"{folder} holds other files; choose a new folder (--out)")
+    return None
+
+
+def _inner(folder: Path) -> list[str]:
+    """The folders of runs that a folder of several holds."""
+    path = folder / "runs.json"
+    names = [Path(entry["folder"]).name for entry in read_json(path)] if path.exists() else []
+    return [name for name in names if holds(folder / name)]
 
 
 def same_plan(folder: Path, plan: Plan) -> bool:
@@ -161,24 +203,20 @@ def same_plan(folder: Path, plan: Plan) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove what runs leave behind, and nothing else. The plan goes last: a crash leaves a run."""
-    runs = folder / "runs.json"
-    if runs.exists():
-        for entry in json.loads(runs.read_text()):
-            inner = folder / Path(entry["folder"]).name
-            if holds(inner):
-                clear(inner)
-                (inner / LOCK).unlink(missing_ok=True)
-                inner.rmdir()
-    for name in reversed(CONTENTS):
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in (*_inner(folder), *reversed(CONTENTS)):
+        remove(folder / name)
 
 
 def _foreign(folder: Path) -> Iterator[Path]:
-    return (p for p in folder.iterdir() if p.name != LOCK and p.suffix != ".part")
+    own = (LOCK, ASIDE, RESERVE)
+    return (p for p in folder.iterdir() if p.name not in own and p.suffix != ".part")
+
+
+def _status(folder: Path) -> str:
+    try:
+        return read_result(folder).get("status", "unfinished")
+    except CupolaError:
+        return "damaged"
 
 
 def free_folder(plan: Plan, root: Path = Path("runs")) -> Path:
@@ -188,6 +226,6 @@ def free_folder(plan: Plan, root: Path = Path("runs")) -> Path:
         folder = root / (plan.name if number == 1 else f"{plan.name}-{number}")
         if not folder.exists() or not (holds(folder) or any(_foreign(folder))):
             return folder
-        if Run(folder, plan).status in ("unfinished", "stopped") and same_plan(folder, plan):
+        if same_plan(folder, plan) and _status(folder) in ("unfinished", "stopped"):
             return folder
     raise PlanError(f"{root} is full; choose a folder with --out")

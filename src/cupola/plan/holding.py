@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import secrets
+import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cupola.chain import Chain, read_sealed
 from cupola.errors import CupolaError, PlanError
-from cupola.plan.checkpoint import write_atomically
+from cupola.plan.checkpoint import write_sealed
 
 LOCK = ".lock"
+ASIDE = ".replaced"  # what --overwrite replaces, until the new run has begun
+RESERVE = ".reserve"  # room for the reason on a full disk
+_RESERVED = 1 << 16  # bytes
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file of JSON lines; a line torn by a crash ends it."""
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield json.loads(line)
+    """Records of a file of JSON lines, verified; a line torn by a crash ends it."""
+    return Chain().read(path, path.read_bytes())
 
 
 @contextmanager
@@ -88,5 +90,68 @@ def run_id(folder: Path | None, name: str) -> str:
     path = folder / f"{name}.id"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, secrets.token_hex(8))
-    return path.read_text().strip()
+        write_sealed(path, secrets.token_hex(8))
+    return read_sealed(path)[0].strip()
+
+
+# What --overwrite replaces
+
+
+class Aside:
+    """The old run of a folder, out of the way until the new one has begun: then `drop` it; or, if
+    it cannot begin, bring it `back`."""
+
+    def __init__(self, folder: Path, contents: Sequence[str]) -> None:
+        self._folder, self._place, self._contents = folder, folder / ASIDE, contents
+        held = [name for name in contents if (folder / name).exists()]
+        if self._place.exists():  # a new run was killed before it had begun: it goes
+            self._clear(held)
+            return
+        self._place.mkdir()
+        for name in held:
+            (folder / name).rename(self._place / name)
+
+    def _clear(self, names: Sequence[str]) -> None:
+        for name in names:
+            remove(self._folder / name)
+
+    def back(self) -> None:
+        self._clear([name for name in self._contents if (self._folder / name).exists()])
+        for path in self._place.iterdir():
+            path.rename(self._folder / path.name)
+        self._place.rmdir()
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._place.exists():  # it had not begun
+            self.back()
+
+    def drop(self) -> None:
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """A file, or a folder that is no link to one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def room(folder: Path) -> Iterator[Callable[[], None]]:
+    """Hold some room on the disk; calling frees it, so that a full disk leaves a reason behind."""
+    path = folder / RESERVE
+
+    def free() -> None:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    with suppress(OSError):
+        path.write_bytes(bytes(_RESERVED))
+    try:
+        yield free
+    finally:
+        free()

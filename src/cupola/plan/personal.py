@@ -11,7 +11,7 @@ from cupola.federation import State
 from cupola.learn import TrainingHost
 from cupola.personalize import Personalisation
 from cupola.personalize.outcome import digest, outcome
-from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.checkpoint import json_line, write_atomically, write_sealed
 
 NAMED = 1000  # sites whose names are written down
 
@@ -23,7 +23,7 @@ def write_personal(
     data = host.sites
     names = [data.site_name(i) for i in range(min(len(data), NAMED))]
     found = outcome(program, state, data.sizes(), data.site_types, names)
-    write_atomically(folder / "personal.json", json_line(found))
+    write_sealed(folder / "personal.json", json_line(found))
     return digest(found)
 
 

@@ -51,7 +51,7 @@ def rehearsed_book(plan: Plan) -> Book | None:
     found = Book(limit=limit)
     found.durable = False
     for path in _books(shared, None):
-        found._read(path, path.read_text(), any_study=True)
+        found._read(path, path.read_bytes(), any_study=True)
     return found
 
 

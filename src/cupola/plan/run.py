@@ -9,22 +9,35 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save as to_safetensors
 
-from cupola.errors import CupolaError, PlanError
+from cupola.chain import marks, read_result, require_marks, require_tails, tails
+from cupola.errors import CupolaError, DataError, PlanError
 from cupola.federation import Entry, Federation, Ledger, Program, State, drive
 from cupola.learn import Training, TrainingHost
 from cupola.learn.training import without_matrices
 from cupola.personalize import Personalisation
 from cupola.plan import compose
-from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
-from cupola.plan.folder import Run, claim, free_folder, holds, locked, same_plan
+from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically, write_sealed
+from cupola.plan.folder import (
+    CHAINS,
+    FINISHED,
+    FIXED,
+    Run,
+    claim,
+    free_folder,
+    held_plan,
+    holds,
+    likeness,
+    locked,
+)
 from cupola.plan.forecast import forecast
-from cupola.plan.holding import signals
+from cupola.plan.holding import FULL, Aside, room, signals
 from cupola.plan.load import load
 from cupola.plan.personal import write_group_models, write_personal
 from cupola.plan.place import Place, Simulated
@@ -76,18 +89,35 @@ def run(
         )
     folder = free_folder(plan) if folder is None else Path(folder)
     with locked(folder):
-        if not (resume and holds(folder)):
-            claim(folder, plan, overwrite)
-            write_atomically(folder / "plan.toml", plan.to_toml())
-        elif not same_plan(folder, plan):
-            raise PlanError(f"{folder} holds a run of another plan; choose another folder")
-        made = Run(folder, plan)
-        if made.status != "finished":
-            (folder / "result.json").unlink(missing_ok=True)
-            _Session(plan, folder, progress, place or Simulated()).execute()
+        old = _begin(plan, folder, resume, overwrite)
+        if not _complete(folder):
+            with old or nullcontext():
+                begun = old.drop if old else (lambda: None)
+                _Session(plan, folder, progress, place or Simulated(), begun).execute()
             if report:
                 _report(folder)
-    return made
+    return Run(folder, plan)
+
+
+def _begin(plan: Plan, folder: Path, resume: bool, overwrite: bool) -> Aside | None:
+    """Make this folder the plan's; the run that it replaces."""
+    if resume and holds(folder):
+        if held_plan(folder) != plan:
+            raise PlanError(f"{folder} holds a run of another plan; choose another folder")
+        return None
+    old = claim(folder, plan, overwrite)
+    write_sealed(folder / "plan.toml", plan.to_toml())
+    return old
+
+
+def _complete(folder: Path) -> bool:
+    """Whether there is nothing left to do: what is damaged of a finished run is made again."""
+    try:
+        return read_result(folder, whole=True).get("status") == "finished"
+    except DataError:
+        if not (folder / "checkpoint").exists():
+            raise
+        return False
 
 
 def run_all(
@@ -112,24 +142,27 @@ def run_all(
         ]
     folder = free_folder(plan) if folder is None else Path(folder)
     with locked(folder):
-        if not (resume and holds(folder)):
-            claim(folder, plan, overwrite)
-            write_atomically(folder / "plan.toml", plan.to_toml())
-        elif not same_plan(folder, plan):
-            raise PlanError(f"{folder} holds runs of another plan; choose another folder")
+        old = _begin(plan, folder, resume, overwrite)
         entries = [
             {"label": label, "folder": label, "settings": chosen}
             for label, chosen in plan.settings()
         ]
-        write_atomically(folder / "runs.json", json_line(entries, indent=2))
+        write_sealed(folder / "runs.json", json_line(entries, indent=2))
         runs = []
         for label, one in plan.expand():
             runs.append(Run(folder / label, one))
             try:
                 run(one, folder / label, resume=True, progress=progress, report=report)
             except CupolaError:
+                asked = folder / label / "ledger.jsonl"
+                if old is not None and not (asked.exists() and asked.stat().st_size):
+                    old.back()
+                    raise
                 if runs[-1].status != "failed":  # it did not even begin
                     raise
+            if old is not None:
+                old.drop()
+                old = None
         if report:
             _report(folder)
     return runs
@@ -139,8 +172,11 @@ def resume(folder: str | Path, *, progress: Watch | None = None, report: bool = 
     """Go on with whatever a folder holds: one run, or several."""
     folder = Path(folder)
     if not (folder / "plan.toml").exists():
-        raise PlanError(f"{folder} holds no run to go on with (there is no plan.toml)")
-    plan = load(folder / "plan.toml")
+        raise PlanError(
+            f"{folder} holds no run to go on with (there is no plan.toml); restore it from a copy, "
+            "or run the plan again with --overwrite"
+        )
+    plan = held_plan(folder)
     return run_all(plan, folder, resume=True, progress=progress, report=report)
 
 
@@ -149,13 +185,42 @@ class _Session:
 
     whole: Program
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch | None, place: Place) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        watch: Watch | None,
+        place: Place,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
+        self.begun = begun
         self.state = State()
         self.stopping = False
         self.save_took = 0.0
+        self.fixed: dict[str, str] = {}
 
     def execute(self) -> None:
+        """What is damaged is refused before anything is touched."""
+        saved = Checkpoint.load(self.folder / "checkpoint")
+        if saved:
+            require_marks(self.folder, saved.files)
+            require_tails(self.folder, saved.tails)
+        lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
+        logs = {
+            name: Log(self.folder / f"{name}.jsonl", lengths[name], saved and saved.heads.get(name))
+            for name in ("history", "ledger")
+        }
+        self.history, self.entries = logs["history"], logs["ledger"]
+        (self.folder / "result.json").unlink(missing_ok=True)
+        try:
+            with room(self.folder) as self.free:
+                self._execute(saved)
+        finally:
+            self.history.close()
+            self.entries.close()
+
+    def _execute(self, saved: Checkpoint | None) -> None:
         try:
             host = self.place.host(self.plan)
             program = compose.training(self.plan, host)
@@ -164,23 +229,16 @@ class _Session:
                 forecast(self.plan, host, program, self.whole)  # refuses what would miss it
             table = self.folder / "partition.json"
             if not table.exists():
-                write_atomically(table, json_line(partition_table(host.sites)))
-        except CupolaError as error:
-            self._conclude("failed", str(error))
-            raise
-        saved = Checkpoint.load(self.folder / "checkpoint")
-        lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
-        self.history = Log(self.folder / "history.jsonl", lengths["history"])
-        self.entries = Log(self.folder / "ledger.jsonl", lengths["ledger"])
-        self.booked: list[dict[str, Any]] = []  # since the last complete step
-        self.ledger = Ledger(self._book)
-        try:
+                write_sealed(table, json_line(partition_table(host.sites)))
+            self.booked: list[dict[str, Any]] = []  # since the last complete step
+            self.ledger = Ledger(self._book)
             with self.place.federation(self.plan, host, self.ledger, self.folder) as reach:
                 self._restore(saved, reach)
+                self.begun()
                 self._drive(host, program, reach)
-        finally:
-            self.history.close()
-            self.entries.close()
+        except Exception as error:
+            self._fail(error, {})  # unless it was told already
+            raise self._said(error) from error
 
     def _book(self, entry: dict[str, Any]) -> None:
         self.booked.append(entry)
@@ -189,7 +247,7 @@ class _Session:
     def _restore(self, saved: Checkpoint | None, reach: Federation) -> None:
         self.before = saved.seconds if saved else 0.0
         self.state = saved.state if saved else self.whole.start()
-        self.lengths = {"history": self.history.length, "ledger": self.entries.length}
+        self._mark()
         self.first = self.state.values["round"]
         if saved:
             self.ledger.restore({"down": saved.down, "up": saved.up})
@@ -214,16 +272,37 @@ class _Session:
                 f"go on with `{Run(self.folder, self.plan).resume}`"
             ) from None
         except Exception as error:
-            if isinstance(error, CupolaError) and self.state.step > began:
-                self._save(reach)
-            kind = "" if isinstance(error, CupolaError) else f"{type(error).__name__}: "
-            self._conclude("failed", kind + str(error), **facts)
+            self.free()
+            if self.state.step > began:
+                with suppress(Exception):  # else the last one that could be saved stays
+                    self._save(reach)
+            self._fail(error, facts)
             raise
         arrays = program.model(self.state)
         write_atomically(self.folder / "model.safetensors", to_safetensors(arrays))
         if isinstance(self.whole, Personalisation):
             write_group_models(self.state, self.folder)
         self._conclude("finished", self.state.values["stopped"], **facts)
+
+    def _fail(self, error: Exception, facts: dict[str, Any]) -> None:
+        """Leave the reason behind, whatever it was; once."""
+        if (self.folder / "result.json").exists():
+            return
+        self.free()
+        kind = "" if isinstance(error, CupolaError) else f"{type(error).__name__}: "
+        reason = kind + str(error)
+        try:
+            self._conclude("failed", reason, **facts)
+        except Exception:  # of the summary there is only this to say
+            short = {"status": "failed", "reason": reason, "name": self.plan.name}
+            with suppress(OSError):
+                write_sealed(self.folder / "result.json", json_line(short, indent=2))
+
+    def _said(self, error: Exception) -> Exception:
+        if isinstance(error, OSError) and error.errno in FULL:
+            way_out = f"make room, and go on with `{Run(self.folder, self.plan).resume}`"
+            return DataError(f"{self.folder}: the disk is full ({error.strerror}); {way_out}")
+        return error
 
     def _twin(self, host: TrainingHost, program: Training) -> dict[str, Any]:
         def between(record: dict[str, Any]) -> None:
@@ -252,7 +331,7 @@ class _Session:
                 "seconds": self.seconds(),
             }
             self.history.write(record)
-        self.lengths = {"history": self.history.length, "ledger": self.entries.length}
+        self._mark()
         if self.stopping:
             self._save(reach)
             raise KeyboardInterrupt
@@ -269,6 +348,11 @@ class _Session:
             assert isinstance(self.whole, Personalisation)
             self.watch(self._personal_pace(self.whole))
 
+    def _mark(self) -> None:
+        """How far the run's files are at a complete step."""
+        self.lengths = {"history": self.history.length, "ledger": self.entries.length}
+        self.heads = {"history": self.history.tail, "ledger": self.entries.tail}
+
     def _save(self, reach: Federation) -> None:
         """Save the last complete step; what was booked after it does not belong to it."""
         start = time.monotonic()
@@ -282,9 +366,11 @@ class _Session:
             for site, size in zip(entry.sites, entry.up()):
                 kept.up[site] -= size
         sites = reach.export(self.state.step - 1)
-        Checkpoint(self.state, sites, kept.down, kept.up, self.lengths, self.seconds()).save(
-            self.folder / "checkpoint"
-        )
+        facts = (kept.down, kept.up, self.lengths, self.seconds())
+        if not self.fixed:
+            self.fixed = marks(self.folder, FIXED)
+        around = (self.fixed, tails(self.folder, CHAINS), self.heads, likeness(self.plan))
+        Checkpoint(self.state, sites, *facts, *around).save(self.folder / "checkpoint")
         reach.confirm(self.state.step - 1)
         self.saved_at = time.monotonic()
         self.save_took = self.saved_at - start
@@ -322,7 +408,10 @@ class _Session:
         if facts.get("personal"):  # which came after the last round
             sent = {"bytes_down": self.ledger.bytes_down, "bytes_up": self.ledger.bytes_up}
             summary |= {**sent, "seconds": self.seconds()}
-        write_atomically(self.folder / "result.json", json_line(summary, indent=2))
+        summary["checksums"] = marks(
+            self.folder, FINISHED if status == "finished" else ("plan.toml", *FIXED)
+        )
+        write_sealed(self.folder / "result.json", json_line(summary, indent=2))
 
 
 def _report(folder: Path) -> None:

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupola.chain import (
+    Tail,
+    damaged,
+    marks,
+    read_result,
+    read_sealed,
+    require_marks,
+    require_tails,
+    tails,
+)
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Federation, Ledger, Replay, State, drive
 from cupola.federation.replay import Once
 from cupola.gwas import Association, results
 from cupola.gwas.compare import Table
 from cupola.gwas.tables import as_table
-from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically
-from cupola.plan.holding import locked, read_lines, signals
+from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_sealed
+from cupola.plan.holding import (
+    ASIDE,
+    FULL,
+    LOCK,
+    RESERVE,
+    Aside,
+    locked,
+    read_lines,
+    remove,
+    room,
+    signals,
+)
 from cupola.plan.study import StudyPlan, load_study, without
 from cupola.plan.study_place import Gathered, StudyPlace
 from cupola.plan.study_result import TABLES, summary, write_tables
@@ -27,8 +48,10 @@ Watch = Callable[[str, int, int], None]
 #: All that a study may leave in its folder.
 CONTENTS = (
     FILE, "ledger.jsonl", "checkpoint", "result.json", "report.html", "masked.id", "compensator",
-    "sites", *TABLES,
+    "sites", "receipts.json", *TABLES,
 )  # fmt: skip
+_FIXED = (FILE, "masked.id")
+_CHAINS = ("compensator/compensator.jsonl",)
 
 
 def run_study(
@@ -57,17 +80,18 @@ def run_study(
         if leaving:
             plan = _leave(plan, folder, leaving)
             overwrite, resume = True, False
+        old = None
         if resume and (folder / FILE).exists():
-            if load_study(folder / FILE, elsewhere=place.real) != plan:
+            if held_study(folder, place.real) != plan:
                 raise PlanError(f"{folder} holds another study; choose another folder (--out)")
         else:
-            _claim(folder, overwrite)
-            write_atomically(folder / FILE, plan.to_toml())
-        if resume and (done := read_result(folder)).get("status") == "finished":
+            old = _claim(folder, overwrite)
+            write_sealed(folder / FILE, plan.to_toml())
+        if resume and (done := _finished(folder)):
             return done
-        (folder / "result.json").unlink(missing_ok=True)
-        session = _Session(plan, folder, watch, place)
-        found = session.execute()
+        with old or nullcontext():
+            session = _Session(plan, folder, watch, place, old.drop if old else lambda: None)
+            found = session.execute()
         if report:
             from cupola.report.association import write_study
 
@@ -79,29 +103,52 @@ def resume_study(folder: str | Path, **options: Any) -> dict[str, Any]:
     """Go on with the study that a folder holds."""
     folder = Path(folder)
     if not (folder / FILE).exists():
-        raise PlanError(f"{folder} holds no study to go on with (there is no {FILE})")
-    return run_study(load_study(folder / FILE), folder, resume=True, **options)
+        raise PlanError(
+            f"{folder} holds no study to go on with (there is no {FILE}); restore it from a copy, "
+            "or run the study again with --overwrite"
+        )
+    return run_study(held_study(folder), folder, resume=True, **options)
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    import json
+def held_study(folder: Path, elsewhere: bool = False) -> StudyPlan:
+    """The study in this folder, verified."""
+    path = folder / FILE
+    if not path.is_file():
+        raise damaged(path, "it is missing")
+    _, verified = read_sealed(path)
+    try:
+        return load_study(path, elsewhere=elsewhere)
+    except PlanError as error:
+        if verified:
+            raise
+        raise damaged(path, str(error)) from None
 
-    path = folder / "result.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The result of a finished study; what is damaged of it is made again from its checkpoint."""
+    try:
+        found = read_result(folder, whole=True)
+    except DataError:
+        if not (folder / "checkpoint").exists():
+            raise
+        return None
+    return found if found.get("status") == "finished" else None
 
 
-def _claim(folder: Path, overwrite: bool) -> None:
+def _claim(folder: Path, overwrite: bool) -> Aside | None:
     if (folder / FILE).exists() and not overwrite:
         raise PlanError(
             f"{folder} already holds a study; go on with `cupola gwas resume {folder}`, choose "
             "another folder (--out), or replace it (--overwrite)"
         )
-    known = {*CONTENTS, ".lock"}
+    known = {*CONTENTS, LOCK, ASIDE, RESERVE}
     if strange := [p.name for p in folder.iterdir() if p.name not in known and p.suffix != ".part"]:
         raise PlanError(f"{folder} holds other files ({strange[0]}); choose a new folder (--out)")
+    if (folder / FILE).exists() or (folder / ASIDE).exists():
+        return Aside(folder, CONTENTS)
     for name in reversed(CONTENTS):
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        remove(folder / name)
+    return None
 
 
 def _leave(plan: StudyPlan, folder: Path, leaving: list[str]) -> StudyPlan:
@@ -128,24 +175,44 @@ class _Complete:
     state: State
     traffic: dict[str, Any]
     ledger: int
+    tail: Tail
 
 
 class _Session:
     """One process's work on one study."""
 
     def __init__(
-        self, plan: StudyPlan, folder: Path, watch: Watch | None, place: StudyPlace
+        self,
+        plan: StudyPlan,
+        folder: Path,
+        watch: Watch | None,
+        place: StudyPlace,
+        begun: Callable[[], None],
     ) -> None:
         self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
+        self.begun = begun
         self.stopping = False
         self.shown: tuple[str, int, int] | None = None
         self.table: Table | None = None
         self.cpu = time.process_time()
 
     def execute(self) -> dict[str, Any]:
-        plan, place = self.plan, self.place
+        """What is damaged is refused before anything is touched."""
         saved = Checkpoint.load(self.folder / "checkpoint")
-        self.log = Log(self.folder / "ledger.jsonl", saved.lengths["ledger"] if saved else 0)
+        if saved:
+            require_marks(self.folder, saved.files)
+            require_tails(self.folder, saved.tails)
+        self.log = Log(
+            self.folder / "ledger.jsonl",
+            saved.lengths["ledger"] if saved else 0,
+            saved and saved.heads.get("ledger"),
+        )
+        (self.folder / "result.json").unlink(missing_ok=True)
+        with room(self.folder) as self.free:
+            return self._execute(saved)
+
+    def _execute(self, saved: Checkpoint | None) -> dict[str, Any]:
+        plan, place = self.plan, self.place
         self.ledger = Ledger(self.log.write)
         self.before, self.began = saved.seconds if saved else 0.0, time.monotonic()
         try:
@@ -154,17 +221,36 @@ class _Session:
                 place.federation(plan, self.ledger, self.folder) as reach,
                 signals(self._stop),
             ):
+                self.begun()
                 return self._drive(program, reach, saved)
         except FederationError as error:
             text = place.explained(error)
-            self._conclude({"status": "failed", "reason": text})
+            self._fail(text)
             raise DataError(text) from None
         except CupolaError as error:
-            self._conclude({"status": "failed", "reason": str(error)})
+            self._fail(str(error))
+            raise
+        except OSError as error:
+            self._fail(f"{type(error).__name__}: {error}")
+            if error.errno not in FULL:
+                raise
+            raise DataError(
+                f"{self.folder}: the disk is full ({error.strerror}); make room, and go on with "
+                f"`cupola gwas resume {self.folder}`"
+            ) from error
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
             raise
         finally:
-            place.keep_logs(self.folder)
+            with suppress(OSError):
+                place.keep_logs(self.folder)
             self.log.close()
+
+    def _fail(self, reason: str) -> None:
+        """Leave the reason behind, whatever it was."""
+        self.free()
+        with suppress(OSError):
+            self._conclude({"status": "failed", "reason": reason})
 
     def _drive(
         self, program: Association, reach: Federation, saved: Checkpoint | None
@@ -176,7 +262,7 @@ class _Session:
         once = Once(program)
         if not self.place.real:  # real cohorts follow the study by themselves
             reach.follow(Replay(once, state))
-        self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
+        self._mark(state)
         self.saved_at, self.save_took = time.monotonic(), 0.0
         try:
             state = drive(once, reach, state, lambda s: self._after(program, s, reach))
@@ -186,13 +272,19 @@ class _Session:
             raise KeyboardInterrupt(
                 f"stopped; go on with `cupola gwas resume {self.folder}`"
             ) from None
-        except CupolaError:
-            self._save(reach)
+        except Exception:
+            self.free()
+            with suppress(Exception):  # else the last one that could be saved stays
+                self._save(reach)
             raise
         return self._write(program, state)
 
+    def _mark(self, state: State) -> None:
+        traffic = copy.deepcopy(self.ledger.export())
+        self.complete = _Complete(state, traffic, self.log.length, self.log.tail)
+
     def _after(self, program: Association, state: State, reach: Federation) -> None:
-        self.complete = _Complete(state, copy.deepcopy(self.ledger.export()), self.log.length)
+        self._mark(state)
         progress = program.progress(state)
         if self.watch is not None and progress != self.shown:
             self.watch(*progress)
@@ -217,6 +309,9 @@ class _Session:
             last.traffic["up"],
             {"ledger": last.ledger},
             self._seconds(),
+            marks(self.folder, _FIXED),
+            tails(self.folder, _CHAINS),
+            {"ledger": last.tail},
         ).save(self.folder / "checkpoint")
         reach.confirm(last.state.step - 1)
         self.saved_at = time.monotonic()
@@ -242,7 +337,10 @@ class _Session:
             "cpu_seconds": round(time.process_time() - self.cpu, 3),
             "simulated": not self.place.real,
         }
-        write_atomically(self.folder / "result.json", json_line(whole, indent=2))
+        kept = (FILE, *_CHAINS, "masked.id", "ledger.jsonl", *facts.get("files", ()))
+        done = facts["status"] == "finished"
+        whole["checksums"] = marks(self.folder, kept if done else _FIXED)
+        write_sealed(self.folder / "result.json", json_line(whole, indent=2))
         return whole
 
     def _write(self, program: Association, state: State) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
 from cupola.learn.central import centralised
 from cupola.learn.training import without_matrices
-from cupola.plan.checkpoint import Log, json_line, write_atomically
+from cupola.plan.checkpoint import Log, json_line, write_atomically, write_sealed
 from cupola.plan.folder import Run
 from cupola.plan.plan import Plan
 from cupola.plan.summary import result
@@ -37,7 +37,7 @@ def run_twin(
     """
     folder.mkdir(exist_ok=True)
     alone = plan.change({"twin": False})
-    write_atomically(folder / "plan.toml", alone.to_toml())
+    write_sealed(folder / "plan.toml", alone.to_toml())
     history = Log(folder / "history.jsonl")
     began = time.monotonic()
     record: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def run_twin(
     write_atomically(folder / "model.safetensors", to_safetensors(plain))
     summary = result(Run(folder, alone), "finished", None, record, host, program.space.module)
     summary |= {"recipe": "centralised", "sites": 1}
-    write_atomically(folder / "result.json", json_line(summary, indent=2))
+    write_sealed(folder / "result.json", json_line(summary, indent=2))
     names = [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
     scale = max(float(np.abs(plain[n]).max()) for n in names) or 1.0
     apart = max(float(np.abs(plain[n] - federated[n]).max()) for n in names)

@@ -3,7 +3,8 @@
 A site is charged before it touches data, in a file that survives crashes and later runs. The same
 question under the same step is charged once; another question under that step is refused. A
 question whose cost would exceed the budget is refused, and so is, under a budget, any answer that
-no mechanism protects.
+no mechanism protects. The file is a hash chain (see `cupola.chain`): lines that were edited, moved
+or taken out are damage, and nothing is charged to a damaged book.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cupola.chain import Chain, Tail, damaged
 from cupola.errors import DataError, PlanError
 from cupola.federation.message import Question, digest
 from cupola.federation.site import Charge
@@ -28,6 +30,7 @@ except ImportError:  # Windows has none; there nobody is kept from opening a boo
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
+_COPY = "nothing was spent; restore it from a copy, or name another file"
 History = tuple[Event, ...]
 
 
@@ -75,6 +78,7 @@ class Book:
         self._allowed: dict[int, bool] = {}
         self._file: IO[str] | None = None
         self._lost = False
+        self._chain = Chain()
         if path is not None:
             self._open(path)
 
@@ -82,8 +86,18 @@ class Book:
     def read(cls, path: Path) -> Book:
         """The accounts in a file, to look at: nothing can be charged to them."""
         book = cls()
-        book._read(path, path.read_text(), any_study=True)
+        book._read(path, path.read_bytes(), any_study=True)
         return book
+
+    @property
+    def tail(self) -> Tail:
+        """How many lines the file has, and the hash that stands for them."""
+        return self._chain.tail
+
+    def require(self, tail: Tail) -> None:
+        """DataError unless the file goes on from what was seen of it: it is no old copy."""
+        if self.path is not None:
+            self._chain.require(self.path, tail, _COPY)
 
     # What was spent
 
@@ -212,7 +226,8 @@ class Book:
     def _append(self, line: dict[str, Any]) -> None:
         assert self._file is not None
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            data, _ = self._chain.line(json.dumps(line, separators=(",", ":")))
+            self._file.write(data.decode())
             self._file.flush()
             if self.durable:
                 os.fsync(self._file.fileno())
@@ -220,6 +235,7 @@ class Book:
             self.close()  # what is on disk is unknown: only reading it again can tell
             self._lost = True
             raise
+        self._chain.take(data[:-1])
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +247,7 @@ class Book:
             # answered for, so it goes.
             end = whole.rfind(b"\n") + 1
             if end or not whole.startswith(b'{"cupola":"spent"'):
-                self._read(path, whole[:end].decode()) if whole else None
+                self._read(path, whole[:end]) if whole else None
             if end < len(whole):
                 os.truncate(path, end)
             if not end:
@@ -240,16 +256,17 @@ class Book:
             self.close()
             raise
 
-    def _read(self, path: Path, text: str, any_study: bool = False) -> None:
-        try:
-            head, *lines = (json.loads(line) for line in text.splitlines())
-            if head["cupola"] != "spent" or head["format"] != FORMAT:
-                raise ValueError("format")
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                f"{path} is not a file of spent privacy (or is damaged); "
-                "name another file, or restore this one from a copy"
-            ) from None
+    def _read(self, path: Path, whole: bytes, any_study: bool = False) -> None:
+        strange = DataError(
+            f"{path} is not a file of spent privacy (or is damaged); "
+            "name another file, or restore this one from a copy"
+        )
+        if not whole.lstrip().startswith(b"{"):
+            raise strange
+        self._chain = Chain()
+        head, *lines = list(self._chain.read(path, whole, _COPY)) or [{}]
+        if head.get("cupola") != "spent" or head.get("format") != FORMAT:
+            raise strange
         if head["study"] != self.study and not any_study:
             raise DataError(
                 f"{path} belongs to the study '{head['study']}', not to '{self.study}'; "
@@ -264,7 +281,7 @@ class Book:
                 key = (line["run"], line["step"])
                 self._enter(key, line["question"], line["task"], new, line.get("unprotected", []))
             except (KeyError, TypeError, AttributeError) as error:
-                raise DataError(f"{path}: a line is damaged ({error}); nothing was spent") from None
+                raise damaged(path, f"a line lacks {error}", _COPY) from None
 
     def close(self) -> None:
         if self._file is not None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from cupola.base.formatting import count, duration, number, size, text
+from cupola.chain import read_result
 from cupola.errors import DataError
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
 from cupola.report import charts, page, save
-from cupola.report.folder import RunFolder, _json, _read
+from cupola.report.folder import RunFolder, _read
 from cupola.report.genome import largest, manhattan, quantiles
 from cupola.report.ledger import ledger_section, traffic
 
@@ -38,9 +39,10 @@ def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], 
 
     table: its results, if they were read already.
     """
-    result = _json(folder / "result.json")
+    result = read_result(folder, whole=True)
     if result.get("status") != "finished":
-        raise DataError(f"{folder} holds no finished study")
+        way_out = f"go on with `cupola gwas resume {folder}`"
+        raise DataError(f"{folder} holds no finished study; {way_out}")
     run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
     # Of a study at real sites the result is the coordinator's word: it names a file in here.
     table = table or read_results(folder / Path(str(result["files"][0])).name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cupola.base.formatting import LOWER_IS_BETTER, finite
+from cupola.chain import Chain, read_json, read_result, read_sealed
 from cupola.errors import DataError
 
 SPLITS = {
@@ -157,7 +157,7 @@ def open_run(
         plan,
         source,
         list(_lines(folder / "history.jsonl")),
-        _json(folder / "result.json"),
+        read_result(folder, whole=True),
         _json(folder / "partition.json"),
         settings or {},
         group,
@@ -178,15 +178,15 @@ def find_runs(folder: Path | str) -> list[RunFolder]:
         marks |= {p.parent for p in folder.rglob("plan.toml") if is_run(p.parent)}
         runs = [open_run(p, str(p.relative_to(folder))) for p in sorted(marks) if p.name != "twin"]
     if not runs:
-        raise DataError(f"{folder} holds no run (no plan.toml, history.jsonl or runs.json in it)")
+        what = "no plan.toml, history.jsonl or runs.json in it"
+        raise DataError(
+            f"{folder} holds no run ({what}); give a folder that `cupola run` has filled"
+        )
     return runs
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
-    try:
-        entries = json.loads(_read(folder / "runs.json"))
-    except ValueError:
-        entries = None
+    entries = read_json(folder / "runs.json")
     if not isinstance(entries, list):
         raise DataError(f"{folder / 'runs.json'} is damaged; run the plan again with --resume")
     return [entry for entry in entries if isinstance(entry, dict)]
@@ -208,28 +208,14 @@ def _listed(folder: Path, entry: dict[str, Any]) -> RunFolder | None:
 
 
 def _read(path: Path) -> str:
-    return path.read_text("utf-8", "replace") if path.is_file() else ""
+    return read_sealed(path)[0] if path.is_file() else ""
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read(path) or "{}")
-    except ValueError:
-        return {}
+    value = read_json(path) if path.is_file() else {}
     return value if isinstance(value, dict) else {}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """JSON objects, line by line, up to the first torn line."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except ValueError:
-                return
-            if isinstance(value, dict):
-                yield value
+    """JSON objects, line by line, verified, up to a line that a crash cut off."""
+    return Chain().read(path, path.read_bytes()) if path.is_file() else iter(())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from cupola.base.formatting import (
     text,
     title,
 )
+from cupola.chain import read_json
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import RunFolder
@@ -55,7 +55,7 @@ def personal_section(run: RunFolder) -> str:
 
 def _read(run: RunFolder) -> dict[str, Any]:
     try:
-        found = json.loads((run.path / "personal.json").read_text("utf-8"))
+        found = read_json(run.path / "personal.json")
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and found.get("methods") else {}

@@ -89,7 +89,7 @@ class Compensator:
         self.identity, self.roster = identity, roster
         self._opened: OrderedDict[bytes, _Opened] = OrderedDict()
         self._lock = threading.Lock()
-        self._memory = Memory(memory)
+        self._memory = self.memory = Memory(memory)
         self._works = True
         if self._memory.setdefault("study", roster.study) != roster.study:
             self.close()

@@ -1,4 +1,4 @@
-"""What a party must not forget: keys and values, durable before anything depends on them."""
+"""What a party must not forget: keys and values in a hash chain, durable before they are used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from cupola.chain import Chain, Tail
 from cupola.errors import DataError
 from cupola.federation.stored import sync_folder
 
@@ -17,15 +18,21 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 
+_COPY = "restore it from a copy (a party without its memory could be made to tell twice)"
+
+
 class Memory:
     """A growing table of plain values in a file, a line an entry; without a path, in memory.
 
     `setdefault` returns only after the entry is on disk. A line that was being written when the
-    process died is dropped: nothing was answered on its account. One process at a time.
+    process died is dropped: nothing was answered on its account. One process at a time. The file
+    is a hash chain (see `cupola.chain`): a changed, moved or missing line is damage.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._held: dict[str, Any] = {}
+        self._chain = Chain()
+        self._path = path
         self._file: IO[bytes] | None = None
         self._lost = False
         if path is not None:
@@ -52,14 +59,26 @@ class Memory:
         new = {key: value for key, value in entries.items() if key not in self._held}
         if new and self._file is not None:
             try:
-                self._file.write(json.dumps(new, separators=(",", ":")).encode() + b"\n")
+                line, _ = self._chain.line(json.dumps(new, separators=(",", ":")))
+                self._file.write(line)
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                self._chain.take(line[:-1])
             except BaseException:
                 self.close()  # what is on disk is unknown: only a restart can tell
                 raise
         self._held |= new
         return {key: self._held[key] for key in entries}
+
+    @property
+    def tail(self) -> Tail:
+        """How many lines the file has, and the hash that stands for them."""
+        return self._chain.tail
+
+    def require(self, tail: Tail) -> None:
+        """DataError unless the file goes on from what was seen of it: it is no old copy."""
+        if self._path is not None:
+            self._chain.require(self._path, tail, _COPY)
 
     def close(self) -> None:
         self._lost = True
@@ -80,14 +99,7 @@ class Memory:
         self._file.seek(0)
         whole = self._file.read()
         end = whole.rfind(b"\n") + 1
-        for line in whole[:end].splitlines():
-            try:
-                entries = json.loads(line)
-                self._held |= {key: entries[key] for key in entries if key not in self._held}
-            except (ValueError, TypeError) as error:
-                raise DataError(
-                    f"{path} is damaged; restore it from a copy (a party without its memory could "
-                    "be made to tell twice)"
-                ) from error
+        for entries in self._chain.read(path, whole, _COPY):
+            self._held |= {key: entries[key] for key in entries if key not in self._held}
         self._file.truncate(end)
         self._file.seek(end)

@@ -20,7 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Generic
 
-from cupola.errors import DataError, FederationError, PlanError
+from cupola.chain import damaged
+from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
 from cupola.plan.plan import Plan
@@ -43,6 +44,7 @@ from cupola.sites.settings import (
 
 WITHDRAWN = "withdrawn"
 SETTLING = ("settle", "unmask", "settled")
+_REJOIN = "restore it from a copy, or join again with the same plan and roster"
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,13 @@ class Joined(Generic[Kind]):
     @cached_property
     def proposal(self) -> Proposal:
         modules = self.settings.modules if isinstance(self.settings, SiteSettings) else ()
-        proposal = read_proposal(self.place / "plan.toml", modules)
+        path = self.place / "plan.toml"
+        try:
+            proposal = read_proposal(path, modules)
+        except (PlanError, DataError, UnicodeDecodeError, OSError) as error:
+            raise damaged(path, _first_line(error), _REJOIN) from None
         if proposal.digest != self.consent.plan:
-            raise DataError("the plan in the study's folder is not the one that was joined")
+            raise damaged(path, "it is not the plan that was joined", _REJOIN)
         return proposal
 
     @cached_property
@@ -264,10 +270,17 @@ def _read_roster(path: Path) -> Roster:
 
 
 def _pinned(path: Path, digest: str) -> Roster:
-    roster = _read_roster(path)
+    try:
+        roster = _read_roster(path)
+    except (CupolaError, UnicodeDecodeError) as error:
+        raise damaged(path, _first_line(error), _REJOIN) from None
     if roster.digest.hex() != digest:
-        raise DataError("the roster in the study's folder is not the one that was joined")
+        raise damaged(path, "it is not the roster that was joined", _REJOIN)
     return roster
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _pin(

@@ -1,17 +1,18 @@
-"""A party's own ledger: every question that reached it, and what it gave away."""
+"""A party's own ledger, a hash chain: every question that reached it, and what it gave away."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cupola.chain import read_chain
 from cupola.errors import DataError
 from cupola.federation import Declined, Question
+from cupola.federation.receipts import Journal, Receipt
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
 from cupola.sites.consent import look, study_folder
@@ -25,11 +26,10 @@ class OwnLedger:
     """A line for every question, on disk before its answer leaves. The clock is for people: nothing
     is decided by it."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / LEDGER
+    def __init__(self, folder: Path, answered: Callable[[], bool] = lambda: False) -> None:
+        self.journal = Journal(folder / LEDGER, answered)
 
-    def record(self, question: Question | None, answer: bytes, stored: bool) -> None:
+    def record(self, question: Question | None, answer: bytes, stored: bool) -> Receipt:
         told = answer[:1] == b"A"
         line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         if question is not None:
@@ -44,16 +44,7 @@ class OwnLedger:
                 "protection": question.protection[:300],
             }
         line |= {"bytes": len(answer), "again": stored} if told else {"refused": _text(answer)}
-        data = (json.dumps(line) + "\n").encode()
-        with self._path.open("ab") as file:
-            start = file.tell()
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self._path, start)
-                raise
+        return self.journal.write(line)
 
 
 def _recipient(task: str, hidden: bool) -> str:
@@ -73,13 +64,12 @@ def read_ledger(folder: Path, study: str) -> list[dict[str, Any]]:
     path = study_folder(folder, study) / LEDGER
     if not path.exists():
         raise DataError(f"no question of '{study}' has reached this party")
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
+    way_out = "its lines cannot be trusted; restore its newest copy"
+    return [
+        {key: value for key, value in line.items() if key not in ("holds", "salt")}
+        for line in read_chain(path, way_out)
+        if "begun" not in line
+    ]
 
 
 def spent(folder: Path, study: str) -> dict[str, Any] | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cupola.errors import DataError
 from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
+from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
 from cupola.plan.plan import Plan
@@ -43,45 +45,55 @@ def open_site(folder: str | Path, study: str) -> Answering:
     place = study_folder(base, study)
     own_folder(place)
     log = own_log(place)
+    answers = StoredAnswers(place / "answers")
+    ledger = OwnLedger(place, lambda: answers.newest >= 0)
 
     def make() -> Opened:
         joined = gate.joined()
         alone = Alone(place)
+        answers.look_again()
         try:
-            return _opened(joined, alone)
+            return _opened(joined, alone, answers, ledger.journal)
         except BaseException:
             alone.close()
             raise
 
-    return Answering(
-        make,
-        answers=StoredAnswers(place / "answers"),
-        gate=gate,
-        own_log=log,
-        record=OwnLedger(place).record,
-    )
+    return Answering(make, answers=answers, gate=gate, own_log=log, record=ledger.record)
 
 
-def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
+def _opened(
+    joined: Joined[SiteSettings], alone: Alone, answers: StoredAnswers, journal: Journal
+) -> Opened:
     identity, roster, proposal = joined.identity, joined.roster, joined.proposal
     number = own_place(identity, roster)
     host = own_host(joined, number)
     memory = Memory(joined.place / "answered.jsonl")
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
-        replay = _followed(joined)
+        replay, saved = _followed(joined)
         member = Member(identity, roster, number, memory, openly, replay)
+        store = DiskStore(joined.place / "state")
         seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
             number,
             host.data(number),
             host.workspace(),
-            DiskStore(joined.place / "state"),
+            store,
             seed,
             party=member,
             real=True,
         )
         books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
+        journal.hold(
+            {
+                "answers": (answers, lambda: answers.newest),
+                "state": (store, lambda: store.newest),
+                "answered": (memory, lambda: memory.tail),
+                "spent": (books.book, lambda: books.book.tail),
+                **({} if saved is None else {"replay": (saved, lambda: saved.step)}),
+                **_cohort(context.data),
+            }
+        )
     except BaseException:
         memory.close()
         getattr(host, "close", lambda: None)()
@@ -89,17 +101,23 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
     return Opened(context, books, (memory, host, alone), replay)
 
 
-def _followed(joined: Joined[SiteSettings]) -> Replay | None:
-    """This site's copy of the program, as far as it has come."""
+def _cohort(data: object) -> dict[str, Any]:
+    """What a cohort remembers of what it was asked."""
+    memory = getattr(data, "memory", None)
+    return {} if memory is None else {"asked": (memory, lambda: memory.tail)}
+
+
+def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState | None]:
+    """This site's copy of the program, as far as it has come, and where it is saved."""
     plan = joined.proposal.plan
     if not isinstance(plan, StudyPlan):
-        return None
+        return None, None
     from cupola.gwas import Association
     from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
 
     saved = SavedState(joined.place / "replay")
     program = Association(plan.study(), len(joined.roster.sites), public=plan.variants is not None)
-    return Replay(program, saved.load(), save=saved.save, witnessed=True)
+    return Replay(program, saved.load(), save=saved.save, witnessed=True), saved
 
 
 @dataclass(frozen=True)
@@ -127,17 +145,21 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
             raise Declined("a compensator runs no such task")
         return False
 
+    ledger = OwnLedger(place)
+
     def make() -> Opened:
         joined = look(base, study, CompensatorSettings)
         alone = Alone(place)
         try:
             third = Compensator(joined.identity, joined.roster, place / "compensator.jsonl")
+            memory = third.memory
+            ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
         except BaseException:
             alone.close()
             raise
         return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
-    return Answering(make, gate=gate, own_log=own_log(place), record=OwnLedger(place).record)
+    return Answering(make, gate=gate, own_log=own_log(place), record=ledger.record)
 
 
 def make_keys(folder: Path, name: str) -> Identity:

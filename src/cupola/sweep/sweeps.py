@@ -17,7 +17,7 @@ import tomli_w
 
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.plan.checkpoint import write_atomically
+from cupola.plan.checkpoint import write_atomically, write_sealed
 from cupola.plan.load import load
 from cupola.plan.plan import Plan, changed
 from cupola.plan.run import Watch
@@ -217,7 +217,7 @@ def lengthen(folder: Path, plan: Plan) -> bool:
     if any(schedule is not None and schedule.by_length for schedule in schedules):
         return False
     (folder / "result.json").unlink(missing_ok=True)
-    write_atomically(folder / "plan.toml", plan.to_toml())
+    write_sealed(folder / "plan.toml", plan.to_toml())
     return True
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cupola.chain import read_result
 from cupola.errors import PlanError
 from cupola.nn.sources.registry import Preprocessing, Trained
 
@@ -23,7 +23,7 @@ def from_run(folder: Path, size: int | None = None, fresh: int | None = None) ->
 
     try:
         plan = tomllib.loads((folder / "plan.toml").read_text("utf-8"))
-        result = json.loads((folder / "result.json").read_text("utf-8"))
+        result = read_result(folder, whole=True)
     except (OSError, ValueError) as error:
         raise PlanError(f"model.source = '{folder}' is no finished run: {error}") from None
     shape, classes = result.get("input_shape"), result.get("classes")

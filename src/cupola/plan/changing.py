@@ -1,15 +1,17 @@
 """Sites that change from total to total: where a plan has it so, and what that tells.
 
-Masked totals over sets that differ by a site tell of it by their difference. Unless sites may change
-(`sum.changes`), the compensator, or every site, keeps to sets whose combinations tell of the minimum
-of sites (`cupola.secure.differences`). A plan that draws sites anew in each round needs that they
-may. Who draws is the coordinator: whom it leaves out is its choice.
+Masked totals over sets that differ by a site tell of it by their difference. Unless sites may
+change (`sum.changes`), the compensator, or every site, keeps to sets whose combinations tell of the
+minimum of sites (`cupola.secure.differences`). A plan that draws sites anew in each round needs
+that they may. Who draws is the coordinator: whom it leaves out is its choice.
 """
 
 from __future__ import annotations
 
-from cupola.errors import PlanError
-from cupola.plan.plan import Plan
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cupola.plan.plan import Plan
 
 _AT_SITE = ("dp-sgd", "output", "objective", "distributed")  # noise in each site's own answer
 
@@ -38,7 +40,7 @@ def check_changes(plan: Plan) -> None:
     """Refuse a plan whose totals would be refused."""
     reason = why(plan)
     if plan.sum.masked and plan.sum.changes is False and reason is not None:
-        raise PlanError(
+        raise ValueError(
             f"sum.changes = false, but sites change from total to total ({reason}): differences of "
             "totals would tell of single sites, and no second total would be told. Let all sites "
             "take part in all rounds, or agree to it (sum.changes = true)"

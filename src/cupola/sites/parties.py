@@ -70,7 +70,7 @@ def _opened(joined: Joined[SiteSettings], alone: Alone) -> Opened:
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
         replay = _followed(joined)
-        member = Member(identity, roster, number, memory, openly, replay)
+        member = Member(identity, roster, number, memory, openly, replay, joined.gone)
         seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
             number,
@@ -131,7 +131,8 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
         joined = look(base, study, CompensatorSettings)
         alone = Alone(place)
         try:
-            third = Compensator(joined.identity, joined.roster, place / "compensator.jsonl")
+            memory = place / "compensator.jsonl"
+            third = Compensator(joined.identity, joined.roster, memory, joined.gone)
         except BaseException:
             alone.close()
             raise

@@ -14,6 +14,7 @@ import tomli_w
 from cupola.federation import Answering, Contribution, Failure, Federation, Question, read_answer
 from cupola.federation.message import encode_question
 from cupola.plan import compose
+from cupola.plan.changing import may_change
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.secure.roster import Roster
@@ -124,7 +125,8 @@ def consortium(base: Path, plan: dict[str, Any], join: bool = True, **more: Any)
     third.mkdir()
     (third / "cupola-compensator.toml").write_text('name = "trustee"\n')
     sites = tuple(make_keys(f, f"clinic {i}").public for i, f in enumerate(folders))
-    roster = Roster("trial 1", sites, make_keys(third, "trustee").public)
+    third_party = make_keys(third, "trustee").public
+    roster = Roster("trial 1", sites, third_party, changes=may_change(whole))
     (base / "plan.toml").write_text(whole.to_toml())
     (base / "roster.json").write_text(roster.to_json())
     if join:

@@ -151,6 +151,8 @@ def test_a_second_study_of_nearly_the_same_sites_is_named(four, tmp_path):
     (line,) = [what for _, what in found.parties if "nearly the same sites" in what]
     assert "'trial 1'" in line
     assert line.endswith("can tell of clinic 3")
+    words = ("compensator", "join", plan, "--roster", roster, "-f", four.compensator)
+    assert "which had nearly the same sites" in run(*words)
     others = [make_keys(tmp_path / f"{i}", f"other {i}").public for i in range(3)]
     roster.write_text(Roster("trial 3", (four.roster.sites[0], *others[:2]), parties[1]).to_json())
     assert not any("nearly the same" in w for _, w in preview(four.site(0), plan, roster).parties)

@@ -71,7 +71,7 @@ GROUNDS: tuple[Ground, ...] = (
             "docs/protocol.md docs/masked-sums.md#what-is-assumed", "compensator"),
     _ground("the coordinator reads totals alone, if no more sites collude than agreed", ARGUED,
             "docs/protocol.md docs/masked-sums.md#without-a-third-party", "pairwise"),
-    _ground("any combination of an array's totals tells of the minimum of sites, where sites may not "
+    _ground("any combination of an array's totals tells of the minimum of sites, unless sites may "
             "change", PROVEN,
             "docs/masked-sums.md#differences-of-totals src/cupola/secure/differences.py",
             "compensator"),

@@ -311,6 +311,14 @@ def nearly_the_same(settings: PartySettings, folder: Path, roster: Roster) -> li
     return found
 
 
+def nearly_before(folder: Path, roster: Path) -> list[tuple[str, str]]:
+    """The same for a compensator."""
+    from cupola.sites.settings import CompensatorSettings
+
+    settings = read_settings(folder, CompensatorSettings)
+    return nearly_the_same(settings, folder, _read_roster(roster))
+
+
 def _read_roster(path: Path) -> Roster:
     try:
         return Roster.from_json(path.read_bytes())

@@ -120,11 +120,16 @@ def of_sites(count: int, **changes: Any) -> dict[str, Any]:
 
 
 def consortium(
-    base: Path, plan: dict[str, Any], join: bool = True, third: bool = True, **more: Any
+    base: Path,
+    plan: dict[str, Any],
+    join: bool = True,
+    third: bool = True,
+    sites: int = 3,
+    **more: Any,
 ) -> Consortium:
     """Parties with fresh keys, who have joined (or not yet)."""
     whole = load(plan)
-    folders = [base / f"site-{i}" for i in range(plan["data"]["partition"]["sites"])]
+    folders = [base / f"site-{i}" for i in range(sites)]
     for i, folder in enumerate(folders):
         folder.mkdir(parents=True)
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings(i, **more)))
@@ -132,9 +137,9 @@ def consortium(
     trustee = base / "compensator"
     trustee.mkdir()
     (trustee / "cupola-compensator.toml").write_text('name = "trustee"\n')
-    sites = tuple(make_keys(f, f"clinic {i}").public for i, f in enumerate(folders))
+    clinics = tuple(make_keys(f, f"clinic {i}").public for i, f in enumerate(folders))
     keys = make_keys(trustee, "trustee").public if third else None
-    roster = Roster("trial 1", sites, keys, changes=may_change(whole))
+    roster = Roster("trial 1", clinics, keys, changes=may_change(whole))
     (base / "plan.toml").write_text(whole.to_toml())
     (base / "roster.json").write_text(roster.to_json())
     if join:

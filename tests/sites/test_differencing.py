@@ -26,7 +26,7 @@ def run(*words, code=0):
 
 @pytest.fixture(scope="module")
 def _four(tmp_path_factory):
-    return made.consortium(tmp_path_factory.mktemp("four") / "all", made.of_sites(4))
+    return made.consortium(tmp_path_factory.mktemp("four") / "all", made.of_sites(4), sites=4)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_roster_that_lets_sites_change_must_be_everybodys(four, tmp_path):
     ],
 )
 def test_a_plan_whose_sites_change_needs_a_roster_that_says_so(tmp_path, choice):
-    trial = made.consortium(tmp_path / "all", made.of_sites(4, **choice), join=False)
+    trial = made.consortium(tmp_path / "all", made.of_sites(4, **choice), join=False, sites=4)
     assert trial.roster.changes
     paths = trial.base / "plan.toml", trial.base / "roster.json"
     found = preview(trial.site(0), *paths)
@@ -122,7 +122,7 @@ def test_a_study_goes_on_when_all_that_stay_agree(four):
 
 def test_with_pairwise_masks_every_site_believes_the_agreement(tmp_path):
     plan = made.of_sites(4, sum={"kind": "masked", "protocol": "pairwise"})
-    trial = made.consortium(tmp_path / "all", plan, third=False)
+    trial = made.consortium(tmp_path / "all", plan, third=False, sites=4)
     try:
         sites, _ = trial.open()
         reach = Pairwise(sites, trial.roster)

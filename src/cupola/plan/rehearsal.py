@@ -104,7 +104,7 @@ class Rehearsal(Federation):
         self.first: dict[str, tuple[int, int]] = {}  # task -> bytes to and from a site
         self.charged: Counter[int] = Counter()  # site -> answers that are charged for
         self.sparse = False
-        self._told: list[Sets] = []  # sites behind masked totals
+        self._behind: list[Sets] = []  # sites behind masked totals
         self._store = StateStore()
         self._traffic: dict[tuple[Any, ...], tuple[int, Traffic]] = {}  # of the last question
         self._known: dict[int, SiteContext] = {}
@@ -160,7 +160,7 @@ class Rehearsal(Federation):
             for array in arrays:
                 senders.setdefault(array, []).append(str(site))
         new = behind(senders, parties.minimum)
-        found = exposed(self._told, new, parties.minimum)
+        found = exposed(self._behind, new, parties.minimum)
         if found:
             raise PlanError(
                 f"'{question.task}' in round {question.round}: not the same sites answer as in "
@@ -168,8 +168,8 @@ class Rehearsal(Federation):
                 "difference would tell of too few sites: no total would be told. Let all sites "
                 "answer, or agree to it (sum.changes = true)"
             )
-        if new not in self._told:
-            self._told.append(new)
+        if new not in self._behind:
+            self._behind.append(new)
 
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent

@@ -196,11 +196,13 @@ class _Expected(Roster):
     def __post_init__(self) -> None: ...
 
 
-def expected_roster(study: str, sites: Sequence[str], minimum: int, third: str | None) -> Roster:
+def expected_roster(
+    study: str, sites: Sequence[str], minimum: int, third: str | None, changes: bool = False
+) -> Roster:
     """Who would get what, in a preview: as if these had settled their keys."""
     keys = [Identity.simulated(i, name).public for i, name in enumerate(sites)]
     other = None if third is None else Identity.simulated(len(keys), third).public
-    return _Expected(study, tuple(keys), other, minimum)
+    return _Expected(study, tuple(keys), other, minimum, changes=changes)
 
 
 def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str, Any]:

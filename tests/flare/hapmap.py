@@ -6,6 +6,7 @@ import lzma
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -28,11 +29,11 @@ STUDY = {
 }
 
 
-def write_study(path: Path, folders: dict[str, Path]) -> Path:
+def write_study(path: Path, folders: dict[str, Path], **changes: Any) -> Path:
     """A study file as `cupola gwas run` and `cupola submit` take it."""
     named = {name: {k: str(f / v) for k, v in COHORT.items()} for name, f in folders.items()}
     cohorts = [{"name": name, **files} for name, files in named.items()]
-    path.write_text(tomli_w.dumps({**STUDY, "cohorts": cohorts}))
+    path.write_text(tomli_w.dumps({**STUDY, **changes, "cohorts": cohorts}))
     return path
 
 

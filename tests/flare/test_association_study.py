@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from cupola.cli import app
 from cupola.errors import DataError
+from cupola.flare.coordinate import unpack
+from cupola.flare.submit import submit
 from cupola.plan.study_run import read_result, run_study
 from cupola.sites import read_ledger
 from cupola.sites.preview import preview
@@ -38,22 +40,25 @@ def asked(folder, study):
 
 
 class Killer(threading.Thread):
-    """Kills a hospital, and starts it again, as soon as it has answered so many of a task."""
+    """Kills parties one after the other, and starts them again, each as soon as a hospital has
+    answered so many more of a task since the one before: the study goes on in between."""
 
-    def __init__(self, trial, site, study, task, times):
+    def __init__(self, trial, parties, study, task, times, watched=None):
         super().__init__(daemon=True)
-        self.trial, self.site, self.study, self.task, self.times = trial, site, study, task, times
+        self.trial, self.left, self.study, self.task = trial, list(parties), study, task
+        self.times, self.watched = times, trial.folders[watched or parties[0]]
         self.done, self.over = False, False
         self.start()
 
     def run(self):
-        folder = self.trial.folders[self.site]
-        while not self.over:
-            if [task for task, _ in asked(folder, self.study)].count(self.task) >= self.times:
-                self.trial.kill(self.site)
-                self.trial.start(self.site)
-                self.done = True
-                return
+        seen = 0
+        while not self.over and not self.done:
+            count = [task for task, _ in asked(self.watched, self.study)].count(self.task)
+            if count >= seen + self.times:
+                party = self.left.pop(0)
+                self.trial.kill(party)
+                self.trial.start(party)
+                seen, self.done = count, not self.left
             time.sleep(0.1)
 
 
@@ -65,7 +70,7 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
     written = trial.folder / "studies" / "hapmap"
     shown = preview(folders["hospital-b"], written / "plan.toml", written / "roster.json")
     assert not shown.objections
-    killer = Killer(trial, "hospital-b", "hapmap", "gwas newton", 2)
+    killer = Killer(trial, ["hospital-b"], "hapmap", "gwas newton", 2)
     real, here = tmp_path / "real", tmp_path / "here"
     line = ["submit", str(study), "--roster", str(written / "roster.json"), "--as",
             str(trial.folders[LEAD]), "--out", str(real), "--json"]  # fmt: skip
@@ -92,6 +97,28 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
     assert str(folders["hospital-a"]) not in (copies[1] / "study.toml").read_text()
     told = {task for task, _ in asked(folders["hospital-b"], "hapmap")}
     assert told <= {row["task"] for row in shown.answers}
+
+
+def test_every_party_of_one_masked_study_is_killed_once(trial, tmp_path):
+    """A hospital, the compensator and the coordinator: the tables are the same, byte by byte."""
+    folders = {name: trial.folders[name] for name in SITES}
+    hapmap.cut(tmp_path, folders)
+    study = hapmap.write_study(tmp_path / "traits.toml", folders, chunk=16)
+    job = trial.study("killed-all", study)
+    parties = ["hospital-b", "university", "localhost"]
+    killer = Killer(trial, parties, "killed-all", "gwas newton", 2, watched="hospital-a")
+    try:
+        end, packed = submit(job, trial.folders[LEAD], patience=300)
+    finally:
+        killer.over = True
+        killer.join()
+    assert killer.done, f"not killed: {killer.left}"
+    assert end["state"] == "finished", end
+    real, here = tmp_path / "real", tmp_path / "here"
+    unpack(packed, real)
+    run_study(study, here, report=False)
+    for name in TABLES:
+        assert (real / name).read_bytes() == (here / name).read_bytes(), name
 
 
 def same_as_plink(ours):

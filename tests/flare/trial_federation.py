@@ -20,6 +20,7 @@ from cupola.errors import FederationError
 from cupola.flare import provision
 from cupola.flare.jobs import Job
 from cupola.flare.settings import FederationSettings
+from cupola.plan.changing import may_change
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan, for_real_cohorts
 from cupola.secure.roster import Roster
@@ -70,6 +71,7 @@ class Trial:
             tuple(self.keys[site] for site in self.settings.sites),
             self.keys[third] if third else None,
             minimum,
+            changes=isinstance(plan, Plan) and may_change(plan),
         )
         written = self.folder / "studies" / name
         written.mkdir(parents=True, exist_ok=True)

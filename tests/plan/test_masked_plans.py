@@ -14,6 +14,8 @@ from test_run import forked, go, kill_often, same, spawned, stop_after
 from cupola.errors import FederationError, PlanError
 from cupola.learn.recipes import RECIPES
 from cupola.plan import compose, load
+from cupola.plan.changing import may_change
+from cupola.plan.facts import facts
 from cupola.plan.folder import read_lines
 from cupola.plan.forecast import foresee
 from cupola.plan.parties import learned
@@ -149,3 +151,32 @@ def test_what_cannot_be_masked_is_refused_in_words(tmp_path: Path) -> None:
         go(tmp_path / "many", "sum.samples=3", plan=MASKED)
     with pytest.raises(FederationError, match=r"sum\.change"):
         go(tmp_path / "far", "sum.change=1e-9", plan=MASKED)
+
+
+def test_sites_that_change_are_agreed_to_or_refused_before() -> None:
+    drawn = {**MASKED, "participation": {"kind": "fraction", "count": 4}}
+    assert may_change(load(drawn))
+    assert not may_change(load(MASKED))
+    told = [line["learns"] for line in facts(load(drawn))["parties"]]
+    assert any("differences of totals can tell about single sites" in line for line in told)
+    told = [line["learns"] for line in facts(load(MASKED))["parties"]]
+    assert not any("differences of totals" in line for line in told)
+    with pytest.raises(PlanError, match=r"sum.changes = false.*participation.kind = 'fraction'"):
+        load({**drawn, "sum": {"kind": "masked", "changes": False}})
+    noised = {**drawn, "privacy": {"mechanism": "dp-sgd", "noise": 1.0}}
+    told = [line["learns"] for line in facts(load(noised))["parties"]]
+    assert any("no more than the epsilon of 'dp-sgd' allows" in line for line in told)
+
+
+def test_sites_without_held_out_data_stop_a_run_before_it_begins() -> None:
+    """Three of eight have none: totals of their counts, with and without, would tell of three."""
+    few = {"kind": "quantity", "sigma": 4.0, "sites": 8, "test": 0.2}
+    plan = {
+        **MASKED,
+        "sum": {"kind": "masked", "minimum": 4},
+        "data": {"name": "digits", "partition": few},
+        "evaluation": {"on": "sites", "train": True},
+    }
+    with pytest.raises(PlanError, match=r"has no such data.*sum.changes = true"):
+        facts(load(plan))
+    assert facts(load(plan, ["sum.changes=true"]))

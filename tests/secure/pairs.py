@@ -17,10 +17,15 @@ PHASES = [f"pairwise {name}" for name in ("keys", "shares", "masked", "survivors
 class Study:
     """Sites, their engine, and a coordinator; `lost` says whose answers never arrive."""
 
-    def __init__(self, sites=5, minimum=3, host=None):
+    def __init__(self, sites=5, minimum=3, host=None, changes=False):
         self.host = host or Sites(sites, (3,))
         self.parties = simulated_parties(
-            "study", seed=1, sites=len(self.host), minimum=minimum, protocol="pairwise"
+            "study",
+            seed=1,
+            sites=len(self.host),
+            minimum=minimum,
+            protocol="pairwise",
+            changes=changes,
         )
         self.engine = InProcess(self.host, seed=3, parties=self.parties.member, workers=1)
         self.federation = Pairwise(self.engine, self.parties.roster)

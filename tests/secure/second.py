@@ -119,6 +119,7 @@ class Roster:
     compensator: tuple | None
     minimum: int
     consents: dict
+    changes: bool = False
 
     @classmethod
     def read(cls, text):
@@ -133,18 +134,26 @@ class Roster:
             for what, by in facts["consents"].items()
         }
         sites = [party(p) for p in facts["sites"]]
-        return cls(facts["study"], sites, third, facts["minimum"], consents)
+        changes = facts.get("changes", False)
+        return cls(facts["study"], sites, third, facts["minimum"], consents, changes)
 
     @property
     def body(self):
         sites = [list(site) for site in self.sites]
         third = self.compensator and list(self.compensator)
-        return digest("cupola roster body 1", self.study, self.minimum, sites, third)
+        more = ["changes"] if self.changes else []
+        return digest("cupola roster body 1", self.study, self.minimum, sites, third, *more)
 
     @property
     def digest(self):
         given = [[what, sorted(by.items())] for what, by in sorted(self.consents.items()) if by]
         return digest("cupola roster 1", self.body, given)
+
+    @property
+    def free(self):
+        """Numbers of the sites that differences of totals may tell of; nobody is lost here."""
+        given = self.consents.get("leaves", {})
+        return {number for number, (name, _, _) in enumerate(self.sites) if name in given}
 
     def consents_hold(self):
         keys = {name: key for name, key, _ in self.sites}
@@ -565,6 +574,8 @@ class Site(Party):
             signature = sign(self.sign, "cupola pairwise keys 1", said, *publics)
             self.public = b"".join(publics) + signature
         before = self.memory.get(("survivors", asked), {})
+        if not before and not self.roster.changes:
+            before = self.memory.get(("scales", scales), ())
         told = [number in before for number in range(len(self.roster.sites))]
         return {"keys": raw(self.public), "told": Array.of("bool", told)}
 
@@ -639,6 +650,7 @@ class Site(Party):
             table.mask_all(*cohort.pair(own, self.number, other))
         held = {e.name for e in values}
         present = bytes(name in held for name in sorted(inner.expects)) if inner.partial else b""
+        self.names = sorted(inner.expects)
         self.dealt, self.stage = dealt, stage(cohort, dealt, edges, check)
         signature = sign(
             self.sign, "cupola pairwise masked 1", self.said(self.name), self.stage, present
@@ -666,11 +678,30 @@ class Site(Party):
                 said = (self.said(name), self.stage, row)
                 if not is_signed(key, signature, "cupola pairwise masked 1", *said):
                     raise Refused(f"an answer that '{name}' did not sign")
+            self.remember_total(these, present)
             self.granted = self.remember_survivors(these, present)
             self.these, self.signed = these, signed
         elif self.signed != signed:
             raise Refused("this site has agreed to other survivors")
         return {"signature": raw(sign(self.sign, "cupola pairwise survivors 1", signed))}
+
+    def remember_total(self, these, present):
+        """6.1, 4, for all totals of a study: the same sites behind every array."""
+        if self.roster.changes:
+            return
+        columns = list(zip(*present, strict=True)) or [(1,) * len(these)] * len(self.names)
+        rows = zip(self.names, columns, strict=True)
+        senders = {
+            name: {s for s, yes in zip(these, row, strict=True) if yes} for name, row in rows
+        }
+        new = behind({"#weight": set(these), **senders}, self.roster.minimum)
+        totals = self.memory.setdefault("totals", [])
+        for old in totals:
+            for name in compared(old, new):
+                if (old[name] ^ new[name]) - self.roster.free:
+                    raise Refused("a difference of totals would tell of too few sites")
+        totals.append(new)
+        self.memory["scales", self.facts[3]] = list(these)
 
     def remember_survivors(self, these, present):
         """6.1, 4; without the consent 'leaves', which no test of this file needs."""
@@ -728,7 +759,7 @@ def _rows(array, count):
 
 
 class Compensator(Party):
-    """5.2: refuses what it must; without the consent 'leaves'."""
+    """5.2: refuses what it must. Nobody is lost here."""
 
     def answer(self, question):
         if question.task == "settle":
@@ -773,8 +804,15 @@ class Compensator(Party):
             for number, layout, envelope in zip(sites, hashes, envelopes, strict=True)
         ]
         parts = sorted(zip(sites, hashes, envelopes, strict=True))
-        self.remember(("step", step), (asked, parts_of(parts)), "step settled for other survivors")
-        self.remember(("question", asked), parts_of(parts), "question already answered")
+        before = self.memory.get(("step", step), (asked, parts_of(parts)))
+        if before != (asked, parts_of(parts)):
+            raise Refused("step settled for other survivors")
+        senders = {}
+        for site, lines in zip(sites, outlines, strict=True):
+            for name, _, _ in lines:
+                senders.setdefault(name, set()).add(site)
+        self._keep_crowds(asked, behind(senders, roster.minimum))
+        self.memory["step", step] = before
         facts = (roster.study, roster.digest, step, attempt, asked, terms)
         request = digest("cupola settle 1", *facts, parts)
         made = self.memory.setdefault(("attempts", step), {})
@@ -783,6 +821,17 @@ class Compensator(Party):
         made[request] = attempt
         self.memory["request", request] = (step, attempt, arrays, granted, outlines, seeds)
         return {"granted": Array.of("bool", granted.values())}
+
+    def _keep_crowds(self, asked, new):
+        """5.2, 5."""
+        family = asked if self.roster.changes else None
+        told = self.memory.setdefault(("totals", family), [])
+        for name, sites in new.items():
+            sets = [old[name] for old in told if name in compared(old, new)]
+            for part in parts_made_by([*sets, sites]):
+                if len(part) < self.roster.minimum and not part <= self.roster.free:
+                    raise Refused("a difference of totals would tell of too few sites")
+        told.append(new)
 
     def _open(self, number, envelope, said):
         _, key, _ = self.roster.sites[number]
@@ -1203,6 +1252,28 @@ def _cohort_in(question):
 
 def stage(cohort, dealt, edges, check):
     return digest("cupola stage 1", cohort.digest, list(dealt), edges, check)
+
+
+def behind(senders, minimum):
+    """The sites behind each array of a total that is told."""
+    kept = {name: sites for name, sites in senders.items() if len(sites) >= minimum}
+    return {n: sites for n, sites in kept.items() if n == "#weight" or not n.startswith("#")}
+
+
+def compared(old, new):
+    """The arrays of two totals whose sites are compared."""
+    both = set(old) & set(new)
+    named = both - {"#weight"}
+    bare = not set(old) - {"#weight"} or not set(new) - {"#weight"}
+    return both if named or bare else named
+
+
+def parts_made_by(sets):
+    """Sites that are in exactly the same of the sets."""
+    found = {}
+    for site in set().union(*sets):
+        found.setdefault(tuple(site in one for one in sets), set()).add(site)
+    return list(found.values())
 
 
 def survivors(stage, these, present):

@@ -13,17 +13,23 @@ SMALL = (("x", 32, 10), ("n", 64, 4))
 class Study:
     """leaves: numbers of the sites that agreed to be left out."""
 
-    def __init__(self, sites=5, minimum=3, leaves=(), memory=None, seed=1):
-        made = simulated_roster(seed, "study", sites, minimum=minimum, leaves=leaves)
+    def __init__(self, sites=5, minimum=3, leaves=(), memory=None, seed=1, changes=False):
+        made = simulated_roster(
+            seed, "study", sites, minimum=minimum, leaves=leaves, changes=changes
+        )
         self.roster, self.members, self.third = made
         self.memory = memory
         self.seeds = {}  # envelope -> seed
-        self.compensator = Compensator(self.third, self.roster, memory)
+        self.gone = frozenset()  # sites that the others go on without
+        self.compensator = self._open()
 
     def restart(self):
         """A new process on the same memory."""
         self.compensator.close()
-        self.compensator = Compensator(self.third, self.roster, self.memory)
+        self.compensator = self._open()
+
+    def _open(self):
+        return Compensator(self.third, self.roster, self.memory, lambda: self.gone)
 
     def statement(self, site, outline=SMALL, step=0, attempt=0, question=QUESTION, terms=TERMS):
         return Statement(

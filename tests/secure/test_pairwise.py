@@ -76,7 +76,7 @@ def test_equal_to_plain_sums_whoever_drops_out_when(sites, shape, bound, whole, 
 def test_the_bytes_engine_gives_the_same_total(tmp_path):
     host = Sites(4, (4,))
     question = host.question(options={"2": "decline"})
-    parties = simulated_parties("bytes", seed=1, sites=4, protocol="pairwise")
+    parties = simulated_parties("bytes", seed=1, sites=4, protocol="pairwise", changes=True)
     made = ("pairs:sites", {"sites": 4, "shape": [4]}, 4)
     with SeparateProcesses(*made, seed=3, folder=tmp_path, party=parties.recipe) as engine:
         federation = Pairwise(engine, parties.roster)
@@ -224,7 +224,7 @@ def test_masks_over_arrays_side_by_side_cancel():
 
 
 def test_an_answer_drawn_anew_may_go_to_another_cohort():
-    study = Study(5)
+    study = Study(5, changes=True)
 
     def question(step):
         return Question("study draws", expects={"x": Spec((3,), bound=1.0)}, step=step, round=step)

@@ -367,12 +367,15 @@ def test_the_same_question_is_told_for_the_same_survivors_only():
     for total in (again, later):
         assert all((total.arrays[name] == first.arrays[name]).all() for name in first.arrays)
     for step in (0, 4):
-        with pytest.raises(FederationError, match="other survivors"):
+        with pytest.raises(FederationError, match="no total is told without site 4"):
             study.sum(study.host.question(step, round=step), range(4))
     study.gone = {2: 2}
     total = study.run(5, question=study.host.question(5, round=5))
     total.meet(range(5))
     total.answer()
+    with pytest.raises(FederationError, match="no total is told without site 2"):
+        total.agree()
+    total.before = ()  # a coordinator that asks all the same
     with pytest.raises(FederationError, match="0 of 4 signatures"):
         total.agree()
 
@@ -384,7 +387,7 @@ def test_sites_left_out_before_stay_out():
     study.gone = {}
     again = study.sum()
     assert again.sites == first.sites == [0, 1, 2, 3, 4]
-    assert "without it" in again.failed[5]
+    assert "stays out" in again.failed[5]
     run = before_shares(study)
     refuses(study.ask(0, run.attempt.shares(run.cohort)), "other survivors")
     assert isinstance(study.ask(5, run.attempt.shares(run.cohort)), dict)  # it signed nothing yet
@@ -422,7 +425,7 @@ def test_consent_to_leave_lets_a_study_go_on():
     assert first.sites == [0, 1, 2, 3, 4, 5]
     second = study.sum(study.host.question(1, round=1), range(5))
     assert second.sites == [0, 1, 2, 3, 4]
-    with pytest.raises(FederationError, match="other survivors"):
+    with pytest.raises(FederationError, match="no total is told without site 4"):
         study.sum(study.host.question(2, round=2), range(4))
 
 

@@ -3,6 +3,7 @@ takes part in sums with Cupola's parties."""
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,22 @@ def test_both_implementations_take_part_in_one_sum(name, coordinator, who):
     same(found[0] if coordinator == "second" else found, facts["total"])
 
 
+def test_rosters_that_change_agreements_to_go_on_and_parts():
+    facts = vector("primitives")
+    for one in facts["roster"]["rosters"]:
+        roster = second.Roster.read(json.dumps(one["roster"]))
+        assert (roster.body.hex(), roster.digest.hex()) == (one["body"], one["digest"])
+    roster = second.Roster.read(json.dumps(facts["roster"]["rosters"][0]["roster"]))
+    said = facts["roster"]["go-on"]
+    lost = "without " + " ".join(map(str, said["without"]))
+    key = next(sign for name, sign, _ in roster.sites if name == said["site"])
+    signature = bytes.fromhex(said["signature"])
+    facts_signed = ("cupola consent 1", lost, roster.body, said["site"])
+    assert second.is_signed(key, signature, *facts_signed)
+    for sets, found in facts["parts"]:
+        assert sorted(map(sorted, second.parts_made_by([set(one) for one in sets]))) == found
+
+
 # Refusals that the page demands, of both
 
 
@@ -297,6 +314,24 @@ def test_a_compensator_settles_what_was_signed_and_nothing_else(implementation, 
     answer = compensator(question.write())
     assert answer.hex() == facts["messages"][2 * settle + 1][2]
     assert compensator(question.write()) == answer
+
+
+@pytest.mark.parametrize("name", ["compensator-partial", "pairwise-partial"])
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_a_nearly_equal_question_without_a_site_is_refused(implementation, name, leaving):
+    """Unless it agreed to that, as site 1 did; by a coordinator who does not care."""
+    studies, _, sites, third = parties(name, (implementation, implementation))
+    study = studies["second"]
+    assert study.sum(sites, third)[0].sites == [0, 1, 2, 3, 4]
+    options = {**study.question.options, "nonce": 1}
+    study.question = replace(study.question, options=options, step=study.question.step + 1)
+    sites[leaving] = lambda _: b"Fnot today"
+    if leaving == 1:
+        total, _ = study.sum(sites, third, study.facts["attempt"] + 1)
+        assert total.sites == [0, 2, 3, 4]
+    else:
+        with pytest.raises(second.Refused):
+            study.sum(sites, third, study.facts["attempt"] + 1)
 
 
 def test_flags_and_headers_are_read_in_one_way(implementation):

@@ -15,6 +15,7 @@ from cupola.federation import Answering, Contribution, Failure, Federation, Ques
 from cupola.federation.message import encode_question
 from cupola.federation.receipts import Receipts
 from cupola.plan import compose
+from cupola.plan.changing import may_change
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.secure.roster import Roster
@@ -116,25 +117,40 @@ def rows(i: int) -> dict[str, np.ndarray]:
     return {"x": x, "y": (x[:, 0] + 0.3 * i > 0).astype(np.int64)}
 
 
-def consortium(base: Path, plan: dict[str, Any], join: bool = True, **more: Any) -> Consortium:
+def of_sites(count: int, **changes: Any) -> dict[str, Any]:
+    """The plan for so many sites."""
+    partition = {"kind": "iid", "sites": count}
+    return {**PLAN, "data": {**PLAN["data"], "partition": partition}, **changes}
+
+
+def consortium(
+    base: Path,
+    plan: dict[str, Any],
+    join: bool = True,
+    third: bool = True,
+    sites: int = 3,
+    **more: Any,
+) -> Consortium:
     """Parties with fresh keys, who have joined (or not yet)."""
     whole = load(plan)
-    folders = [base / f"site-{i}" for i in range(3)]
+    folders = [base / f"site-{i}" for i in range(sites)]
     for i, folder in enumerate(folders):
         folder.mkdir(parents=True)
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings(i, **more)))
         np.savez(folder / "rows.npz", **rows(i))
-    third = base / "compensator"
-    third.mkdir()
-    (third / "cupola-compensator.toml").write_text('name = "trustee"\n')
-    sites = tuple(make_keys(f, f"clinic {i}").public for i, f in enumerate(folders))
-    roster = Roster("trial 1", sites, make_keys(third, "trustee").public)
+    trustee = base / "compensator"
+    trustee.mkdir()
+    (trustee / "cupola-compensator.toml").write_text('name = "trustee"\n')
+    clinics = tuple(make_keys(f, f"clinic {i}").public for i, f in enumerate(folders))
+    keys = make_keys(trustee, "trustee").public if third else None
+    roster = Roster("trial 1", clinics, keys, changes=may_change(whole))
     (base / "plan.toml").write_text(whole.to_toml())
     (base / "roster.json").write_text(roster.to_json())
     if join:
         for folder in folders:
             join_site(folder, base / "plan.toml", base / "roster.json")
-        join_compensator(third, base / "plan.toml", base / "roster.json")
+        if third:
+            join_compensator(trustee, base / "plan.toml", base / "roster.json")
     return Consortium(base, whole, roster)
 
 

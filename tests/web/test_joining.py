@@ -330,6 +330,7 @@ def test_what_was_accepted_cannot_be_exchanged(real, study, tmp_path, table):
         (Roster(name, (own, *others), stranger), plan, "another compensator"),
         (Roster(name, (own, *others), None), plan, "another compensator"),
         (Roster(name, (stranger, *others), third), plan, "own keys"),
+        (Roster(name, (own, *others), third, changes=True), plan, "lets sites change"),
     ):
         with pytest.raises(FederationError, match=said):
             joining._compare(roster, text)

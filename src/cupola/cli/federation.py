@@ -98,6 +98,13 @@ def roster(
         Path | None, typer.Option("--compensator", metavar="FILE", help="Its public.json.")
     ] = None,
     minimum: Annotated[int, typer.Option(help="Fewest sites in a masked sum.")] = 3,
+    changes: Annotated[
+        bool,
+        typer.Option(
+            "--changes",
+            help="Sites may change from total to total: differences can tell of single sites.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE")] = Path("roster.json"),
 ) -> None:
     """Write down who takes part in a study, from the public keys that the parties sent.
@@ -108,7 +115,8 @@ def roster(
     if out.exists():
         raise PlanError(f"{out} exists; choose another file (--out)")
     third = None if compensator is None else _public(compensator)
-    made = Roster(study, tuple(_public(path) for path in sites), third, minimum)
+    parties = tuple(_public(path) for path in sites)
+    made = Roster(study, parties, third, minimum, changes=changes)
     out.write_text(made.to_json())
     typer.echo(f"{out}: roster {made.digest.hex()}")
     for party in (*made.sites, *([third] if third else [])):

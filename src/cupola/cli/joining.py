@@ -114,9 +114,12 @@ def join_third(
 
     Shell.json = as_json
     if not _is_url(what):
-        from cupola.sites.consent import join_compensator
+        from cupola.sites.consent import join_compensator, nearly_before
 
-        _pinned(join_compensator(folder, Path(what), _needed(roster, token)), as_json)
+        pinned = _needed(roster, token)
+        _pinned(join_compensator(folder, Path(what), pinned), as_json)
+        for _, line in () if as_json else nearly_before(folder, pinned):
+            typer.echo(f"the coordinator learns {line}")
         return
     began = _began(folder, what, token, roster, "compensator")
     _way(began, Choice(), yes, compared, decline, wait, as_json)

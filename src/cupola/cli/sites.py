@@ -159,6 +159,57 @@ def withdraw(study: StudyName, folder: Folder = Path()) -> None:
     typer.echo(f"withdrawn from '{study}': no question of it is answered any more{told}")
 
 
+@site.command("go-on")
+@compensator.command("go-on")
+def go_on(
+    study: StudyName,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="SITE", help="A site that is lost; all of them at once."),
+    ] = None,
+    of: Annotated[
+        list[Path] | None,
+        typer.Option("--of", metavar="FILE", help="Another site's agreement, to believe it."),
+    ] = None,
+    folder: Folder = Path(),
+) -> None:
+    """Agree that a study goes on without a site that is lost for good, which then stays out.
+
+    The difference of totals with and without it tells its answer to the coordinator: ask there
+    first. Every site that stays signs (or the lost one itself), and the compensator, with pairwise
+    masks every site, believes the files by --of.
+    """
+    from cupola.sites.consent import agree_to_go_on, believe, look
+    from cupola.sites.settings import SITE, CompensatorSettings, SiteSettings
+
+    kind: Any = SiteSettings if (folder / SITE).exists() else CompensatorSettings
+    if not without and not of:
+        raise PlanError("say who is lost (--without), or whose agreement to believe (--of)")
+    if without:
+        if kind is not SiteSettings:
+            raise PlanError("sites agree; a compensator believes their agreements (--of)")
+        text, awaited = agree_to_go_on(folder, study, without)
+        path = folder / "go-on.json"
+        path.write_text(text + "\n", encoding="utf-8")
+        typer.echo(f"signed: hand {path} to the compensator, or without one to all other sites")
+        _say_awaited(without, awaited)
+    for file in of or ():
+        try:
+            body = file.read_bytes()
+        except OSError:
+            raise DataError(f"{file} cannot be read") from None
+        lost, awaited = believe(look(folder, study, kind), body)
+        _say_awaited(sorted(lost), awaited)
+
+
+def _say_awaited(lost: list[str], awaited: tuple[str, ...]) -> None:
+    who = ", ".join(lost)
+    if awaited:
+        typer.echo(f"without {who}: not yet; here, these have not signed: {', '.join(awaited)}")
+    else:
+        typer.echo(f"the study goes on without {who}, for good")
+
+
 @site.command()
 @compensator.command()
 def revoke(

@@ -29,6 +29,7 @@ from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
 from cupola.joining.kept import keep, kept, write_private
 from cupola.joining.server import NotYet, Server, Unknown, plain
+from cupola.plan.changing import may_change
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
@@ -119,6 +120,12 @@ class Joining:
             modules = read_settings(self.folder, SiteSettings).modules
         return read_proposal(_text(self.asked, "plan") + "\n", modules)
 
+    @property
+    def _changes(self) -> bool:
+        """Whether the plan's sites change from total to total."""
+        plan = self.proposal.plan
+        return not isinstance(plan, StudyPlan) and may_change(plan)
+
     # What is asked
 
     def settings(self, choice: Choice) -> SiteSettings:
@@ -138,7 +145,7 @@ class Joining:
             names = [cohort.name for cohort in plan.cohorts]
             minimum = max(minimum, len(names)) if plan.sum.masked else minimum
         third = self.terms.compensator
-        like = expected_roster(self.terms.study, names, minimum, third)
+        like = expected_roster(self.terms.study, names, minimum, third, self._changes)
         found = foresee(self.folder, self.settings(choice), self.proposal, like, choice.data)
         found.roster = "settled when all have answered"
         found.members = [("sites invited", str(self.terms.sites))]
@@ -261,6 +268,9 @@ class Joining:
             raise FederationError("the roster names another compensator than was accepted")
         if own not in roster.sites if self.role == "site" else own != third:
             raise FederationError("the roster does not hold this party's own keys")
+        if roster.changes and not self._changes:
+            raise FederationError("the roster lets sites change from total to total, so that "
+                                  "differences tell of single sites; that was not accepted")  # fmt: skip
 
     def pinned(self, roster: Roster) -> bool:
         """Whether this very roster was compared and pinned here before."""

@@ -269,6 +269,7 @@ def federation(
     books (and separate sites their state, under 'sites') there."""
     if not plan.sum.masked:
         return _engine(plan, of, ledger, folder)
+    from cupola.plan.changing import may_change
     from cupola.plan.privacy import run_id
     from cupola.secure import hidden_sums, simulated_parties
 
@@ -279,6 +280,7 @@ def federation(
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
         openly=_openly(plan),
+        changes=may_change(plan),
     )
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "separate"

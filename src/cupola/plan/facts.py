@@ -19,6 +19,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
 
     from cupola.learn.frozen import share
     from cupola.plan import compose, grounds
+    from cupola.plan.changing import told
     from cupola.plan.forecast import forecast
     from cupola.plan.parties import learned, masking
 
@@ -80,7 +81,9 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
         },
         "privacy": _privacy(program, host, cost),
         "sum": masking(program),
-        "parties": [{"party": party, "learns": what} for party, what in learned(program)],
+        "parties": [
+            {"party": party, "learns": what} for party, what in learned(program, told(plan))
+        ],
         "grounds": [ground.to_json() for ground in rests],
         "utility": utility,
         "personalise": personalise,

@@ -112,6 +112,7 @@ def _parties(plan: Plan, sites: int) -> Parties | None:
     """Keys like those of the run: their study's name is as long."""
     if not plan.sum.masked:
         return None
+    from cupola.plan.changing import may_change
     from cupola.secure import simulated_parties
 
     return simulated_parties(
@@ -120,6 +121,7 @@ def _parties(plan: Plan, sites: int) -> Parties | None:
         sites=sites,
         minimum=plan.sum.minimum,
         protocol=plan.sum.protocol,
+        changes=may_change(plan),
     )
 
 

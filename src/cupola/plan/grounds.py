@@ -71,6 +71,13 @@ GROUNDS: tuple[Ground, ...] = (
             "docs/protocol.md docs/masked-sums.md#what-is-assumed", "compensator"),
     _ground("the coordinator reads totals alone, if no more sites collude than agreed", ARGUED,
             "docs/protocol.md docs/masked-sums.md#without-a-third-party", "pairwise"),
+    _ground("any combination of an array's totals tells of the minimum of sites, unless sites may "
+            "change", PROVEN,
+            "docs/masked-sums.md#differences-of-totals src/cupola/secure/differences.py",
+            "compensator"),
+    _ground("the same, if no more sites collude than agreed", ARGUED,
+            "docs/masked-sums.md#differences-of-totals src/cupola/secure/pairwise_totals.py",
+            "pairwise"),
     _ground("drawn neighbours cannot be surrounded", ARGUED, "src/cupola/secure/graph.py",
             "sparse"),
     _ground("a changed total is noticed by the coordinator, but for a chance of 2^-125", PROVEN,

@@ -14,8 +14,9 @@ _COMPENSATOR = (
 )
 
 
-def learned(program: Training) -> list[tuple[str, str]]:
-    """(party, what it learns), in a sentence each, if everybody keeps to the protocol."""
+def learned(program: Training, differences: str | None = None) -> list[tuple[str, str]]:
+    """(party, what it learns), in a sentence each, if everybody keeps to the protocol. differences:
+    what those of masked totals tell, where sites change."""
     choice, privacy = program.sum, program.privacy
     noised = privacy.mechanism in ("dp-sgd", "output", "objective", "distributed")
     what = own = "noised updates" if noised else "updates"
@@ -34,6 +35,8 @@ def learned(program: Training) -> list[tuple[str, str]]:
                 "their weights; who took part",
             )
         ]
+    if differences is not None:
+        parties.append(("coordinator", differences))
     if choice.masked and choice.protocol == "compensator":
         parties.append(("compensator", _COMPENSATOR))
         parties.append(

@@ -37,6 +37,7 @@ from cupola.learn.choices import (
 )
 from cupola.personalize.choices import Personalise, require_tellable
 from cupola.plan import registries
+from cupola.plan.changing import check_changes
 from cupola.plan.engine import Engine
 from cupola.plan.nested import changed as changed
 from cupola.plan.nested import flat, plain
@@ -164,6 +165,7 @@ class Plan(BaseModel):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        check_changes(self)
         _checked(self, registries.check_copies)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")

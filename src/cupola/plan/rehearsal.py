@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.errors import PlanError
 from cupola.federation import (
     Ask,
     Contribution,
@@ -34,6 +35,7 @@ from cupola.federation.message import Arrays, blank, contribution_size, question
 from cupola.federation.site import Charge, charge_of, find_task, is_known
 from cupola.learn import TrainingHost
 from cupola.privacy.budget import Book
+from cupola.secure.differences import ALL, Sets, behind, exposed
 from cupola.secure.hidden import Sent, Traffic
 from cupola.secure.masked import TOO_FEW
 from cupola.secure.simulation import Parties, expected_traffic
@@ -102,6 +104,7 @@ class Rehearsal(Federation):
         self.first: dict[str, tuple[int, int]] = {}  # task -> bytes to and from a site
         self.charged: Counter[int] = Counter()  # site -> answers that are charged for
         self.sparse = False
+        self._behind: list[Sets] = []  # sites behind masked totals
         self._store = StateStore()
         self._traffic: dict[tuple[Any, ...], tuple[int, Traffic]] = {}  # of the last question
         self._known: dict[int, SiteContext] = {}
@@ -135,6 +138,7 @@ class Rehearsal(Federation):
             answers = self._answers(question, able)
             sent = {s: frozenset(a) for s, a in answers.items() if not isinstance(a, str)}
             told = self._sent(question, parties, able, sent)
+            self._keep_crowds(question, parties, sent)
             failed |= {s: a if isinstance(a, str) else TOO_FEW for s, a in answers.items()}
             failed = {s: code for s, code in failed.items() if s not in sent or not told.up}
         answered = [site for site in sites if site not in failed]
@@ -146,6 +150,26 @@ class Rehearsal(Federation):
             self.ledger.add(Entry(*at, "unmask", "unmask", [COMPENSATOR], {}, down, up, ""))
         self._require_quorum(question, len(answered), len(sites), failed, [])
         return bool(answered)
+
+    def _keep_crowds(self, question: Question, parties: Parties, sent: Sent) -> None:
+        """Refuse what a compensator would refuse: the same rule, for those who would answer."""
+        if parties.changes or len(sent) < parties.minimum:
+            return
+        senders = {ALL: [str(site) for site in sent]}
+        for site, arrays in sent.items():
+            for array in arrays:
+                senders.setdefault(array, []).append(str(site))
+        new = behind(senders, parties.minimum)
+        found = exposed(self._behind, new, parties.minimum)
+        if found:
+            raise PlanError(
+                f"'{question.task}' in round {question.round}: not the same sites answer as in "
+                f"earlier totals (site {min(map(int, found))}, say, has no such data), and their "
+                "difference would tell of too few sites: no total would be told. Let all sites "
+                "answer, or agree to it (sum.changes = true)"
+            )
+        if new not in self._behind:
+            self._behind.append(new)
 
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent

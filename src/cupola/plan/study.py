@@ -111,6 +111,8 @@ class StudyPlan(Study):
             raise ValueError("cohorts: name at least one ([[cohorts]])")
         if len(set(names)) < len(names):
             raise ValueError("cohorts: two have the same name")
+        if self.sum.changes:
+            raise ValueError("sum.changes: every total of a study is of all its cohorts")
         if self.sum.masked and len(names) < self.sum.minimum:
             raise ValueError(
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "

@@ -21,6 +21,8 @@ class Sum(Choice):
     kind: 'plain', or 'masked': nobody sees a site's own numbers, only the total.
     protocol: of masked sums: a third party that sees masks only (the 'compensator'), or 'pairwise'
         keys between the sites. minimum: sites that a total must have; 2 needs both sites' consent.
+    changes: whether sites may change from total to total, so that differences of totals can tell of
+        single sites; by default where the plan has it so (see `cupola.plan.changing`).
     change: largest magnitude of one parameter in one answer (unless clipping bounds it); samples:
         most samples of a site. They decide the precision: larger bounds leave fewer fractional
         bits. bits: of a parameter on its way; default 32 where updates are clipped, else 64.
@@ -29,6 +31,7 @@ class Sum(Choice):
     kind: Literal["plain", "masked"] = "plain"
     protocol: Literal["compensator", "pairwise"] = "compensator"
     minimum: Annotated[int, Field(ge=2)] = 3
+    changes: bool | None = None
     change: Positive = 64.0
     samples: Annotated[int, Field(ge=1)] = 2**17
     bits: Literal[16, 32, 64] | None = None

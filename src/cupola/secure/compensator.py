@@ -9,10 +9,10 @@ tells the sum of their masks, array by array and chunk by chunk. What it refuses
 3. fewer sites than the roster's minimum, in all or for an array;
 4. a step settled before, unless it is the same request, or a later attempt at the same question
    with the same sites and layouts: fresh masks over the same answers tell nothing new;
-5. a question settled under another step, unless every site that was added, left out or has another
-   layout agreed to that ('leaves'), since the difference of the totals is its answer. Of these
-   totals, any combination that tells of other sites must still tell of the minimum at once, so
-   an array is refused if fewer sites than the minimum are in all of them alike.
+5. survivors for whom a combination of this total and those told before would tell of fewer sites
+   than the minimum (see `differences`). Compared are all totals of the study, array by array; of a
+   roster whose sites may change, only those of the very same question;
+6. a site that the others go on without (see `going_on`).
 
 What is remembered are hashes and sites' names. The seeds of a settled step are held in memory and
 gone with the process; the same request opens them again, and gives the same masks bit by bit.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 from cupola.secure.canonical import is_whole
 from cupola.secure.checksum import to_bytes
+from cupola.secure.differences import EXPOSED, Sets, behind, exposed
 from cupola.secure.envelope import EnvelopeError, Statement, unseal
 from cupola.secure.identity import Identity
 from cupola.secure.memory import Memory
@@ -81,12 +83,19 @@ class _Opened:
 
 
 class Compensator:
-    """The third party of a study. memory: the file of what it settled (None: in simulations)."""
+    """The third party of a study. memory: the file of what it settled (None: in simulations).
+    gone: says which sites the others go on without."""
 
-    def __init__(self, identity: Identity, roster: Roster, memory: Path | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        roster: Roster,
+        memory: Path | None = None,
+        gone: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
         if roster.compensator != identity.public:
             raise FederationError("these keys are not those of the roster's compensator")
-        self.identity, self.roster = identity, roster
+        self.identity, self.roster, self._gone = identity, roster, gone
         self._opened: OrderedDict[bytes, _Opened] = OrderedDict()
         self._lock = threading.Lock()
         self._memory = self.memory = Memory(memory)
@@ -98,12 +107,13 @@ class Compensator:
     def settle(self, request: Request) -> dict[str, bool]:
         """Fix the survivors of a step; the arrays whose masks will be told. Declined otherwise."""
         with self._lock:
-            survivors = self._survivors(request)
-            attempts = self._earlier_attempts(request, survivors)
-            alike = self._answered_alike(request, survivors)
-            granted = self._granted(request, alike)
+            gone = self._gone()
+            survivors = self._survivors(request, gone)
+            attempts = self._earlier_attempts(request, survivors, gone)
+            granted = self._granted(request)
             if request.arrays and not granted:
                 raise Declined(f"no array has at least {self.roster.minimum} sites")
+            self._keep_crowds(request, survivors, gone)
             seeds = self._seeds(request)
             if request.digest.hex() not in attempts:
                 self._remember(request, survivors, len(attempts))
@@ -141,7 +151,7 @@ class Compensator:
         """The survivors of a step, as numbers in the roster; empty if it is not settled."""
         with self._lock:
             held = self._memory.get(f"step {step}")
-        names = set() if held is None else set(_by_site(held["survivors"]))
+        names = set() if held is None else _by_site(held["survivors"]).keys() - self._gone()
         return [n for n, party in enumerate(self.roster.sites) if party.name in names]
 
     def latest(self, step: int) -> int:
@@ -164,7 +174,7 @@ class Compensator:
             raise Declined("this request is not settled, or was long ago: settle it again")
         return self._opened[request]
 
-    def _survivors(self, request: Request) -> dict[str, str]:
+    def _survivors(self, request: Request, gone: frozenset[str]) -> dict[str, str]:
         """Name and signed layout of each site, after what can be seen without opening anything."""
         if not self._works:
             raise Declined("the compensator cannot write its memory")
@@ -177,11 +187,16 @@ class Compensator:
             raise Declined("site twice")
         if len(request.sites) < pinned.minimum:
             raise Declined(f"too few sites ({len(request.sites)} of at least {pinned.minimum})")
-        names = (pinned.sites[site].name for site in request.sites)
+        names = [pinned.sites[site].name for site in request.sites]
+        if not gone.isdisjoint(names):
+            raise self._would_expose(gone.intersection(names))
         return {name: h.hex() for name, h in sorted(zip(names, request.hashes, strict=True))}
 
-    def _earlier_attempts(self, request: Request, survivors: dict[str, str]) -> dict[str, int]:
-        """Rule 4: requests that were granted for this step, and their attempts."""
+    def _earlier_attempts(
+        self, request: Request, survivors: dict[str, str], gone: frozenset[str]
+    ) -> dict[str, int]:
+        """Rule 4: requests that were granted for this step, and their attempts. A step that was
+        settled with a site that is gone can be tried again without it."""
         before = self._memory.get(f"step {request.step}")
         if before is None:
             return {}
@@ -189,9 +204,9 @@ class Compensator:
             raise Declined("step settled for another question")
         if before["roster"] != request.roster.hex():
             raise Declined("step settled under another roster")
-        if _by_site(before["survivors"]) != survivors:
-            names = _listed(sorted(_by_site(before["survivors"])))
-            raise Declined(f"{OTHER_SURVIVORS}: {names}")
+        held = _by_site(before["survivors"])
+        if {site: held[site] for site in held.keys() - gone} != survivors:
+            raise Declined(f"{OTHER_SURVIVORS}: {_listed(sorted(held))}")
         attempts: dict[str, int] = {}
         while made := self._memory.get(f"attempt {request.step} {len(attempts)}"):
             attempts[made["request"]] = made["attempt"]
@@ -199,26 +214,49 @@ class Compensator:
             raise Declined(LATER_ATTEMPT)
         return attempts
 
-    def _answered_alike(self, request: Request, survivors: dict[str, str]) -> set[str]:
-        """Rule 5: the sites that are in every answer to this question with the same layout."""
-        alike, count = set(survivors), 0
-        while (step := self._memory.get(f"question {request.question.hex()} {count}")) is not None:
-            count += 1
-            earlier = _by_site(self._memory.get(f"step {step}")["survivors"])
-            everybody = survivors.keys() | earlier.keys()
-            changed = {site for site in everybody if survivors.get(site) != earlier.get(site)}
-            if not changed <= self.roster.leaves:
-                raise Declined("question already answered for other survivors")
-            alike -= changed
-        return alike
+    def _keep_crowds(
+        self, request: Request, survivors: dict[str, str], gone: frozenset[str]
+    ) -> None:
+        """Rule 5."""
+        arrays = {hash: [a for a, _, _ in o] for hash, o in _outlines(request).items()}
+        new = self._behind(survivors, arrays)
+        told = [self._behind(_by_site(held)) for _, held in self._totals(request.question)]
+        found = exposed(told, new, self.roster.minimum, self.roster.leaves | gone)
+        if found:
+            # Those who are missing matter: who came in addition can be left out.
+            raise self._would_expose(found - survivors.keys() or found)
 
-    def _granted(self, request: Request, alike: set[str]) -> frozenset[str]:
-        """Rule 3 per array, counting those that no difference of totals can single out."""
-        names = [self.roster.sites[site].name in alike for site in request.sites]
+    def _behind(self, sites: dict[str, str], arrays: dict[str, list[str]] | None = None) -> Sets:
+        """The sites behind each array of a total. arrays: of layouts, unless remembered."""
+        senders: dict[str, list[str]] = {}
+        for site, layout in sites.items():
+            known = self._memory.get(f"layout {layout}") if arrays is None else arrays[layout]
+            for array in known:
+                senders.setdefault(array, []).append(site)
+        return behind(senders, self.roster.minimum)
+
+    def _totals(self, question: bytes) -> Iterator[tuple[str, dict[str, list[str]]]]:
+        """The survivors of each kind of total that was told, under its key: of the whole study, or
+        of this question if sites may change. The last key is of the next one."""
+        family = f"question {question.hex()}" if self.roster.changes else "total"
+        count = 0
+        while (held := self._memory.get(f"{family} {count}")) is not None:
+            yield f"{family} {count}", held
+            count += 1
+        yield f"{family} {count}", {}
+
+    def _would_expose(self, names: frozenset[str]) -> Declined:
+        """Sites by their numbers: names can be long."""
+        sites = self.roster.sites
+        told = [number for number, site in enumerate(sites) if site.name in names]
+        return Declined(f"{EXPOSED}: {told[:30]}")
+
+    def _granted(self, request: Request) -> frozenset[str]:
+        """Rule 3 per array."""
         return frozenset(
             array
             for array in request.arrays
-            if sum(names[place] for place in request.contributors(array)) >= self.roster.minimum
+            if len(request.contributors(array)) >= self.roster.minimum
         )
 
     def _seeds(self, request: Request) -> list[bytes]:
@@ -249,15 +287,16 @@ class Compensator:
         step, question = request.step, request.question.hex()
         made = {"attempt": request.attempt, "request": request.digest.hex()}
         entries: dict[str, Any] = {f"attempt {step} {attempts}": made}
+        by_layout = _by_layout(survivors)
+        *told, (free, _) = self._totals(request.question)
+        if by_layout not in [held for _, held in told]:
+            entries[free] = by_layout
+            for hash, outline in _outlines(request).items():
+                entries[f"layout {hash}"] = [array for array, _, _ in outline]
         if attempts == 0:
-            count = 0
-            while self._memory.get(f"question {question} {count}") is not None:
-                count += 1
             roster = request.roster.hex()
-            by_layout = _by_layout(survivors)
             settled = {"question": question, "roster": roster, "survivors": by_layout}
             entries[f"step {step}"] = settled
-            entries[f"question {question} {count}"] = step
         try:
             self._memory.update(entries)
         except OSError:
@@ -345,6 +384,12 @@ def _compensator(site: SiteContext) -> Compensator:
     if not isinstance(site.data, Compensator):
         raise Declined("this site is no compensator")
     return site.data
+
+
+def _outlines(request: Request) -> dict[str, Any]:
+    """The distinct outlines of a request, by what sites sign of them."""
+    return {request.hashes[request.layouts.index(n)].hex(): request.outlines[n]
+            for n in sorted(set(request.layouts))}  # fmt: skip
 
 
 def _by_layout(survivors: dict[str, str]) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from cupola.errors import FederationError
 from cupola.federation import Arrays, Contribution, Failure, Federation, Question, Spec, Total
-from cupola.federation.ledger import COMPENSATOR, Entry, common
+from cupola.federation.ledger import Entry, common
 from cupola.federation.message import contribution_size, question_size, refusal
 from cupola.federation.replay import Replay
 from cupola.secure import encoding
@@ -40,16 +40,16 @@ from cupola.secure.member import ANSWER, CHECK, terms_hash
 from cupola.secure.roster import Roster
 from cupola.secure.settlement import CHECK as CHECKS
 from cupola.secure.settlement import (
-    LATER_ATTEMPT,
-    OTHER_SURVIVORS,
     SUM,
     Request,
     chunks,
     settled_question,
     unmask_question,
 )
+from cupola.secure.unmasking import Call, Early, Newcomers, Settled
 
 TOO_FEW = "too few sites for a masked sum"
+STAYS_OUT = "it dropped out of earlier totals, and stays out"
 ATTEMPT = 10**15  # as long as the numbers that attempts have in this century
 
 
@@ -135,14 +135,6 @@ class Hidden(Federation):
         self.engine.close()
 
 
-class _Settled(FederationError):
-    """The step was settled before, for other survivors."""
-
-
-class _Early(FederationError):
-    """The step was settled in a later attempt: this clock was set back."""
-
-
 @dataclass
 class _Collected:
     """What came in of one attempt."""
@@ -177,11 +169,26 @@ class Masked(Hidden):
     def __init__(self, engine: Federation, compensator: Federation, roster: Roster) -> None:
         super().__init__(engine, roster)
         self.compensator = compensator
+        self._out: dict[str, set[int]] = {}  # task -> sites that stay out of its totals
 
     def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
+        out = set() if self.roster.changes else self._out.setdefault(question.task, set())
+        while True:
+            asked = [site for site in sites if site not in out]
+            try:
+                total, broken = self._without_newcomers(question, asked)
+            except Newcomers as found:
+                out.update(found.sites)
+                continue
+            total.failed |= dict.fromkeys(out.intersection(sites), STAYS_OUT)
+            return total, broken
+
+    def _without_newcomers(
+        self, question: Question, sites: Sequence[int]
+    ) -> tuple[Total, list[int]]:
         try:
             return self._attempt_in_time(question, sites)
-        except _Settled:
+        except Settled:
             # Settled before a crash, for other survivors: it can be told for those only.
             before, _ = self._settled(question.step)
             if not set(before) <= set(sites):
@@ -194,7 +201,7 @@ class Masked(Hidden):
     def _attempt_in_time(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         try:
             return self._attempt(question, sites)
-        except _Early:
+        except Early:
             _, latest = self._settled(question.step)
             return self._attempt(question, sites, latest + 1)
 
@@ -248,9 +255,9 @@ class Masked(Hidden):
         return came
 
     def _unmask(self, question: Question, request: Request, came: _Collected, key: bytes) -> Total:
-        call = _Call(self.compensator, question, request)
-        granted = call.settle(came)
-        residues = call.unmask(granted, came)
+        call = Call(self.compensator, question, request, self.roster)
+        granted = call.settle(came.sums)
+        residues = call.unmask(granted, came.sums)
         for entry in granted:
             residue = (came.checks[entry] - residues[entry.name]) % P
             if checksum(key, entry.name, came.sums[entry]) != residue:
@@ -281,64 +288,6 @@ class Masked(Hidden):
     def close(self) -> None:
         super().close()
         self.compensator.close()
-
-
-class _Call:
-    """A conversation with the compensator about one step."""
-
-    def __init__(self, compensator: Federation, question: Question, request: Request) -> None:
-        self.compensator, self.question, self.request = compensator, question, request
-        self.down = self.up = 0
-
-    def settle(self, came: _Collected) -> list[encoding.Entry]:
-        """Fix the survivors; the arrays whose masks the compensator is ready to tell."""
-        granted = self._ask(self.request.to_question())["granted"]
-        yes = {name for name, told in zip(self.request.arrays, granted) if told}
-        return [entry for entry in came.sums if entry.name in yes]
-
-    def unmask(self, granted: Sequence[encoding.Entry], came: _Collected) -> dict[str, int]:
-        """Take the sums of masks off, chunk by chunk; the sums of masks of the checksums."""
-        sizes = {entry.name: (entry.bits, entry.size) for entry in granted}
-        integers = {entry.name: came.sums[entry] for entry in granted}
-        residues = {}
-        for parts in chunks(sizes):
-            told = self._ask(unmask_question(self.request, parts))
-            for name, start, stop in parts:
-                masks = told[SUM + name]
-                if masks.dtype != integers[name].dtype:
-                    raise FederationError("the compensator's answer has another width")
-                integers[name][start:stop] -= masks
-                if start == 0:
-                    residues[name] = from_bytes(told[CHECKS + name])
-        return residues
-
-    def _ask(self, question: Question) -> Arrays:
-        ((_, answer),) = self.compensator._ask(question, [0])
-        code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
-        if isinstance(answer, Failure) or code is not None:
-            text = f"the compensator, in step {question.step}: {code}"
-            if str(code).startswith(OTHER_SURVIVORS):
-                raise _Settled(text)
-            raise _Early(text) if code == LATER_ATTEMPT else FederationError(text)
-        self.down += question_size(question)
-        self.up += contribution_size(answer.arrays)
-        return answer.arrays
-
-    def entry(self) -> Entry:
-        """For the ledger."""
-        return Entry(
-            step=self.question.step,
-            round=self.question.round,
-            task="unmask",
-            kind="unmask",
-            sites=[COMPENSATOR],
-            failed={},
-            bytes_down=self.down,
-            bytes_up=self.up,
-            reveals="to the compensator: who took part, names and sizes of arrays; "
-            "to the coordinator: the sum of masks",
-            protection="masks are random numbers",
-        )
 
 
 def expected_traffic(

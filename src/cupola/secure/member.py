@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +36,8 @@ _FACTOR = 0x9E3779B97F4A7C15
 @dataclass
 class Member:
     """One site's side. memory: steps and the questions it answered under them, durable.
-    openly: tasks that it agreed to answer without masks. replay: its copy of the program, where it
+    openly: tasks that it agreed to answer without masks. gone: says which sites the others go on
+    without (see `going_on`). replay: its copy of the program, where it
     follows one (see `following`)."""
 
     identity: Identity
@@ -45,6 +46,12 @@ class Member:
     memory: Memory = field(default_factory=Memory)
     openly: Container[str] = frozenset()
     replay: Replay | None = None
+    gone: Callable[[], frozenset[str]] = frozenset
+
+    @property
+    def free(self) -> frozenset[str]:
+        """Sites that differences of totals may tell of."""
+        return self.roster.leaves | self.gone()
 
     def answers(self, task: str) -> bool:
         """Whether a task may be asked as it is, without a protocol around it."""

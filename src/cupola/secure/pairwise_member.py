@@ -3,7 +3,8 @@
 What a site refuses, whoever asks: a roster other than its own; keys that their sites did not sign;
 a cohort below the minimum; a second cohort, answer or set of survivors in an attempt; to help
 unmask before a quorum of the cohort has signed the same survivors; to tell a share of a site's key
-and of its own mask; another set of survivors for a question it has helped to answer.
+and of its own mask; another set of survivors for a question it has helped to answer, or, unless
+sites may change, for another total of the same arrays; a site that the others go on without.
 
 Keys, seeds and shares of an attempt live in memory: a site whose process dies has dropped out.
 What it has signed survivors for is remembered for good.
@@ -43,7 +44,7 @@ from cupola.secure.pairwise_keys import (
     survivors_digest,
 )
 from cupola.secure.pairwise_masks import Table
-from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors, told
+from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors
 from cupola.secure.pairwise_questions import (
     ILL,
     as_array,
@@ -56,6 +57,7 @@ from cupola.secure.pairwise_questions import (
     sites_in,
     whole_in,
 )
+from cupola.secure.pairwise_totals import agree_to_total, refuse_gone, told_before
 from cupola.secure.shamir import SHARE, split
 from cupola.secure.streams import new_seed
 
@@ -79,6 +81,7 @@ class Session:
     sealed: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     dealt: tuple[int, ...] = ()
     stage: bytes = b""
+    arrays: tuple[str, ...] = ()  # that the question asks for
     survivors: tuple[int, ...] = ()
     signed: bytes = b""  # what this site put its name to about survivors
     granted: tuple[bool, ...] = ()
@@ -105,7 +108,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
         session = Session(statement, count, mask, seal, signed)
         vars(member)[_UNDER_WAY] = session  # the last one: older attempts are over
     before = np.zeros(len(roster.sites), bool)
-    before[told(member, asked)] = True
+    before[told_before(member, asked, layout)] = True
     return Contribution({"keys": as_array(session.keys), "told": before})
 
 
@@ -125,6 +128,7 @@ def shares(site: SiteContext, question: Question) -> Contribution:
             raise Declined("this site's keys are not among the cohort's")
         others = [other for other in sites if other != member.index]
         cohort.check(others)
+        refuse_gone(member, sites)
         agree_to_cohort(member, session.statement.question, sites)
         _deal(member, session, cohort, others)
     return Contribution({"picks": np.array(session.picks, np.int32), "sealed": session.sealed})
@@ -187,6 +191,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     table.mask(session.statement, pairs)
     sent = {entry.name for entry in values}
     present = np.array([n in sent for n in sorted(inner.expects)] if inner.partial else [], bool)
+    session.arrays = tuple(sorted(inner.expects))
     session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges, key)
     facts = (session.statement.encode(), session.stage, present.tobytes())
     signature = sign(member.identity, "pairwise masked", *facts)
@@ -219,6 +224,8 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
         if member.index not in these or not set(these) <= set(session.dealt):
             raise Declined("survivors without this site, or who dealt no shares")
         _check_answers(cohort, session, these, present, signatures)
+        scales = session.statement.layout
+        agree_to_total(member, scales, session.arrays, these, present)
         granted = agree_to_survivors(member, session.statement.question, these, present)
         session.survivors, session.signed, session.granted = these, signed, granted
     signature = sign(member.identity, "pairwise survivors", signed)

@@ -62,7 +62,7 @@ def agree_to_survivors(
 
 def _consented(member: Member, differ: Iterable[int]) -> None:
     names = {member.roster.sites[site].name for site in differ}
-    if not names <= member.roster.leaves:
+    if not names <= member.free:
         raise Declined(OTHERS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from cupola.federation.ledger import Entry, common
 from cupola.federation.message import contribution_size, question_size, refusal
 from cupola.secure.checksum import checksum, from_bytes
 from cupola.secure.hidden import total_from
-from cupola.secure.masked import TOO_FEW
+from cupola.secure.masked import STAYS_OUT, TOO_FEW
 from cupola.secure.member import ANSWER, CHECK
 from cupola.secure.pairwise_keys import (
     Cohort,
@@ -34,6 +34,7 @@ from cupola.secure.pairwise_masks import Table
 from cupola.secure.pairwise_questions import Attempt
 from cupola.secure.shamir import SHARE, combine
 from cupola.secure.streams import P
+from cupola.secure.unmasking import missing
 
 
 class TooFew(Exception):
@@ -58,6 +59,7 @@ class Run:
     present: list[np.ndarray] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)  # survivor -> signature
     signers: dict[int, bytes] = field(default_factory=dict)
+    before: Sequence[int] = ()  # survivors of earlier totals, whom sites expect again
     asked: Question | None = None  # for masked answers, once it was
 
     # Phases 1 and 2
@@ -94,16 +96,17 @@ class Run:
 
     def _same_again(self, keys: dict[int, bytes], before: Sequence[int]) -> None:
         """Answered before, maybe before a crash: it can be told for the same sites only."""
-        sites = self.attempt.roster.sites
-        gone = {sites[site].name for site in before if site not in keys}
-        if gone - self.attempt.roster.leaves:
-            raise FederationError(
-                f"'{self.attempt.inner.task}' in step {self.attempt.inner.step}: the question was "
-                f"answered for other survivors, so {', '.join(sorted(gone)[:5])} must take part"
-            )
+        self.before = before
+        self._all_there(keys)
         for site in set(keys) - set(before):
-            self.failed[site] = "the question was answered without it"
+            self.failed[site] = STAYS_OUT
             del keys[site]
+
+    def _all_there(self, there: Collection[int]) -> None:
+        roster = self.attempt.roster
+        names = {roster.sites[site].name for site in self.before if site not in there}
+        if names - roster.leaves:
+            raise FederationError(missing(self.attempt.inner, sorted(names - roster.leaves)))
 
     @property
     def least(self) -> int:
@@ -145,6 +148,7 @@ class Run:
     def agree(self) -> None:
         """Fix the survivors: a quorum signs them."""
         these, present = list(self.answers), np.stack(self.present)
+        self._all_there(these)
         question = self.attempt.survivors(these, present, list(self.answers.values()))
         fact = survivors_digest(self.stage, these, present)
         for site, arrays in self._ask(question, these, silent=True):

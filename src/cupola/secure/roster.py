@@ -33,9 +33,10 @@ class Roster:
 
     compensator: None in protocols without one. minimum: fewer sites' answers are never added up:
     3, or 2 if every site signed the consent 'two', since each of two can subtract its own answer.
-    consents: what -> site's name -> signature (see `consent`). 'leaves': a question that was
-    answered with this site may be answered again without it, and the other way round, although
-    the difference of the totals is its answer.
+    changes: whether sites may change from total to total; else differences of totals tell of the
+    minimum of sites, too (see `differences`). Whoever pins the roster agrees to it.
+    consents: what -> site's name -> signature (see `consent`). 'leaves': totals with and without
+    this site may be told, although their difference is its answer.
     """
 
     study: str
@@ -43,6 +44,7 @@ class Roster:
     compensator: Party | None = None
     minimum: int = MINIMUM
     consents: Consents = field(default_factory=dict)
+    changes: bool = False
 
     def __post_init__(self) -> None:
         if not is_name(self.study):
@@ -57,6 +59,8 @@ class Roster:
                 f"the roster's minimum must be from {MINIMUM} to its number of sites, "
                 f"{len(self.sites)}; 2 needs every site's consent"
             )
+        if not isinstance(self.changes, bool):
+            raise FederationError("whether a roster's sites may change is true or false")
         self._check_consents()
         if self.minimum < MINIMUM and not self.agreed("two") >= {s.name for s in self.sites}:
             raise FederationError("a minimum of 2 needs the consent 'two' of every site")
@@ -64,13 +68,12 @@ class Roster:
         object.__setattr__(self, "consents", MappingProxyType(frozen))
 
     def _check_consents(self) -> None:
-        body = body_digest(self.study, self.sites, self.compensator, self.minimum)
         parties = {site.name: site for site in self.sites}
         for what, by in self.consents.items():
             if what not in CONSENTS:
                 raise FederationError(f"the consents are {', '.join(CONSENTS)}")
             for name, signature in by.items():
-                if name not in parties or not _is_signed(parties[name], body, what, signature):
+                if name not in parties or not is_agreed(parties[name], self.body, what, signature):
                     raise FederationError(f"the consent '{what}' is not signed by the site named")
 
     def agreed(self, what: str) -> frozenset[str]:
@@ -79,15 +82,20 @@ class Roster:
 
     @property
     def leaves(self) -> frozenset[str]:
-        """Sites without which an answered question may be answered again."""
+        """Sites that differences of totals may tell of."""
         return self.agreed("leaves")
+
+    @cached_property
+    def body(self) -> bytes:
+        """32 bytes that stand for the roster before consents."""
+        parties = (self.sites, self.compensator)
+        return body_digest(self.study, *parties, self.minimum, self.changes)
 
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that stand for all of the roster, consents included."""
         consents = [[w, sorted(by.items())] for w, by in sorted(self.consents.items()) if by]
-        body = body_digest(self.study, self.sites, self.compensator, self.minimum)
-        return digest("cupola roster 1", body, consents)
+        return digest("cupola roster 1", self.body, consents)
 
     @property
     def fingerprint(self) -> str:
@@ -95,12 +103,14 @@ class Roster:
         return spoken(self.digest)
 
     def to_json(self) -> str:
+        more = {"changes": True} if self.changes else {}
         return json.dumps(
             {
                 "cupola": "roster",
                 "format": FORMAT,
                 "study": self.study,
                 "minimum": self.minimum,
+                **more,
                 "sites": [party_to_json(site) for site in self.sites],
                 "compensator": party_to_json(self.compensator) if self.compensator else None,
                 "consents": {
@@ -132,19 +142,39 @@ class Roster:
 
 
 def body_digest(
-    study: str, sites: Iterable[Party], compensator: Party | None, minimum: int
+    study: str,
+    sites: Iterable[Party],
+    compensator: Party | None,
+    minimum: int,
+    changes: bool = False,
 ) -> bytes:
     """32 bytes that stand for a roster before consents: what consents are given for."""
     facts: list[Value] = [_facts(site) for site in sites]
     third = None if compensator is None else _facts(compensator)
-    return digest("cupola roster body 1", study, minimum, facts, third)
+    more = ["changes"] if changes else []
+    return digest("cupola roster body 1", study, minimum, facts, third, *more)
 
 
 def consent(identity: Identity, body: bytes, what: str) -> bytes:
     """A site's signature that it agrees to `what` in the roster of this body."""
     if what not in CONSENTS:
         raise FederationError(f"the consents are {', '.join(CONSENTS)}")
+    return agreement(identity, body, what)
+
+
+def agreement(identity: Identity, body: bytes, what: str) -> bytes:
+    """A site's signature under `what`, good for the roster of this body alone."""
     return identity.sign.sign(_agreement(identity.name, body, what))
+
+
+def is_agreed(party: Party, body: bytes, what: str, signature: Any) -> bool:
+    """Whether a site signed this."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(party.sign)
+        key.verify(signature, _agreement(party.name, body, what))
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
 
 
 def simulated_roster(
@@ -155,6 +185,7 @@ def simulated_roster(
     compensator: bool = True,
     minimum: int = MINIMUM,
     leaves: Iterable[int] = (),
+    changes: bool = False,
 ) -> tuple[Roster, list[Identity], Identity | None]:
     """A roster, its sites' identities and its compensator's, from a plan's seed. Simulated sites
     agree to a minimum of 2; those in `leaves` agree to be left out."""
@@ -162,20 +193,11 @@ def simulated_roster(
     third = Identity.simulated(seed, "compensator") if compensator else None
     parties = tuple(member.public for member in members)
     public = third.public if third else None
-    body = body_digest(study, parties, public, minimum)
+    body = body_digest(study, parties, public, minimum, changes)
     consents = {"leaves": {members[i].name: consent(members[i], body, "leaves") for i in leaves}}
     if minimum < MINIMUM:
         consents["two"] = {member.name: consent(member, body, "two") for member in members}
-    return Roster(study, parties, public, minimum, consents), members, third
-
-
-def _is_signed(party: Party, body: bytes, what: str, signature: Any) -> bool:
-    try:
-        key = Ed25519PublicKey.from_public_bytes(party.sign)
-        key.verify(signature, _agreement(party.name, body, what))
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+    return Roster(study, parties, public, minimum, consents, changes), members, third
 
 
 def _agreement(name: str, body: bytes, what: str) -> bytes:

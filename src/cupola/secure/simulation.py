@@ -34,6 +34,7 @@ class Parties:
     minimum: int
     protocol: str
     openly: tuple[str, ...] = ()
+    changes: bool = False
     _members: dict[int, Member] = field(default_factory=dict, compare=False)
 
     @property
@@ -42,7 +43,7 @@ class Parties:
 
     def _made(self) -> tuple[Roster, list[Identity]]:
         third = self.protocol == "compensator"
-        return _made(self.study, self.seed, self.sites, self.minimum, third)
+        return _made(self.study, self.seed, self.sites, self.minimum, third, self.changes)
 
     @property
     def recipe(self) -> tuple[str, Mapping[str, Any]]:
@@ -54,6 +55,7 @@ class Parties:
             "minimum": self.minimum,
             "protocol": self.protocol,
             "openly": list(self.openly),
+            "changes": self.changes,
         }
         return "cupola.secure.simulation:member", facts
 
@@ -76,14 +78,15 @@ def simulated_parties(
     minimum: int = 3,
     protocol: str = "compensator",
     openly: Iterable[str] = (),
+    changes: bool = False,
 ) -> Parties:
     """The parties of a study over so many sites, all of whom agree to the minimum. openly: tasks
-    that sites answer without masks, to `gather`."""
+    that sites answer without masks, to `gather`. changes: see `Roster`."""
     if sites < minimum:
         raise PlanError(
             f"sum.minimum = {minimum}, but there are {sites} sites: no masked sum can be told"
         )
-    return Parties(study, seed, sites, minimum, protocol, tuple(openly))
+    return Parties(study, seed, sites, minimum, protocol, tuple(openly), changes)
 
 
 def hidden_sums(
@@ -123,7 +126,9 @@ def member(site: int, folder: Path | None, **facts: Any) -> Member:
 
 @lru_cache(maxsize=4)
 def _made(
-    study: str, seed: int, sites: int, minimum: int, third: bool
+    study: str, seed: int, sites: int, minimum: int, third: bool, changes: bool
 ) -> tuple[Roster, list[Identity]]:
-    roster, members, _ = simulated_roster(seed, study, sites, compensator=third, minimum=minimum)
+    roster, members, _ = simulated_roster(
+        seed, study, sites, compensator=third, minimum=minimum, changes=changes
+    )
     return roster, members

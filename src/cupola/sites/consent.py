@@ -6,7 +6,8 @@ A party's folder:
     identity.json           its keys
     revoked/                keys that their owners have withdrawn: its own, and others'
     spent/                  what each data set has spent, over all studies
-    studies/NAME/           plan.toml, roster.json, answers/, ledger.jsonl, withdrawn, log.txt ...
+    studies/NAME/           plan.toml, roster.json, answers/, ledger.jsonl, withdrawn, log.txt,
+                            go-on/ (agreements to go on without a lost site) ...
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -26,6 +28,7 @@ from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
+from cupola.secure import going_on
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
@@ -84,6 +87,10 @@ class Joined(Generic[Kind]):
     @cached_property
     def identity(self) -> Identity:
         return Identity.open(self.folder / KEYS)
+
+    def gone(self) -> frozenset[str]:
+        """Sites that the others go on without, as far as is known here."""
+        return going_on.gone(going_on.kept(self.place, self.roster), self.roster)
 
     def refuse_if_over(self) -> None:
         """Declined unless the study was joined; or once the party has withdrawn, or a key of the
@@ -200,8 +207,11 @@ def join_compensator(folder: Path, plan: Path, roster: Path) -> Consent:
     pinned = _read_roster(roster)
     if pinned.compensator != Identity.open(folder / KEYS).public:
         raise DataError("the roster names another compensator, or other keys of it")
-    text = plan.read_text(encoding="utf-8")
-    consent = Consent(plan=read_proposal(plan).digest, roster=pinned.digest.hex())
+    text, proposal = plan.read_text(encoding="utf-8"), read_proposal(plan)
+    problems = proposal.disagreements(pinned)
+    if problems:
+        raise PlanError("\n".join(problems))
+    consent = Consent(plan=proposal.digest, roster=pinned.digest.hex())
     _pin(folder, settings, pinned, consent, text)
     return consent
 
@@ -260,6 +270,59 @@ def withdraw(folder: Path, study: str) -> None:
     if not place.is_dir():
         raise DataError(f"'{study}' was not joined here")
     write_durably(place / WITHDRAWN, [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()])
+
+
+def agree_to_go_on(folder: Path, study: str, lost: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Sign that a study may go on without sites that are lost, and believe it: the agreement to
+    hand out, and who has yet to sign."""
+    joined = look(folder, study, SiteSettings)
+    if joined.proposal.followed:
+        raise PlanError(
+            "every total of an association study is of all cohorts, from the first to the last: "
+            "without one it is a new study, with a new name and roster, that begins anew"
+        )
+    text = going_on.go_on(joined.identity, joined.roster, lost)
+    return text, believe(joined, text)[1]
+
+
+def believe(joined: Joined[Kind], text: str | bytes) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Believe an agreement to go on: without whom, and who has yet to sign."""
+    roster = joined.roster
+    lost, _ = going_on.keep(joined.place, text, roster)
+    return lost, going_on.awaited(going_on.kept(joined.place, roster), roster, lost)
+
+
+def nearly_the_same(settings: PartySettings, folder: Path, roster: Roster) -> list[tuple[str, str]]:
+    """Earlier studies here whose sites differ from these by fewer than the minimum: no memory spans
+    two studies, and their totals can be subtracted."""
+    found, names = [], {party.sign: party.name for party in roster.sites}
+    for study, consent in settings.studies.items():
+        if study == roster.study:
+            continue
+        try:
+            before = _pinned(study_folder(folder, study) / "roster.json", consent.roster)
+        except (DataError, FederationError):
+            continue  # its folder was removed
+        other = {party.sign: party.name for party in before.sites}
+        differ = {(names | other)[key] for key in names.keys() ^ other.keys()}
+        if len(differ) < roster.minimum and names.keys() & other.keys():
+            whom = f"of {', '.join(sorted(differ))}" if differ else "of what has changed since"
+            found.append(
+                (
+                    "coordinator",
+                    f"with what '{study}' told, which had nearly the same sites: differences of "
+                    f"the two studies' totals can tell {whom}",
+                )
+            )
+    return found
+
+
+def nearly_before(folder: Path, roster: Path) -> list[tuple[str, str]]:
+    """The same for a compensator."""
+    from cupola.sites.settings import CompensatorSettings
+
+    settings = read_settings(folder, CompensatorSettings)
+    return nearly_the_same(settings, folder, _read_roster(roster))
 
 
 def _read_roster(path: Path) -> Roster:

@@ -71,7 +71,7 @@ def _opened(
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
         replay, saved = _followed(joined)
-        member = Member(identity, roster, number, memory, openly, replay)
+        member = Member(identity, roster, number, memory, openly, replay, joined.gone)
         store = DiskStore(joined.place / "state")
         seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
@@ -151,7 +151,8 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
         joined = look(base, study, CompensatorSettings)
         alone = Alone(place)
         try:
-            third = Compensator(joined.identity, joined.roster, place / "compensator.jsonl")
+            path = place / "compensator.jsonl"
+            third = Compensator(joined.identity, joined.roster, path, joined.gone)
             memory = third.memory
             ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
         except BaseException:

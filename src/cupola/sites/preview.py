@@ -27,6 +27,7 @@ from cupola.learn.choices import Sum
 from cupola.learn.guarantee import against, unprotected
 from cupola.personalize import Personalisation
 from cupola.plan import compose
+from cupola.plan.changing import told
 from cupola.plan.forecast import Forecast, forecast
 from cupola.plan.parties import learned, learned_of_study
 from cupola.plan.plan import Plan
@@ -36,7 +37,7 @@ from cupola.secure import masked, pairwise
 from cupola.secure.identity import Identity
 from cupola.secure.masked import protection
 from cupola.secure.roster import Roster
-from cupola.sites.consent import Joined, chosen_data, objections
+from cupola.sites.consent import Joined, chosen_data, nearly_the_same, objections
 from cupola.sites.hosts import own_data
 from cupola.sites.proposal import Proposal, read_proposal
 from cupola.sites.settings import Consent, SiteSettings, read_settings
@@ -94,11 +95,15 @@ def foresee(
     if isinstance(proposal.plan, StudyPlan):
         files = settings.cohort(chosen).files(folder)
         _outline(found, files, proposal.plan, pinned)
+        found.parties += nearly_the_same(settings, folder, pinned)
         return found
     consent = Consent(plan=proposal.digest, roster=pinned.digest.hex(), data=chosen)
     own = settings.model_copy(update={"studies": {pinned.study: consent}})
     training, host = _training(Joined(folder, pinned.study, own), proposal.plan, len(pinned.sites))
-    found.parties = learned(training)
+    found.parties = [
+        *learned(training, told(proposal.plan)),
+        *nearly_the_same(settings, folder, pinned),
+    ]
     _rehearse(found, proposal.plan, training, host, settings, pinned)
     return found
 
@@ -191,11 +196,13 @@ class _Expected(Roster):
     def __post_init__(self) -> None: ...
 
 
-def expected_roster(study: str, sites: Sequence[str], minimum: int, third: str | None) -> Roster:
+def expected_roster(
+    study: str, sites: Sequence[str], minimum: int, third: str | None, changes: bool = False
+) -> Roster:
     """Who would get what, in a preview: as if these had settled their keys."""
     keys = [Identity.simulated(i, name).public for i, name in enumerate(sites)]
     other = None if third is None else Identity.simulated(len(keys), third).public
-    return _Expected(study, tuple(keys), other, minimum)
+    return _Expected(study, tuple(keys), other, minimum, changes=changes)
 
 
 def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cupola.errors import PlanError
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.tasks import OPENLY
 from cupola.plan import registries
+from cupola.plan.changing import may_change, told
 from cupola.plan.compose import _openly
 from cupola.plan.load import load, read_toml
 from cupola.plan.plan import Plan
@@ -29,6 +30,14 @@ _DEVICE = re.compile(r"cuda:\d+$")
 _OWN_AFFAIR = ("engine", "device", "twin", "checkpoint_seconds")  # of whoever runs it
 _STUDY_OWN = ("folder", "workers", "checkpoint_seconds", "timeout", "salt", "cohorts")
 _STEPS = 5  # of a round: training, and four ways of judging, at most
+_CHANGES = (
+    "the roster lets sites change from total to total, so that differences of totals can tell of "
+    "single sites; the plan does not need that: make the roster without --changes"
+)
+_SAME = (
+    "the plan lets sites change from total to total, the roster does not ({why}): if all sites "
+    "agree to that, make the roster with --changes"
+)
 PROTOCOLS = ("masked", "pairwise *")
 FOLLOWING = ("replay *",)
 
@@ -143,7 +152,11 @@ class Proposal:
         choice = self.plan.sum
         if choice.masked and (roster.compensator is None) != (choice.protocol == "pairwise"):
             found.append("the plan's sum.protocol and the roster do not agree about a compensator")
+        if isinstance(self.plan, Plan) and may_change(self.plan) != roster.changes:
+            found.append(_CHANGES if roster.changes else _SAME.format(why=told(self.plan)))
         if isinstance(self.plan, StudyPlan):
+            if roster.changes:
+                found.append(_CHANGES)
             cohorts = [cohort.name for cohort in self.plan.cohorts]
             if len(cohorts) == len(names) and cohorts != names:
                 found.append(

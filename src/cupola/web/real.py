@@ -234,12 +234,15 @@ def roster_of(study: Study) -> Roster:
 
 
 def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster:
+    from cupola.plan.changing import may_change
+    from cupola.plan.plan import Plan
     from cupola.secure.roster import Roster
 
-    choice = check(study.kind, parse(study.plan)).sum
+    plan = check(study.kind, parse(study.plan))
+    choice, changes = plan.sum, isinstance(plan, Plan) and may_change(plan)
     every = study.kind == ASSOCIATION and choice.masked  # its totals are of all cohorts
     minimum = max(choice.minimum, len(sites)) if every else choice.minimum
-    return Roster(name_of(study), tuple(sites), third, minimum)
+    return Roster(name_of(study), tuple(sites), third, minimum, changes=changes)
 
 
 def settle(study: Study, sites: Sequence[str]) -> None:

@@ -33,7 +33,17 @@ from cupola.federation import (
 )
 from cupola.federation.answering import Answering, Opened, read_answer
 from cupola.federation.message import encode_question, question_fields
-from cupola.secure import canonical, checksum, encoding, graph, settlement, shamir, streams
+from cupola.secure import (
+    canonical,
+    checksum,
+    differences,
+    encoding,
+    going_on,
+    graph,
+    settlement,
+    shamir,
+    streams,
+)
 from cupola.secure import envelope as envelopes
 from cupola.secure import masked as compensated
 from cupola.secure import member as members
@@ -346,7 +356,40 @@ def primitives():
         ],
         "edges": _edges(),
         "shamir": _shamir(),
+        "roster": _rosters(),
+        "parts": [[sets, _parts(sets)] for sets in CUT],
     }  # fmt: skip
+
+
+CUT = [
+    [[0, 1, 2, 3]],
+    [[0, 1, 2, 3, 4], [0, 1, 2, 3]],
+    [[0, 1, 2, 3, 4, 5], [0, 1, 2], [2, 3, 4]],
+    [[0, 1, 2], [3, 4, 5], [0, 1, 2, 6, 7, 8]],
+]
+
+
+def _parts(sets):
+    found = differences.parts(frozenset(map(str, one)) for one in sets)
+    return sorted(sorted(map(int, part)) for part in found)
+
+
+def _rosters():
+    """With sites that stay the same, and that may change; and an agreement to go on."""
+    whole = roster_of(4, 3, True)
+    changing = Roster(whole.study, whole.sites, whole.compensator, whole.minimum, changes=True)
+    own = Identity("site 0", secret("site 0", "sign"), secret("site 0", "seal"))
+    return {
+        "rosters": [
+            {
+                "roster": json.loads(one.to_json()),
+                "body": one.body.hex(),
+                "digest": one.digest.hex(),
+            }
+            for one in (whole, changing)
+        ],
+        "go-on": json.loads(going_on.go_on(own, whole, ["site 1", "site 3"])),
+    }
 
 
 ENTRIES = [

@@ -1,0 +1,87 @@
+"""Differences of totals with pairwise masks: a site signs one set of survivors in a whole study.
+
+A compensator sees every total, and so the parts that all of them make (`differences`). A site sees
+those that it is asked to sign. So it signs less: for each array one set, but for sites that are
+free to be told of. Then the argument of `pairwise_memory` holds for all totals of an array and not
+for those of one question alone. A total takes a quorum of its cohort, of whom at most c = minimum
+- 2 work with the coordinator: at least two honest sites signed it, and sign no other set. Whatever
+combines k different totals has the honest signers of each in it, 2 k honest sites at least.
+
+Which survivors it signed last for totals of the same encoding a site tells at the beginning, so
+that nobody is asked in vain who dropped out before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cupola.federation import Declined
+from cupola.secure.differences import ALL, EXPOSED, Sets, behind, related
+from cupola.secure.member import Member
+from cupola.secure.pairwise_memory import told
+
+
+def agree_to_total(
+    member: Member, scales: bytes, names: Sequence[str], sites: Sequence[int], present: np.ndarray
+) -> None:
+    """Remember the sites behind a total, durably; Declined if another one of its arrays had others.
+    names: of the arrays that `present` has a column for, or of all."""
+    if member.roster.changes:
+        return
+    having = {n: present[:, i] if present.shape[1] else True for i, n in enumerate(names)}
+    parties = np.array([member.roster.sites[site].name for site in sites], object)
+    whole = np.ones(len(sites), bool)
+    arrays = {name: parties[whole & yes].tolist() for name, yes in {**having, ALL: True}.items()}
+    new = behind(arrays, member.roster.minimum)
+    before = _totals(member)
+    for one in before:
+        for array in new.keys() & one.keys():
+            differ = (new[array] ^ one[array]) - member.free
+            if differ and (array != ALL or related(one, new)):
+                raise _exposed(member, differ)
+    entries = {}
+    if new not in before:
+        entries[f"total {len(before)}"] = {a: sorted(by) for a, by in new.items()}
+    last = _last(member, scales)
+    if not last or last[-1] != list(sites):
+        entries[f"scales {scales.hex()}, {len(last)}"] = list(sites)
+    member.memory.update(entries)
+
+
+def told_before(member: Member, question: bytes, scales: bytes) -> list[int]:
+    """The survivors that this site will agree to, as far as it knows now; none: no matter who."""
+    known = told(member, question)
+    if not known and not member.roster.changes:
+        known = [[], *_last(member, scales)][-1]
+    gone = member.gone()
+    if gone and not known:
+        known = list(range(len(member.roster.sites)))
+    return [site for site in known if member.roster.sites[site].name not in gone]
+
+
+def refuse_gone(member: Member, sites: Sequence[int]) -> None:
+    """Declined for a cohort with sites that the others go on without."""
+    there = member.gone() & {member.roster.sites[site].name for site in sites}
+    if there:
+        raise _exposed(member, there)
+
+
+def _exposed(member: Member, names: frozenset[str]) -> Declined:
+    numbers = [n for n, site in enumerate(member.roster.sites) if site.name in names]
+    return Declined(f"{EXPOSED}: {numbers[:30]}")
+
+
+def _totals(member: Member) -> list[Sets]:
+    found: list[Sets] = []
+    while (held := member.memory.get(f"total {len(found)}")) is not None:
+        found.append({array: frozenset(by) for array, by in held.items()})
+    return found
+
+
+def _last(member: Member, scales: bytes) -> list[list[int]]:
+    found: list[list[int]] = []
+    while (held := member.memory.get(f"scales {scales.hex()}, {len(found)}")) is not None:
+        found.append(held)
+    return found

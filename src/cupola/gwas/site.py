@@ -20,7 +20,7 @@ from cupola.gwas.agreement import Index
 from cupola.gwas.choices import Study
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.gwas.design import Design, design, fewest_people
-from cupola.gwas.files import CohortError, Variants
+from cupola.gwas.files import CohortError
 from cupola.gwas.kernels import genotype_counts
 from cupola.secure.memory import Memory
 
@@ -62,7 +62,7 @@ class Site:
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
-    _common: tuple[int, Variants] | None = None
+    _common: tuple[int, np.ndarray] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _asked: dict[str, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
@@ -155,8 +155,8 @@ class Site:
     def close(self) -> None:
         self.memory.close()
 
-    def common(self, least: int) -> Variants:
-        """Variants with known alleles and at least so many copies of the rarer one."""
+    def common(self, least: int) -> np.ndarray:
+        """Rows of variants with known alleles and at least so many copies of the rarer one."""
         cohort = self.cohort
         if self._common is None or self._common[0] != least:
             keep = (cohort.variants.a1 != "0") & (cohort.variants.a2 != "0")
@@ -165,7 +165,7 @@ class Site:
                 found = genotype_counts(cohort.bed.rows(part), cohort.loaded[None])
                 two, one, none = found[:, 0].T
                 keep[part] &= np.minimum(2 * two + one, 2 * none + one) >= least
-            self._common = (least, cohort.variants[np.flatnonzero(keep)])
+            self._common = (least, np.flatnonzero(keep))
         return self._common[1]
 
     def design(self, question: Question) -> Design:

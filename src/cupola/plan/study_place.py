@@ -51,12 +51,12 @@ class Gathered:
                 cohort.files(Path(plan.folder)),
                 plan.wanted,
                 salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
-                proposes=i == 0 and plan.variants is None,
+                proposes=plan.variants is None,
                 rare=plan.rare,
                 iterations=most_iterations(plan),
                 people_per_column=plan.people_per_column,
             )
-            for i, cohort in enumerate(plan.cohorts)
+            for cohort in plan.cohorts
         ]
         return self._sites
 

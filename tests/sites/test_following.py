@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traits import association, witnessed
+from traits import association, cohorts, witnessed
 
 from cupola.errors import FederationError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
 from cupola.gwas import Association, results
+from cupola.plan.study import CohortFiles
+from cupola.plan.study_forecast import foresee_study
 from cupola.secure.following import FALSE, HEAR
 
 SUMS = ("compensator", "pairwise", "plain")
@@ -203,6 +205,48 @@ def test_a_list_that_a_cohort_did_not_propose_is_refused(logistic):
     ask, reach._sites._ask = reach._sites._ask, change
     with pytest.raises(FederationError, match=FALSE):
         run(trial, plan, reach=reach)
+
+
+def _rarely_carried(trial, least):
+    """Rewrite the second cohort's calls: its third variant is rare, and common elsewhere."""
+    made = cohorts().people(1, n=150)
+    made.copies[2, :100] = 0
+    made.copies[2, :least] = 1
+    made.copies[3, 50:] = 0
+    for i in range(3):
+        cohorts().write(trial.site(i), "c", made, range(50 * i, 50 * i + 50))
+
+
+@pytest.mark.parametrize("sums", SUMS)
+def test_every_cohort_proposes_and_all_are_told_to_the_byte(tmp_path, opened, sums):
+    trial, plan = association(tmp_path / "all", "chi-square", sums)
+    opened.append(trial)
+    _rarely_carried(trial, 4)
+    reach, entries = witnessed(trial, *trial.open()), []
+    reach.ledger.write = entries.append
+    program, reach, state = run(trial, plan, reach=reach)
+    assert state.values["proposed"] == [11, 0, 1]  # what is rare in the first and second
+    assert len(results(program, state).variants) == 12
+    here = [
+        CohortFiles(name=c.name, bfile=f"site-{i}/c", pheno=f"site-{i}/c.pheno")
+        for i, c in enumerate(plan.cohorts)
+    ]
+    told = foresee_study(plan.model_copy(update={"cohorts": tuple(here)}))
+    sent = [e for e in entries if e["kind"] == "tell"]
+    assert told.told == sum(len(e["sites"]) * (e["bytes_down"] + e["bytes_up"]) for e in sent)
+
+
+def test_only_the_cohort_whose_turn_it_is_proposes(logistic):
+    trial, plan = logistic
+    program, reach, state = run(
+        trial, plan, until=lambda ask: ask.question.task == "gwas propose" and ask.sites == [1]
+    )
+    question, reach.engine.quorum = program.ask(state).question, 1.0
+    with pytest.raises(FederationError, match=OFF_PATH):
+        reach.gather(question, [2])
+    lower = replace(question, options={"rare": 0})
+    with pytest.raises(FederationError, match=OFF_PATH):
+        reach.gather(lower, [1])
 
 
 def test_a_folder_from_yesterday_is_noticed(logistic, tmp_path):

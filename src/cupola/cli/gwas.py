@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ def run(
 
 @gwas.command()
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Say what a study will send, question by question; no genotype is looked at."""
+    """Say what a study will send, question by question, and which variants it leaves out."""
     from cupola.plan.grounds import of_study
     from cupola.plan.study import load_study
     from cupola.plan.study_forecast import foresee_study
@@ -70,6 +71,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
                 **facts,
                 "variants": told.variants,
                 "people": told.people,
+                **told.counted,
                 "bytes": sent | more,
                 "grounds": grounds,
             }
@@ -89,6 +91,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
     typer.echo(f"{most}{words.size(told.total)} sent in all{usual}")
     for reason in told.at_most:
         typer.echo(f"  at most: {reason}")
+    show_counted(told.counted)
     typer.echo(
         f"real cohorts follow the study by themselves and are told every total: {most}"
         f"{words.size(told.told)} more"
@@ -220,6 +223,18 @@ def _numbers(option: str, text: str) -> list[float]:
         raise PlanError(f"{option} {text}: say numbers with commas, for example 0.75,0.5") from None
 
 
+def show_counted(found: Mapping[str, Any]) -> None:
+    """What is in no table, what cohorts call otherwise, and warnings."""
+    from cupola.gwas.accounting import missing
+
+    for words, n in missing(found):
+        typer.echo(f"  {words}: {n:,}")
+    if renamed := found["agreement"].get("renamed"):
+        typer.echo(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
+    for warning in found["warnings"]:
+        typer.secho(f"warning: {warning}", fg="yellow")
+
+
 def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     """The result of a study."""
     if as_json:
@@ -235,8 +250,7 @@ def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     )
     sent = found["bytes_down"] + found["bytes_up"]
     typer.echo(f"{words.size(sent)} sent, {words.duration(found['seconds'])}")
-    for warning in found["warnings"]:
-        typer.secho(f"warning: {warning}", fg="yellow")
+    show_counted(found)
     for a, b, n in found["shared_people"]:
         typer.secho(f"warning: cohorts '{a}' and '{b}' share {n:,} people", fg="yellow")
     for file in (*found["files"], "report.html"):

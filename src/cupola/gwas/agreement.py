@@ -268,14 +268,20 @@ def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:
     return found
 
 
+def left_out(reason: np.ndarray) -> dict[str, int]:
+    """How many variants are left out, by reason in words. A new reason is a line in REASONS."""
+    found = np.bincount(reason, minlength=len(REASONS)).tolist()
+    return {words: n for words, n in zip(REASONS[1:], found[1:]) if n}
+
+
 def repeated(variants: Variants) -> np.ndarray:
     """Variants that stand more than once in a list: place, name and alleles, on either strand."""
     twice = np.zeros(len(variants), bool)
     at = places(variants)
-    if _ascending(at):
-        return twice
     order = np.argsort(at, kind="stable")
     same = np.diff(at[order]) == 0
+    if not same.any():
+        return twice
     crowded = order[np.append(same, False) | np.append(False, same)]
     some = variants[crowded]
     c1, c2 = complements(some.a1), complements(some.a2)

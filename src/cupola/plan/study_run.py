@@ -255,4 +255,9 @@ class _Session:
             for a, b, n in state.values.get("shared_people", [])
         ]
         facts = {"status": "finished", "reason": None, **summary(state, found)}
+        facts["proposed"] = (
+            [[cohort.name, n] for cohort, n in zip(self.plan.cohorts, state.values["proposed"])]
+            if self.plan.variants is None
+            else []
+        )
         return self._conclude({**facts, "files": written, "shared_people": shared})

@@ -23,6 +23,7 @@ from typing import Generic
 from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
+from cupola.gwas.cohort import problems
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
 from cupola.secure.identity import Identity
@@ -173,9 +174,8 @@ def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -
     settings = read_settings(folder, SiteSettings)
     proposal = read_proposal(plan, settings.modules)
     pinned = _read_roster(roster)
-    problems = objections(settings, proposal, pinned, data)
-    if problems:
-        raise PlanError("\n".join(problems))
+    if against := objections(settings, proposal, pinned, data, folder):
+        raise PlanError("\n".join(against))
     own = Identity.open(folder / KEYS)
     if own.public not in pinned.sites:
         raise DataError("this site's keys are not in the roster; send the others your public keys")
@@ -201,9 +201,14 @@ def join_compensator(folder: Path, plan: Path, roster: Path) -> Consent:
 
 
 def objections(
-    settings: SiteSettings, proposal: Proposal, roster: Roster, data: str | None = None
+    settings: SiteSettings,
+    proposal: Proposal,
+    roster: Roster,
+    data: str | None = None,
+    folder: Path = Path(),
 ) -> list[str]:
-    """Why this site cannot take part as its settings are, a line each."""
+    """Why this site cannot take part as its settings are, a line each. folder: what names of files
+    in its settings are relative to."""
     found = []
     for task in proposal.tasks:
         if not matches(task, settings.tasks) and task not in settings.tasks:
@@ -223,9 +228,11 @@ def objections(
     if settings.budget is None and proposal.noise_is_told:
         found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
     try:
-        chosen_data(settings, proposal, data)
+        chosen = chosen_data(settings, proposal, data)
     except DataError as error:
-        found.append(str(error))
+        return [*found, str(error)]
+    if isinstance(proposal.plan, StudyPlan):
+        found += problems(settings.cohort(chosen).files(folder), proposal.plan.wanted)
     return found
 
 

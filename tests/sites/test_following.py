@@ -241,12 +241,14 @@ def test_only_the_cohort_whose_turn_it_is_proposes(logistic):
     program, reach, state = run(
         trial, plan, until=lambda ask: ask.question.task == "gwas propose" and ask.sites == [1]
     )
-    question, reach.engine.quorum = program.ask(state).question, 1.0
-    with pytest.raises(FederationError, match=OFF_PATH):
-        reach.gather(question, [2])
-    lower = replace(question, options={"rare": 0})
-    with pytest.raises(FederationError, match=OFF_PATH):
-        reach.gather(lower, [1])
+    question = replace(program.ask(state).question, witnessed=True)
+    rarer = replace(question, options={"rare": 0})
+    for asked, site in ((question, 0), (question, 2), (rarer, 1)):
+        ((_, answer),) = reach._sites._ask(asked, [site])
+        assert isinstance(answer, Failure)
+        assert OFF_PATH in answer.code
+    ((_, answer),) = reach._sites._ask(question, [1])
+    assert not isinstance(answer, Failure)
 
 
 def test_a_folder_from_yesterday_is_noticed(logistic, tmp_path):

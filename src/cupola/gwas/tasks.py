@@ -135,6 +135,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
         {name: np.concatenate([before.get(name, v[:0]), v]) for name, v in kept.items()}
         | {"listed": listed},
     )
+    own.leave_out(listed)
     unknown = (variants.a1 == "0") | (variants.a2 == "0")
     own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
     answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}

@@ -6,7 +6,7 @@ Of HapMap 3 (base name of .bed, .bim, .fam, .pheno, .cov), random people and all
 of which carriers are made non-carriers until one to four copies of the rarer allele are left;
 missing calls and sex chromosomes stay as they are. Cut into three cohorts, with a public list;
 PLINK 1.9 has the pooled people. Three tests. 'separated': of PLINK's numbers that are NA here,
-those whose carriers are all cases or all controls, with a homozygote among them. Prints one JSON document.
+those whose carriers are all cases or all controls, with a homozygote among them. Prints JSON.
 """
 
 from __future__ import annotations

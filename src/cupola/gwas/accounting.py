@@ -26,6 +26,6 @@ def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
     return [
         ("alleles swapped in some cohort, put right", own["swapped"]),
         ("strand flipped in some cohort, put right", own["flipped"]),
-        ("other names in cohorts (matched by position and alleles)", own.get("renamed", 0)),
+        ("named otherwise in a cohort", own.get("renamed", 0)),
         ("strand cannot be told (A/T, C/G)", own["unknown_strand"]),
     ]

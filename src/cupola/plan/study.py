@@ -79,7 +79,8 @@ class StudyPlan(Study):
     cohorts: tuple[CohortFiles, ...]
     """Who takes part, below."""
     variants: str | None = None
-    """A public .bim file to compare with. Without it the first cohort proposes the list."""
+    """A public .bim file to compare with. Without it cohorts propose the list, one after another
+    what is common with them and not on it yet."""
     salt: str | None = None
     """For fingerprints: what real cohorts share, and do not tell the coordinator."""
     sum: Sum = Field(default_factory=Sum)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cohorts import carry_out, cut, people, sites, study, write
+from cohorts import carry_out, cut, people, sites, study, write, write_bim
 from typer.testing import CliRunner
 
 from cupola.cli import app
@@ -192,3 +192,17 @@ def test_a_public_list_leaves_nothing_unnamed(tmp_path):
     assert len(results(program, state).variants) == 12
     assert state.values["own"]["unlisted"] == 0
     assert state.values["warnings"] == []
+
+
+def test_a_public_list_that_changed_is_refused(tmp_path):
+    data = _data()
+    cut(tmp_path, data, PARTS)
+    path = tmp_path / "public.bim"
+    write_bim(path, data.variants)
+    told = CliRunner().invoke(app, ["gwas", "list", str(path), "--json"])
+    hashed = json.loads(told.output)["variants_hash"]
+    chosen = _study(tmp_path, variants="public.bim", variants_hash=hashed)
+    assert run_study(chosen, tmp_path / "run")["list_hash"] == hashed
+    write_bim(path, data.variants[slice(0, 11)])
+    with pytest.raises(DataError, match="not the one that the study names"):
+        run_study(chosen, tmp_path / "again")

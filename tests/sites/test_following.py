@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from traits import association, cohorts, witnessed
 
-from cupola.errors import FederationError
+from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, results
+from cupola.gwas import Association, listing, results
 from cupola.plan.study import CohortFiles
 from cupola.plan.study_forecast import foresee_study
 from cupola.secure.following import FALSE, HEAR
@@ -286,3 +286,32 @@ def test_what_a_site_remembers_of_a_study_shows_damage(logistic):
         trial.close()
         path.write_bytes(whole)
     witnessed(trial, *trial.open()).sum(program.ask(state).question, [0, 1, 2])
+
+
+def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
+    """No study with a list that is not pinned is joined; another list is not gone on with."""
+    with pytest.raises(PlanError, match="author adds variants_hash"):
+        association(tmp_path / "open", "chi-square", variants="public.bim")
+    listed = cohorts().people(1, n=150).variants
+    hashed = listing.fingerprint(listed)
+    trial, plan = association(
+        tmp_path / "all", "chi-square", variants="public.bim", variants_hash=hashed
+    )
+    opened.append(trial)
+    other = replace(listed, name=np.array([f"x{i}" for i in range(len(listed))]))
+    with pytest.raises(DataError, match="not the one that the study names"):
+        drive(Association(plan.study(), 3, other, pinned=hashed), witnessed(trial, *trial.open()))
+    reach = witnessed(trial, *trial.open())
+    reach.engine.quorum = 1.0
+    with pytest.raises(FederationError, match="the study is over"):
+        drive(Association(plan.study(), 3, other), reach)
+
+
+def test_the_list_that_was_joined_is_taken(tmp_path, opened):
+    listed = cohorts().people(1, n=150).variants
+    pinned = {"variants": "public.bim", "variants_hash": listing.fingerprint(listed)}
+    trial, plan = association(tmp_path / "all", "chi-square", **pinned)
+    opened.append(trial)
+    program = Association(plan.study(), 3, listed, pinned=plan.variants_hash)
+    state = drive(program, witnessed(trial, *trial.open()))
+    assert len(results(program, state).variants) == 12

@@ -1,4 +1,4 @@
-"""cupola gwas run, resume, split, compare: association studies over cohorts."""
+"""cupola gwas run, check, list, resume, split, compare: association studies over cohorts."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
                 "variants": told.variants,
                 "people": told.people,
                 **told.counted,
+                "list_hash": told.list_hash,
                 "bytes": sent | more,
                 "grounds": grounds,
             }
@@ -102,6 +103,24 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
 
     for line in ground_lines(grounds):
         Console(highlight=False).print(line, soft_wrap=True)
+
+
+@gwas.command("list")
+def list_of_variants(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A public list: a .bim file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print how many variants a public list has, and the hash by which a study names it."""
+    from cupola.gwas import listing, read_variants
+
+    Shell.json = as_json
+    variants = read_variants(file)
+    facts = {"variants": len(variants), "variants_hash": listing.fingerprint(variants)}
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"{file}: {len(variants):,} variants; write in the study:")
+    typer.echo(f'variants_hash = "{facts["variants_hash"]}"')
 
 
 @gwas.command()

@@ -36,7 +36,7 @@ class Association:
     is not on the list yet, and all compare that with their own before the next one does.
     Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
     differ between machines. public: there is such a list; a site that follows the program is told
-    it by the coordinator.
+    it by the coordinator. pinned: its `listing.fingerprint`, if the study names it.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -50,6 +50,7 @@ class Association:
     sites: int
     listed: Variants | np.ndarray | None = None
     public: bool = False
+    pinned: str | None = None
 
     def __post_init__(self) -> None:
         self.public = self.public or self.listed is not None
@@ -229,7 +230,9 @@ class Association:
         if more is None or not count:
             return self._next_list(state)
         state.arrays["list"] = np.concatenate([so_far, more])
-        self.variants(state)  # well formed, or an error
+        variants = self.variants(state)  # well formed, or an error
+        if self.public and self.pinned not in (None, listing.fingerprint(variants)):
+            raise DataError("the public list is not the one that the study names (variants_hash)")
         return self._at(state, "agree")
 
     def _next_list(self, state: State) -> State:

@@ -17,7 +17,7 @@ import numpy as np
 from cupola.errors import DataError, FederationError
 from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
 from cupola.federation.message import Arrays, blank
-from cupola.gwas import Association, StudyHost
+from cupola.gwas import Association, StudyHost, listing
 from cupola.gwas.agreement import left_out
 from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest
 from cupola.plan.rehearsal import Rehearsal
@@ -37,7 +37,7 @@ class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
     usual: of a logistic regression, with as many iterations as there usually are. told: what real
     cohorts are told in addition: totals, and the list that cohorts propose. left_out, agreement,
-    warnings: of the list, as in the study's result."""
+    warnings: of the list, as in the study's result. list_hash: of the list."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -47,6 +47,7 @@ class StudyForecast:
     variants: int
     people: int
     told: int
+    list_hash: str
     left_out: dict[str, int]
     agreement: dict[str, int]
     warnings: tuple[str, ...]
@@ -81,6 +82,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
         reach.told,
+        listing.fingerprint(listing.unpack(state.arrays["list"])),
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
         tuple(state.values["warnings"]),
@@ -102,7 +104,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
 
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     place = Gathered()
-    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    listed = place.listed(plan)
+    program = Association(plan.study(), len(plan.cohorts), listed, pinned=plan.variants_hash)
     reach = _StudyRehearsal(plan, StudyHost(place.sites(plan)))
     state = program.start()
     try:

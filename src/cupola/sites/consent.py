@@ -232,6 +232,11 @@ def objections(
     except DataError as error:
         return [*found, str(error)]
     if isinstance(proposal.plan, StudyPlan):
+        if proposal.plan.variants is not None and proposal.plan.variants_hash is None:
+            found.append(
+                f"the study does not say which list '{proposal.plan.variants}' is: its author adds "
+                "variants_hash, which `cupola gwas list FILE` prints"
+            )
         found += problems(settings.cohort(chosen).files(folder), proposal.plan.wanted)
     return found
 

@@ -1,8 +1,12 @@
 """Variants with a handful of carriers: a number where there is an estimate, and nowhere else."""
 
+import os
 import shutil
 import subprocess
+import sys
+import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +14,11 @@ from cohorts import cut, found, people, study, write
 
 from cupola.gwas import fit
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gwas"))
+import rare
+
 PLINK = shutil.which("plink1.9") or shutil.which("plink")
+HM3 = Path(os.environ.get("CUPOLA_DATA", "")) / "gwas" / "hm3.tar.xz"
 
 
 def _carried(share, n=300, m=240):
@@ -99,3 +107,21 @@ def test_where_nobody_tested_carries_an_allele_that_is_said(tmp_path):
     data.copies[2, 7] = 3
     bases = cut(tmp_path, data, np.array_split(np.arange(90), 3))
     assert found(study("logistic"), bases, data.variants).status[2] == fit.MONOMORPHIC
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PLINK is None or not HM3.is_file(), reason="needs PLINK 1.9 and HapMap 3")
+def test_one_to_four_copies_of_every_variant_of_hapmap(tmp_path):
+    """A number where PLINK 1.9 has one, and nowhere else; but for separated variants with a
+    homozygote among the carriers, where it prints where it happens to stand."""
+    with tarfile.open(HM3) as archive:
+        archive.extractall(tmp_path, filter="data")
+    for test in rare.TESTS:
+        found = rare.compare(tmp_path / "hm3" / "hm3", tmp_path, 120, 1, test)
+        assert found["variants"] > 14000
+        assert found["odd"] == []
+        assert found["largest_difference"] < 3e-4  # PLINK prints four digits
+        alone = found["numbers"].pop("PLINK alone, separated", 0)
+        assert found["numbers"].keys() == {"both", "neither"}
+        assert (alone > 0) == (test == "logistic")
+        assert alone < 0.1 * 3 * found["variants"]

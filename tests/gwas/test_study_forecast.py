@@ -73,13 +73,17 @@ def test_iterations_and_filters_are_bounded(tmp_path, options):
     assert up < told.up
 
 
-def test_a_list_that_a_cohort_proposes_is_at_most_its_own(tmp_path):
+@pytest.mark.parametrize("sums", SUMS)
+def test_a_list_that_cohorts_propose_is_foreseen_exactly(tmp_path, sums):
+    """What it leaves out as well, before anything is sent."""
     _cohorts(tmp_path)
-    study = _study(tmp_path, "chi-square", variants=None, rare=60)
-    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
-    assert "names no variant" in told.at_most[0]
-    assert down < told.down
-    assert up < told.up
+    study = _study(tmp_path, "chi-square", variants=None, rare=60, sum=sums)
+    told = foresee_study(study)
+    assert (told.down, told.up) == _sent(study, tmp_path)
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found["agreement"] == told.agreement
+    assert found["warnings"] == list(told.warnings) != []
+    assert 0 < found["variants"] == told.variants < 40
 
 
 def test_files_that_cannot_be_read_are_refused_before_anything_is_told(tmp_path):

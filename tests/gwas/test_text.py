@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from cupola.gwas import listing
-from cupola.gwas.agreement import Index, complements
+from cupola.gwas import agreement, listing
+from cupola.gwas.agreement import complements
 from cupola.gwas.files import Variants, _clean_variants, read_variants, slow_variants
 from cupola.gwas.printing import Column, slow_lines, write_lines
 
@@ -110,27 +110,59 @@ def test_variants_are_read_fast_or_not_at_all(tmp_path):
     assert read_variants(path).name.tolist() == ["naïve"]
 
 
-@examples(max_examples=40, deadline=None, derandomize=True)
-@given(
-    rows=st.lists(
-        st.tuples(st.integers(1, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=12
+_VARIANTS = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.integers(1, 3), st.sampled_from("ab."), st.sampled_from("ACG0"),
+        st.sampled_from("CGT"),
     ),
-    asked=st.lists(
-        st.tuples(st.integers(1, 2), st.integers(1, 4), st.sampled_from("ab")), max_size=12
-    ),
-)
-def test_variants_are_found_by_place_and_name(rows, asked):
-    def made(keys):
-        columns = [np.array([k[i] for k in keys], t) for i, t in enumerate((np.uint8, int, "U1"))]
-        return Variants(*columns, columns[2], columns[2])
+    max_size=12,
+)  # fmt: skip
 
+
+def _by_hand(one, rows):
+    """Row and status of one proposed variant, one comparison after another."""
+    chromosome, position, name, *alleles = one
+    here = [i for i, r in enumerate(rows) if r[:2] == (chromosome, position)]
+    if chromosome == 0:
+        here = [i for i in here if rows[i][2] == name]
+    known = name != "." and any(r[2] == name for r in rows)
+    fits = [(i, _relation(alleles, rows[i][3:])) for i in here]
+    fits = [(i, s) for i, s in fits if s < agreement.ABSENT]
+    fits = [f for f in fits if rows[f[0]][2] == name] or fits
+    fits = [f for f in fits if f[1] <= agreement.SWAPPED] or fits
+    if len(fits) > 1:
+        return -1, agreement.REPEATED
+    named = any(rows[i][2] == name for i in ([f[0] for f in fits] or here))
+    if known and not named:
+        return -1, agreement.MOVED
+    if fits:
+        return fits[0]
+    return -1, agreement.INCOMPATIBLE if here else agreement.ABSENT
+
+
+def _relation(a, b):
+    other = ["?0ACGT"["?0TGCA".index(x)] for x in b]
+    for status, pair in enumerate((b, b[::-1], other, other[::-1])):
+        half = sum(x == "0" for x in pair) == 1 and "0" not in a
+        if all(x == y or (half and y == "0") for x, y in zip(a, pair)):
+            return status
+    return agreement.INCOMPATIBLE
+
+
+@examples(max_examples=150, deadline=None, derandomize=True)
+@given(rows=_VARIANTS, asked=_VARIANTS)
+def test_variants_are_found_by_place_and_alleles(rows, asked):
     if not rows:
         return
-    expected = [
-        Index.REPEATED if rows.count(key) > 1 else rows.index(key) if key in rows else -1
-        for key in asked
-    ]
-    assert Index(made(rows)).find(made(asked)).tolist() == expected
+    own, proposed = _made(rows), _made(asked)
+    found = agreement.compare(proposed, own, agreement.Index(own))
+    expected = [_by_hand(one, rows) for one in asked]
+    assert list(zip(found.row.tolist(), found.status.tolist())) == expected
+
+
+def _made(rows):
+    types = (np.uint8, int, "U1", "U1", "U1")
+    return Variants(*(np.array([r[i] for r in rows], t) for i, t in enumerate(types)))
 
 
 @examples(max_examples=40, deadline=None, derandomize=True)

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traits import association, witnessed
+from traits import association, cohorts, witnessed
 
-from cupola.errors import FederationError
+from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, results
+from cupola.gwas import Association, listing, results
+from cupola.plan.study import CohortFiles
+from cupola.plan.study_forecast import foresee_study
 from cupola.secure.following import FALSE, HEAR
 
 SUMS = ("compensator", "pairwise", "plain")
@@ -205,6 +207,50 @@ def test_a_list_that_a_cohort_did_not_propose_is_refused(logistic):
         run(trial, plan, reach=reach)
 
 
+def _rarely_carried(trial, least):
+    """Rewrite the second cohort's calls: its third variant is rare, and common elsewhere."""
+    made = cohorts().people(1, n=150)
+    made.copies[2, :100] = 0
+    made.copies[2, :least] = 1
+    made.copies[3, 50:] = 0
+    for i in range(3):
+        cohorts().write(trial.site(i), "c", made, range(50 * i, 50 * i + 50))
+
+
+@pytest.mark.parametrize("sums", SUMS)
+def test_every_cohort_proposes_and_all_are_told_to_the_byte(tmp_path, opened, sums):
+    trial, plan = association(tmp_path / "all", "chi-square", sums)
+    opened.append(trial)
+    _rarely_carried(trial, 4)
+    reach, entries = witnessed(trial, *trial.open()), []
+    reach.ledger.write = entries.append
+    program, reach, state = run(trial, plan, reach=reach)
+    assert state.values["proposed"] == [11, 0, 1]  # what is rare in the first and second
+    assert len(results(program, state).variants) == 12
+    here = [
+        CohortFiles(name=c.name, bfile=f"site-{i}/c", pheno=f"site-{i}/c.pheno")
+        for i, c in enumerate(plan.cohorts)
+    ]
+    told = foresee_study(plan.model_copy(update={"cohorts": tuple(here)}))
+    sent = [e for e in entries if e["kind"] == "tell"]
+    assert told.told == sum(len(e["sites"]) * (e["bytes_down"] + e["bytes_up"]) for e in sent)
+
+
+def test_only_the_cohort_whose_turn_it_is_proposes(logistic):
+    trial, plan = logistic
+    program, reach, state = run(
+        trial, plan, until=lambda ask: ask.question.task == "gwas propose" and ask.sites == [1]
+    )
+    question = replace(program.ask(state).question, witnessed=True)
+    rarer = replace(question, options={"rare": 0})
+    for asked, site in ((question, 0), (question, 2), (rarer, 1)):
+        ((_, answer),) = reach._sites._ask(asked, [site])
+        assert isinstance(answer, Failure)
+        assert OFF_PATH in answer.code
+    ((_, answer),) = reach._sites._ask(question, [1])
+    assert not isinstance(answer, Failure)
+
+
 def test_a_folder_from_yesterday_is_noticed(logistic, tmp_path):
     """A site that is restored from an old copy is behind, says so, and tells nothing anew."""
     import shutil
@@ -240,3 +286,32 @@ def test_what_a_site_remembers_of_a_study_shows_damage(logistic):
         trial.close()
         path.write_bytes(whole)
     witnessed(trial, *trial.open()).sum(program.ask(state).question, [0, 1, 2])
+
+
+def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
+    """No study with a list that is not pinned is joined; another list is not gone on with."""
+    with pytest.raises(PlanError, match="author adds variants_hash"):
+        association(tmp_path / "open", "chi-square", variants="public.bim")
+    listed = cohorts().people(1, n=150).variants
+    hashed = listing.fingerprint(listed)
+    trial, plan = association(
+        tmp_path / "all", "chi-square", variants="public.bim", variants_hash=hashed
+    )
+    opened.append(trial)
+    other = replace(listed, name=np.array([f"x{i}" for i in range(len(listed))]))
+    with pytest.raises(DataError, match="not the one that the study names"):
+        drive(Association(plan.study(), 3, other, pinned=hashed), witnessed(trial, *trial.open()))
+    reach = witnessed(trial, *trial.open())
+    reach.engine.quorum = 1.0
+    with pytest.raises(FederationError, match="the study is over"):
+        drive(Association(plan.study(), 3, other), reach)
+
+
+def test_the_list_that_was_joined_is_taken(tmp_path, opened):
+    listed = cohorts().people(1, n=150).variants
+    pinned = {"variants": "public.bim", "variants_hash": listing.fingerprint(listed)}
+    trial, plan = association(tmp_path / "all", "chi-square", **pinned)
+    opened.append(trial)
+    program = Association(plan.study(), 3, listed, pinned=plan.variants_hash)
+    state = drive(program, witnessed(trial, *trial.open()))
+    assert len(results(program, state).variants) == 12

@@ -26,7 +26,7 @@ def in_process(plan, base):
         files = type(files)(files.name, files.bed, files.bim, files.fam, own / "c.pheno",
                             own / "c.cov")  # fmt: skip
         most = plan.newton.iterations + FIRTH_ITERATIONS
-        sites.append(Site(files, plan.wanted, proposes=i == 0, rare=plan.rare, iterations=most))
+        sites.append(Site(files, plan.wanted, rare=plan.rare, iterations=most))
     program = Association(plan.study(), 3)
     return program, drive(program, InProcess(StudyHost(sites)))
 
@@ -63,9 +63,9 @@ def test_an_association_study_at_real_sites(tmp_path, opened, test):
     told = {line["task"] for line in lines if "bytes" in line}
     assert "gwas propose" in told
     assert told <= {row["task"] for row in shown.answers}
-    openly = [line for line in read_ledger(trial.site(1), trial.study)
+    openly = [line["task"] for line in read_ledger(trial.site(1), trial.study)
               if line["to"] == "coordinator, openly" and "bytes" in line]  # fmt: skip
-    assert not openly  # only the first cohort proposes
+    assert openly == ["gwas propose"]  # that it has nothing to add
 
 
 def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, opened):
@@ -159,3 +159,31 @@ def test_a_preview_tells_everything_and_joins_nothing(tmp_path):
     assert shown.epsilon["epsilon"] > 0
     assert shown.epsilon["budget"] == 3.0
     assert "[studies" not in (trial.site(0) / "cupola-site.toml").read_text()
+
+
+@pytest.mark.parametrize(("old", "new"), [("AGE", "Age"), ("QT", "QTT")])
+def test_a_wrong_name_is_found_before_joining(tmp_path, old, new):
+    """By preview and join, with the file, its columns and what may be meant."""
+    from cupola.errors import PlanError
+    from cupola.sites import join_site
+
+    trial, _ = association(tmp_path / "all", "linear")
+    plan, roster = trial.base / "other.toml", trial.base / "roster.json"
+    plan.write_text((trial.base / "study.toml").read_text().replace(f'"{old}"', f'"{new}"'))
+    file = "c.cov" if old == "AGE" else "c.pheno"
+    said = f"{trial.site(1) / file}: has no column '{new}'; it has "
+    (objection,) = preview(trial.site(1), plan, roster).objections
+    assert objection.startswith(said)
+    assert f"did the study mean '{old}'?" in objection
+    with pytest.raises(PlanError, match=f"has no column '{new}'"):
+        join_site(trial.site(1), plan, roster)
+
+
+def test_a_cohort_without_a_table_is_told_which_one_is_missing(tmp_path):
+    trial, _ = association(tmp_path / "all", "linear")
+    path = trial.site(2) / "cupola-site.toml"
+    path.write_text(path.read_text().replace('cov = "c.cov"', ""))
+    shown = preview(trial.site(2), trial.base / "study.toml", trial.base / "roster.json")
+    assert shown.objections == [
+        "cohort 'clinic 2': the study asks for AGE, but the cohort names no cov file"
+    ]

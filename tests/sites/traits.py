@@ -31,7 +31,8 @@ def association(base, test, sums="compensator", **more):
     base.mkdir()
     given = {
         "name": "traits", "test": test, "sum": _sum(sums), **more,
-        "trait": {"column": "CC" if test == "logistic" else "QT"}, "covariates": ["AGE"],
+        "trait": {"column": "QT" if test == "linear" else "CC"},
+        "covariates": [] if test == "chi-square" else ["AGE"],
         "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))

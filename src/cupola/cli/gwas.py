@@ -1,8 +1,9 @@
-"""cupola gwas run, resume, split, compare: association studies over cohorts."""
+"""cupola gwas run, check, list, resume, split, compare: association studies over cohorts."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ def run(
 
 @gwas.command()
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Say what a study will send, question by question; no genotype is looked at."""
+    """Say what a study will send, question by question, and which variants it leaves out."""
     from cupola.plan.grounds import of_study
     from cupola.plan.study import load_study
     from cupola.plan.study_forecast import foresee_study
@@ -70,6 +71,8 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
                 **facts,
                 "variants": told.variants,
                 "people": told.people,
+                **told.counted,
+                "list_hash": told.list_hash,
                 "bytes": sent | more,
                 "grounds": grounds,
             }
@@ -91,6 +94,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
     typer.echo(f"{most}{formatting.size(told.total)} sent in all{usual}")
     for reason in told.at_most:
         typer.echo(f"  at most: {reason}")
+    show_counted(told.counted)
     typer.echo(
         f"real cohorts follow the study by themselves and are told every total: {most}"
         f"{formatting.size(told.told)} more"
@@ -101,6 +105,24 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
 
     for line in ground_lines(grounds):
         Console(highlight=False).print(line, soft_wrap=True)
+
+
+@gwas.command("list")
+def list_of_variants(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A public list: a .bim file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print how many variants a public list has, and the hash by which a study names it."""
+    from cupola.gwas import listing, read_variants
+
+    Shell.json = as_json
+    variants = read_variants(file)
+    facts = {"variants": len(variants), "variants_hash": listing.fingerprint(variants)}
+    if as_json:
+        print_json(facts)
+        return
+    typer.echo(f"{file}: {len(variants):,} variants; write in the study:")
+    typer.echo(f'variants_hash = "{facts["variants_hash"]}"')
 
 
 @gwas.command()
@@ -222,6 +244,18 @@ def _numbers(option: str, text: str) -> list[float]:
         raise PlanError(f"{option} {text}: say numbers with commas, for example 0.75,0.5") from None
 
 
+def show_counted(found: Mapping[str, Any]) -> None:
+    """What is in no table, what cohorts call otherwise, and warnings."""
+    from cupola.gwas.accounting import missing
+
+    for words, n in missing(found):
+        typer.echo(f"  {words}: {n:,}")
+    if renamed := found["agreement"].get("renamed"):
+        typer.echo(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
+    for warning in found["warnings"]:
+        typer.secho(f"warning: {warning}", fg="yellow")
+
+
 def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     """The result of a study."""
     if as_json:
@@ -237,8 +271,7 @@ def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
     )
     sent = found["bytes_down"] + found["bytes_up"]
     typer.echo(f"{formatting.size(sent)} sent, {formatting.duration(found['seconds'])}")
-    for warning in found["warnings"]:
-        typer.secho(f"warning: {warning}", fg="yellow")
+    show_counted(found)
     for a, b, n in found["shared_people"]:
         typer.secho(f"warning: cohorts '{a}' and '{b}' share {n:,} people", fg="yellow")
     for file in (*found["files"], "report.html"):

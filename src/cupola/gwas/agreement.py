@@ -1,12 +1,14 @@
 """Agreement on variants and alleles: a proposed list, compared by each cohort with its own.
 
-A variant is the same if chromosome, position and name are. Its alleles may be swapped (the file
-counts the other one) or, where that can be told, come from the other strand; both are put right at
-the cohort. What cannot be put right is left out of the study, with a reason.
+A variant is the same if chromosome, position and the pair of alleles are; names are labels. Alleles
+may be swapped (the file counts the other one) or, where that can be told, come from the other
+strand; both are put right at the cohort. What cannot be put right is left out of the study, with a
+reason.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -36,84 +38,136 @@ _COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C", "0": "0"}
 _OTHER = np.array([_COMPLEMENT.get(chr(code), "?") for code in range(128)])
 
 
-def compare(proposed: Variants, own: Variants, index: Index) -> tuple[np.ndarray, np.ndarray]:
-    """Of each proposed variant its row in `own` (-1: none) and what was found."""
-    row = index.find(proposed)
+@dataclass(frozen=True)
+class Found:
+    """What a cohort finds of proposed variants. row: in its own file (-1: not to be used), status:
+    see above. named: whether the name is the same. taken: its own variants that the list has,
+    also those that cannot be told apart."""
+
+    row: np.ndarray
+    status: np.ndarray
+    named: np.ndarray
+    taken: np.ndarray
+
+    @property
+    def renamed(self) -> int:
+        """Variants in use that have another name here."""
+        return int((~self.named & (self.row >= 0)).sum())
+
+
+def compare(proposed: Variants, own: Variants, index: Index) -> Found:
+    """Find proposed variants by place and alleles. A name is a label, with three uses left: it
+    chooses among variants that are otherwise alike; a variant without a place has nothing else; and
+    a name that stands somewhere else speaks for another genome build."""
+    row, crowded = index.find(proposed)
     status = np.full(len(proposed), ABSENT, np.uint8)
-    status[row == Index.REPEATED] = REPEATED
-    absent = np.flatnonzero(row == -1)
-    if len(absent):
-        elsewhere = [name in index.names for name in proposed.name[absent].tolist()]
-        status[absent[elsewhere]] = MOVED
+    named = np.zeros(len(proposed), bool)
     found = row >= 0
-    if found.all():
-        mine = own[stretch(row)]
-        status = _alleles(proposed.a1, proposed.a2, mine.a1, mine.a2)
-    else:
-        mine = own[row[found]]
-        status[found] = _alleles(proposed.a1[found], proposed.a2[found], mine.a1, mine.a2)
-    return np.where(status < ABSENT, row, -1), status
+    here = stretch(row[found])
+    mine, asked = own[here], proposed if found.all() else proposed[found]
+    named[found] = alike_each(mine.name, asked.name)
+    status[found] = _alleles(asked.a1, asked.a2, mine.a1, mine.a2)
+    several = {}
+    for i, rows in crowded:
+        row[i], status[i], named[i], several[i] = _choice(proposed, i, own[rows], rows)
+    nowhere = (proposed.chromosome == 0) | (proposed.position <= 0)
+    status[nowhere & ~named & (status != REPEATED)] = ABSENT
+    other = np.flatnonzero(~named & (status != REPEATED))
+    if len(other):
+        elsewhere = [name in index.names for name in proposed.name[other].tolist()]
+        status[other[elsewhere]] = MOVED
+    row = np.where(status < ABSENT, row, -1)
+    alike = [rows for i, rows in several.items() if status[i] != MOVED]
+    return Found(row, status, named, np.concatenate([row[row >= 0], *alike]))
+
+
+def _choice(
+    proposed: Variants, i: int, mine: Variants, rows: np.ndarray
+) -> tuple[int, int, bool, np.ndarray]:
+    """Which of several variants at one place is the i-th proposed one: row, status, whether it has
+    that name; and all that could be."""
+    one = proposed[np.full(len(rows), i)]
+    status, named = _alleles(one.a1, one.a2, mine.a1, mine.a2), mine.name == one.name
+    fits = status < ABSENT
+    if not fits.any():
+        return -1, INCOMPATIBLE, bool(named.any()), rows[:0]
+    best = fits
+    for better in (named, status <= SWAPPED):
+        best = best & better if (best & better).any() else best
+    at = int(np.flatnonzero(best)[0])
+    if best.sum() > 1:
+        return -1, REPEATED, bool(named[at]), rows[fits]
+    return int(rows[at]), int(status[at]), bool(named[at]), rows[fits]
 
 
 class Index:
     """Where a cohort's variants stand."""
 
-    REPEATED = -2
-
     def __init__(self, own: Variants) -> None:
         self.own = own
-        places = _places(own)
-        self.order = None if _ascending(places) else np.argsort(places, kind="stable")
-        self.places = places if self.order is None else places[self.order]
-
-    @cached_property
-    def crowded(self) -> dict[tuple[int, int, str], int]:
-        """Rows of variants that share their place with others, by chromosome, position and name."""
-        if self.order is None:
-            return {}
-        same = self.places[1:] == self.places[:-1]
-        rows = self.order[np.append(same, False) | np.append(False, same)]
-        found: dict[tuple[int, int, str], int] = {}
-        for i, key in zip(rows.tolist(), _keys(self.own[rows])):
-            found[key] = self.REPEATED if key in found else i
-        return found
+        at = places(own)
+        self.order = None if _ascending(at) else np.argsort(at, kind="stable")
+        self.places = at if self.order is None else at[self.order]
 
     @cached_property
     def names(self) -> set[str]:
         return {name for name in self.own.name.tolist() if name != "."}
 
-    def find(self, proposed: Variants) -> np.ndarray:
-        """Rows of proposed variants; -1 for none, REPEATED for more than one."""
-        places = _places(proposed)
-        rows = self._in_line(places, proposed)
+    @cached_property
+    def _unplaced(self) -> dict[tuple[int, int, str], list[int]]:
+        """Rows of variants without a place, by name: there may be many."""
+        found: dict[tuple[int, int, str], list[int]] = {}
+        rows = np.flatnonzero((self.own.chromosome == 0) | (self.own.position <= 0))
+        for i, key in zip(rows.tolist(), _keys(self.own[rows])):
+            found.setdefault(key, []).append(i)
+        return found
+
+    def find(self, proposed: Variants) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+        """Rows that stand alone at the places of proposed variants, -1 for none; and where there
+        are several: of which proposed variant, and their rows."""
+        wanted = places(proposed)
+        rows = self._in_line(wanted, proposed)
         if rows is not None:
-            return rows
-        at = np.searchsorted(self.places, places)
+            return rows, []
+        at = np.searchsorted(self.places, wanted)
         at[at == len(self.places)] = 0
         rows = at if self.order is None else self.order[at]
-        found = (self.places[at] == places) & (self.own.name[rows] == proposed.name)
-        found &= self.own.chromosome[rows] == proposed.chromosome  # whatever the positions are
-        rows = np.where(found, rows, -1)
-        if self.crowded:
-            after = np.minimum(at + 1, len(self.places) - 1)
-            shared = (self.places[at] == places) & (self.places[after] == places) & (after > at)
-            for i, key in zip(np.flatnonzero(shared).tolist(), _keys(proposed[shared])):
-                rows[i] = self.crowded.get(key, -1)
-        return rows
+        here = self.places[at] == wanted
+        here &= self.own.chromosome[rows] == proposed.chromosome  # whatever the positions are
+        rows = np.where(here, rows, -1)
+        if self.order is None:
+            return rows, []
+        after = np.minimum(at + 1, len(self.places) - 1)
+        shared = np.flatnonzero(here & (self.places[after] == wanted) & (after > at))
+        rows[shared] = -1
+        ends = np.searchsorted(self.places, wanted[shared], side="right")
+        several = []
+        for i, first, end in zip(shared.tolist(), at[shared].tolist(), ends.tolist()):
+            some = self.order[first:end]
+            if proposed.chromosome[i] == 0 or proposed.position[i] <= 0:
+                key = next(_keys(proposed[slice(i, i + 1)]))
+                some = np.array(self._unplaced.get(key, []), np.int64)
+            if len(some):
+                several.append((i, some))
+        return rows, several
 
-    def _in_line(self, places: np.ndarray, proposed: Variants) -> np.ndarray | None:
+    def _in_line(self, wanted: np.ndarray, proposed: Variants) -> np.ndarray | None:
         """Rows of variants that stand here as they are proposed, one after another, alone at their
         places; None if they do not."""
-        if self.order is not None or len(places) == 0:
+        if self.order is not None or len(wanted) == 0:
             return None
-        first = int(np.searchsorted(self.places, places[0]))
-        part = slice(first, first + len(places))
-        same = np.array_equal(self.places[part], places) and alike(
-            self.own.name[part], proposed.name
-        )
-        if not same or (self.own.chromosome[part] != proposed.chromosome).any():
+        first = int(np.searchsorted(self.places, wanted[0]))
+        part = slice(first, first + len(wanted))
+        if not np.array_equal(self.places[part], wanted):
+            return None
+        if (self.own.chromosome[part] != proposed.chromosome).any():
             return None
         return np.arange(part.start, part.stop)
+
+
+def alike_each(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which of two arrays of numpy strings are equal; quick where all are."""
+    return np.ones(len(a), bool) if alike(a, b) else a == b
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:
@@ -124,7 +178,7 @@ def alike(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(codes[0], codes[1])
 
 
-def _places(variants: Variants) -> np.ndarray:
+def places(variants: Variants) -> np.ndarray:
     """Chromosome and position as one number, in their order."""
     return (variants.chromosome.astype(np.int64) << 48) + variants.position
 
@@ -214,17 +268,32 @@ def reasons(counts: dict[str, np.ndarray]) -> np.ndarray:
     return found
 
 
+def left_out(reason: np.ndarray) -> dict[str, int]:
+    """How many variants are left out, by reason in words. A new reason is a line in REASONS."""
+    found = np.bincount(reason, minlength=len(REASONS)).tolist()
+    return {words: n for words, n in zip(REASONS[1:], found[1:]) if n}
+
+
 def repeated(variants: Variants) -> np.ndarray:
-    """Variants that stand more than once in a list."""
+    """Variants that stand more than once in a list: place, name and alleles, on either strand."""
     twice = np.zeros(len(variants), bool)
-    places = _places(variants)
-    if _ascending(places):
+    at = places(variants)
+    order = np.argsort(at, kind="stable")
+    same = np.diff(at[order]) == 0
+    if not same.any():
         return twice
-    seen: dict[tuple[int, int, str], int] = {}
-    for i, key in enumerate(_keys(variants)):
-        if key in seen:
-            twice[[i, seen[key]]] = True
-        seen[key] = i
+    crowded = order[np.append(same, False) | np.append(False, same)]
+    some = variants[crowded]
+    c1, c2 = complements(some.a1), complements(some.a2)
+    seen: dict[object, int] = {}
+    rows = zip(_keys(some), some.a1.tolist(), some.a2.tolist(), c1.tolist(), c2.tolist())
+    for i, (key, a1, a2, b1, b2) in zip(crowded.tolist(), rows):
+        alleles = tuple(sorted((a1, a2)))
+        other = alleles if "?" in (b1, b2) else tuple(sorted((b1, b2)))
+        whole = (key, min(alleles, other))
+        if whole in seen:
+            twice[[i, seen[whole]]] = True
+        seen[whole] = i
     return twice
 
 

@@ -25,26 +25,32 @@ from cupola.gwas.regression import Regression
 
 CASES, CONTROLS, OTHERS = range(3)
 STRETCH = 64  # chunks in a question about the list or about counts
+OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
+NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 
 
 @dataclass
 class Association:
-    """The program. listed: a public list of variants; without it the first cohort proposes one.
+    """The program. listed: a public list of variants; without it every cohort in turn proposes what
+    is not on the list yet, and all compare that with their own before the next one does.
     Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
     differ between machines. public: there is such a list; a site that follows the program is told
-    it by the coordinator.
+    it by the coordinator. pinned: its `listing.fingerprint`, if the study names it.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
-    'found' (totals of the agreement). State arrays: 'list', 'reason' (see `agreement`), 'found/i',
-    'alleles/i' and 'genotypes/i' (counts of a chunk), 'test/i' (results of a chunk), 'work/'.
+    'proposed' (how many variants each cohort so far has put on the list), 'own' (totals of the
+    cohorts' own lists, by `OWN`), 'found' (totals of the agreement). State arrays: 'list', 'reason'
+    (see `agreement`), 'found/i', 'alleles/i' and 'genotypes/i' (counts of a chunk), 'test/i'
+    (results of a chunk), 'work/'.
     """
 
     study: Study
     sites: int
     listed: Variants | np.ndarray | None = None
     public: bool = False
+    pinned: str | None = None
 
     def __post_init__(self) -> None:
         self.public = self.public or self.listed is not None
@@ -194,7 +200,8 @@ class Association:
         if self.public:
             own = {} if self.listed is None else {"list": self._packed(self.listed)}
             return "alone", Question("list", own), []
-        return "gather", self.asker(state).propose(state.values.get("list_bytes")), [0]
+        proposer = len(state.values.get("proposed", []))
+        return "gather", self.asker(state).propose(state.values.get("list_bytes")), [proposer]
 
     def _proposed(self, state: State, reply: Reply) -> State:
         if self.listed is not None:
@@ -205,17 +212,40 @@ class Association:
             (answer,) = cast(dict[int, Contribution], reply).values()
             if "size" in answer.arrays and not self.public:
                 size = int(answer.arrays["size"][0])
-                if not 0 < size < 1 << 32:
+                if not 0 <= size < 1 << 32:
                     raise DataError("the proposing cohort's list has no usable size")
-                return state.next(list_bytes=size)
+                return state.next(list_bytes=size) if size else self._listed(state)
             packed = answer.arrays.get("list", np.zeros(0, np.uint8))
             if packed.ndim != 1 or packed.dtype.kind not in "iu":
                 raise DataError("the list of variants is not well formed")
             packed = packed.astype(np.uint8)
-        state = state.next({"list": packed}, phase="agree", at=0)
-        if len(self.variants(state)) == 0:
+        return self._listed(state, packed)
+
+    def _listed(self, state: State, more: np.ndarray | None = None) -> State:
+        """The list with what a cohort has added to it, which is compared next."""
+        so_far = state.arrays.get("list", np.zeros(0, np.uint8))
+        count = 0 if more is None else sum(n for n, _ in listing.blocks(more))
+        proposed = [*state.values.get("proposed", []), count]
+        state = state.next(list_bytes=None, proposed=proposed)
+        if more is None or not count:
+            return self._next_list(state)
+        state.arrays["list"] = np.concatenate([so_far, more])
+        variants = self.variants(state)  # well formed, or an error
+        if self.public and self.pinned not in (None, listing.fingerprint(variants)):
+            raise DataError("the public list is not the one that the study names (variants_hash)")
+        return self._at(state, "agree")
+
+    def _next_list(self, state: State) -> State:
+        """The same step, at the next cohort's turn to propose, or at the end of the list."""
+        if not self.public and len(state.values["proposed"]) < self.sites:
+            return self._at(state, "propose")
+        if "list" not in state.arrays:
             raise DataError("the list of variants is empty")
-        return state
+        return self._conclude_agreement(state)
+
+    @staticmethod
+    def _at(state: State, phase: str) -> State:
+        return replace(state, values={**state.values, "phase": phase})
 
     def _packed(self, listed: Variants | np.ndarray) -> np.ndarray:
         if isinstance(listed, Variants):
@@ -237,41 +267,57 @@ class Association:
 
     def _agreed(self, state: State, total: Total) -> State:
         at = state.values["at"]
+        own = dict(zip(OWN, np.rint(total.arrays["own"]).astype(int).tolist()))
+        own["renamed"] += state.values.get("own", {}).get("renamed", 0)  # of a stretch of the list
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
+        state = state.next(found, at=at + 1, own=own)
         if at + 1 < len(listing.blocks(state.arrays["list"])):
-            return state.next(found, at=at + 1)
-        arrays = {**state.arrays, **found}
-        whole = np.concatenate([arrays[f"found/{i}"] for i in range(at + 1)])
-        return self._conclude_agreement(state, found, agreement.told(whole, self.sites))
+            return state
+        return self._next_list(state)
 
-    def _conclude_agreement(
-        self, state: State, found: dict[str, np.ndarray], told: dict[str, np.ndarray]
-    ) -> State:
-        variants = self.variants(state)
+    def _conclude_agreement(self, state: State) -> State:
+        """Which variants stay; the state of the same step."""
+        variants, own = self.variants(state), state.values["own"]
+        whole = np.concatenate([state.arrays[f"found/{i}"] for i in range(state.values["at"])])
+        told = agreement.told(whole, self.sites)
         reason = agreement.reasons(told)
         reason[agreement.repeated(variants)] = R_REPEATED
         unknown = agreement.strand_unknown(variants) & (reason == KEPT)
         if self.study.quality.unknown_strand == "drop":
             reason[unknown] = R_STRAND
         facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
-        facts["unknown_strand"] = int(unknown.sum())
+        facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
         warnings = list(state.values["warnings"])
-        moved = facts["moved"] / len(variants)
+        moved, hint = facts["moved"] / len(variants), NOTHING_COMMON
         if moved > MANY_MOVED:
-            warnings.append(
+            hint = (
                 f"{moved:.0%} of the variants stand at other positions in some cohort: it seems to "
                 "use another genome build"
             )
+            warnings.append(hint)
         if not (reason == KEPT).any():
-            hint = f"; {warnings[-1]}" if moved > MANY_MOVED else ""
             raise DataError(
                 f"no variant is common to all cohorts ({facts['absent']:,} absent somewhere, "
-                f"{facts['moved']:,} elsewhere, {facts['incompatible']:,} with other alleles){hint}"
+                f"{facts['moved']:,} elsewhere, {facts['incompatible']:,} with other alleles); "
+                f"{hint}"
             )
+        warnings += self._unlisted(own)
         after = "fingerprints" if self.study.fingerprints else "counts"
-        return state.next(
-            {"reason": reason, **found}, phase=after, at=0, found=facts, warnings=warnings
-        )
+        values = {**state.values, "phase": after, "at": 0, "found": facts, "warnings": warnings}
+        return State(state.step, {**state.arrays, "reason": reason}, values)
+
+    def _unlisted(self, own: dict[str, int]) -> list[str]:
+        """What to say of variants that no cohort named; a public list has what it should."""
+        missing, unknown = own["unlisted"], own["unknown_allele"]
+        if self.public or not missing:
+            return []
+        more = f"; of {unknown:,} an allele is unknown" if unknown else ""
+        return [
+            f"{missing:,} of {own['variants']:,} variants ({missing / own['variants']:.1%}; all "
+            "cohorts' files added up) are on no list and in no test: no cohort has "
+            f"{self.study.rare} copies of the rarer allele (rare), so that none may name them"
+            f"{more}; a public list (variants) can"
+        ]
 
     def _ask_fingerprints(self, state: State) -> Any:
         return "gather", self.asker(state).fingerprints(), list(range(self.sites))

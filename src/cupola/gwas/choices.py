@@ -79,7 +79,7 @@ class Study(_Choice):
     largest: float = Field(default=1e6, gt=0)
     """No covariate or quantitative trait is larger than this; masked sums need a bound."""
     rare: int = Field(default=5, ge=0)
-    """A cohort that proposes the list names no variant with fewer copies of its rarer allele."""
+    """No cohort puts a variant on the list that has fewer copies of its rarer allele with it."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
     fingerprints: bool = False

@@ -21,10 +21,12 @@ from cupola.gwas.files import (
     Variants,
     fam_trait,
     numbers,
+    read_columns,
     read_keep,
     read_people,
     read_table,
     read_variants,
+    require_column,
 )
 
 
@@ -178,16 +180,48 @@ def _source(files: Files, wanted: Wanted) -> Path:
     return files.fam if wanted.trait is None or files.pheno is None else files.pheno
 
 
-def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
-    if wanted.trait is None:
-        return fam_trait(people, files.fam)
+def problems(files: Files, wanted: Wanted) -> list[str]:
+    """What a cohort lacks of what a study wants, from the first lines of its tables: a line for
+    each trait or covariate, for the cohort's own eyes."""
+    tables = (
+        ("pheno", _pheno_file, () if wanted.trait is None else (wanted.trait,)),
+        ("cov", _cov_file, wanted.covariates),
+    )
+    found = []
+    for what, file, names in tables:
+        for name in names:
+            try:
+                path = file(files, wanted)
+                require_column(path, read_columns(path, what), name, what)
+            except CohortError as error:
+                found.append(str(error))
+    return list(dict.fromkeys(found))
+
+
+def _pheno_file(files: Files, wanted: Wanted) -> Path:
     if files.pheno is None:
         raise CohortError(
             "pheno-absent",
             f"cohort '{files.name}'",
             f"the study asks for trait '{wanted.trait}', but the cohort names no pheno file",
         )
-    table = read_table(files.pheno, "pheno")
+    return files.pheno
+
+
+def _cov_file(files: Files, wanted: Wanted) -> Path:
+    if files.cov is None:
+        raise CohortError(
+            "cov-absent",
+            f"cohort '{files.name}'",
+            f"the study asks for {', '.join(wanted.covariates)}, but the cohort names no cov file",
+        )
+    return files.cov
+
+
+def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
+    if wanted.trait is None:
+        return fam_trait(people, files.fam)
+    table = read_table(_pheno_file(files, wanted), "pheno")
     _require_match(table, people.person, files.fam, "pheno")
     return numbers(table, wanted.trait, "pheno", people.person)
 
@@ -195,13 +229,7 @@ def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
 def _covariates(files: Files, wanted: Wanted, people: list[str]) -> list[np.ndarray]:
     if not wanted.covariates:
         return []
-    if files.cov is None:
-        raise CohortError(
-            "cov-absent",
-            f"cohort '{files.name}'",
-            f"the study asks for {', '.join(wanted.covariates)}, but the cohort names no cov file",
-        )
-    table = read_table(files.cov, "cov")
+    table = read_table(_cov_file(files, wanted), "cov")
     _require_match(table, people, files.fam, "cov")
     return [numbers(table, name, "cov", people) for name in wanted.covariates]
 

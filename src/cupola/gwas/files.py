@@ -6,6 +6,7 @@ the cohort's own eyes, with file, line number and value.
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import math
 import zlib
@@ -111,6 +112,14 @@ def slow_variants(path: Path) -> Variants:
     )
 
 
+def as_lines(v: Variants) -> bytes:
+    """Variants as a table with tabs between columns, for people."""
+    rows = zip(v.chromosome.tolist(), v.name.tolist(), v.position.tolist(), v.a1.tolist(),
+               v.a2.tolist())  # fmt: skip
+    lines = ["\t".join(map(str, row)) for row in rows]
+    return "\n".join(["CHR\tSNP\tBP\tA1\tA2", *lines, ""]).encode()
+
+
 def _columns(path: Path) -> list[list[str]]:
     """The five or six columns of a .bim file."""
     lines, width = 0, 0
@@ -172,14 +181,8 @@ def read_people(path: Path) -> People:
 def read_table(path: Path, what: str) -> Table:
     """A table whose first line is 'FID IID name ...'. what: 'pheno' or 'cov', for the code."""
     rows = _lines(path, what)
-    _, head = next(rows, (0, []))
-    if [h.upper().lstrip("#") for h in head[:2]] != ["FID", "IID"] or len(head) < 3:
-        raise CohortError(
-            f"{what}-header", f"{path}, line 1", "must be 'FID IID' and the names of columns"
-        )
+    head = _head(rows, path, what)
     names = head[2:]
-    if len(set(names)) < len(names):
-        raise CohortError(f"{what}-header", f"{path}, line 1", "names a column twice")
     columns: list[list[str]] = [[] for _ in names]
     seen: dict[str, int] = {}
     for number, fields in rows:
@@ -195,6 +198,22 @@ def read_table(path: Path, what: str) -> Table:
     return Table(path, names, dict(zip(names, columns)), seen)
 
 
+def read_columns(path: Path, what: str) -> list[str]:
+    """The names of a table's columns, from its first line."""
+    return _head(_lines(path, what), path, what)[2:]
+
+
+def _head(rows: Iterator[tuple[int, list[str]]], path: Path, what: str) -> list[str]:
+    _, head = next(rows, (0, []))
+    if [h.upper().lstrip("#") for h in head[:2]] != ["FID", "IID"] or len(head) < 3:
+        raise CohortError(
+            f"{what}-header", f"{path}, line 1", "must be 'FID IID' and the names of columns"
+        )
+    if len(set(head)) < len(head):
+        raise CohortError(f"{what}-header", f"{path}, line 1", "names a column twice")
+    return head
+
+
 def read_keep(path: Path) -> set[str]:
     """People as 'FID IID', from the first two columns of a file (a header does no harm)."""
     found = set()
@@ -205,14 +224,23 @@ def read_keep(path: Path) -> set[str]:
     return found
 
 
+def require_column(path: Path, names: Sequence[str], name: str, what: str) -> None:
+    """CohortError, with a suggestion, if a table has no such column."""
+    if name in names:
+        return
+    alike = {known.lower(): known for known in reversed(names)}
+    close = difflib.get_close_matches(name.lower(), alike, n=1)
+    meant = f" (did the study mean '{alike[close[0]]}'?)" if close else ""
+    raise CohortError(
+        f"{what}-column-missing",
+        str(path),
+        f"has no column '{name}'; it has {', '.join(names)}{meant}",
+    )
+
+
 def numbers(table: Table, name: str, what: str, people: Sequence[str]) -> np.ndarray:
     """A column as float64 in the order of `people`; NaN where missing or absent."""
-    if name not in table.values:
-        raise CohortError(
-            f"{what}-column-missing",
-            str(table.path),
-            f"has no column '{name}'; it has {', '.join(table.names)}",
-        )
+    require_column(table.path, table.names, name, what)
     found = dict(zip(table.lines, table.values[name]))
     result = np.full(len(people), np.nan)
     for i, person in enumerate(people):

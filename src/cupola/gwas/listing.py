@@ -3,6 +3,7 @@ variant. A block by itself is a list, too."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import zlib
 
@@ -23,6 +24,15 @@ def pack(variants: Variants, block: int = BLOCK) -> np.ndarray:
     """A list as uint8."""
     parts = [_pack(variants[slice(i, i + block)]) for i in range(0, len(variants), block)]
     return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def fingerprint(variants: Variants) -> str:
+    """SHA-256 of a list's content, however it is packed."""
+    found = hashlib.sha256(variants.chromosome.astype(np.uint8).tobytes())
+    found.update(variants.position.astype("<i8").tobytes())
+    for texts in (variants.name, variants.a1, variants.a2):
+        found.update(joined(texts) + b"\0")
+    return found.hexdigest()
 
 
 def _pack(variants: Variants) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Arrays, Question, Spec
-from cupola.gwas import agreement
+from cupola.gwas import agreement, listing
 from cupola.gwas.choices import Study
 from cupola.gwas.tasks import FINGERPRINTS, HASH, PROPOSE
 
@@ -104,8 +104,8 @@ class Asker:
             PROPOSE,
             options={"rare": self.study.rare},
             expects={"size" if size is None else "list": spec},
-            reveals=f"one cohort's variants with at least {self.study.rare} copies of the rarer "
-            "allele: names, positions, alleles; no frequency",
+            reveals=f"the cohort's variants with at least {self.study.rare} copies of the rarer "
+            "allele that no cohort before it named: names, positions, alleles; no frequency",
         )
 
     def agree(self, start: int, packed: np.ndarray, count: int) -> Question:
@@ -114,9 +114,10 @@ class Asker:
             "gwas agree",
             arrays={"list": packed},
             options={"start": start, "sites": self.sites},
-            expects={"found": Spec((count,), "int", most)},
+            expects={"found": Spec((count,), "int", most), "own": Spec((4,), "int", listing.MOST)},
             reveals="per variant, in how many cohorts it is absent, elsewhere, has other alleles, "
-            "is repeated, flipped, swapped",
+            "is repeated, flipped, swapped; how many have other names, and how many of the "
+            "cohorts' own variants are not on the list",
         )
 
     def fingerprints(self) -> Question:

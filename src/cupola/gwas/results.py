@@ -1,4 +1,5 @@
-"""What a finished study found, as columns: one row a variant, in the order of the list."""
+"""What a finished study found, as columns: one row a variant, in the order of a public list, or of
+the genome where several cohorts made the list."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from cupola.federation import State
 from cupola.gwas import fit, tails
-from cupola.gwas.agreement import KEPT
+from cupola.gwas.agreement import KEPT, places
 from cupola.gwas.association import CASES, CONTROLS, Association
 from cupola.gwas.bed import stretch
 from cupola.gwas.design import SEX_X, kinds
@@ -77,7 +78,7 @@ def results(program: Association, state: State) -> Results:
         columns, status = _allelic(alleles)
         if program.study.trend and genotypes is not None:
             columns |= _trend(genotypes)
-    return Results(
+    found = Results(
         variants,
         np.where(swap, 1 - rate, rate),
         pooled(alleles)[1],
@@ -85,6 +86,25 @@ def results(program: Association, state: State) -> Results:
         columns,
         covariates,
         genotypes,
+    )
+    several = sum(count > 0 for count in state.values["proposed"]) > 1
+    return _along_the_genome(found) if several else found
+
+
+def _along_the_genome(found: Results) -> Results:
+    """Cohorts put variants on the list one after another; a table has one order."""
+    order = np.argsort(places(found.variants), kind="stable")
+    covariates = [
+        Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
+    ]
+    return Results(
+        found.variants[order],
+        found.frequency[order],
+        found.observed[order],
+        found.status[order],
+        {name: column[order] for name, column in found.columns.items()},
+        covariates,
+        None if found.genotypes is None else found.genotypes[order],
     )
 
 

@@ -21,13 +21,14 @@ from cupola.gwas.agreement import Index
 from cupola.gwas.choices import Study
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.gwas.design import Design, design, fewest_people
-from cupola.gwas.files import CohortError, Variants
+from cupola.gwas.files import CohortError, Variants, as_lines
 from cupola.gwas.kernels import genotype_counts
 from cupola.secure.memory import Memory
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
+UNLISTED = "unlisted.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 
 
@@ -46,7 +47,7 @@ class Site:
     tested people per column of a regression, by what it is told of all cohorts. log: what went
     wrong, in full; none of it crosses the border. memory, folder: where a real cohort keeps what it
     was asked, so that a new process does not answer it all again in other forms. own_log: where it
-    keeps the log.
+    keeps the log. unlisted: its variants that the list does not have, so far.
     """
 
     files: Files
@@ -60,10 +61,11 @@ class Site:
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
     own_log: Callable[[str], None] | None = None
+    unlisted: Variants | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
-    _common: tuple[int, Variants] | None = None
+    _common: tuple[int, np.ndarray] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _asked: dict[str, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
@@ -103,6 +105,13 @@ class Site:
         if start != reached or (self.pinned("list") and not self.pinned(stretch)):
             raise Declined("variants-not-agreed")
         self.pin(stretch, (hashlib.blake2b(packed.tobytes()).hexdigest(), sites))
+
+    def leave_out(self, listed: np.ndarray) -> None:
+        """Note the cohort's own variants that are on no list, by name: here and nowhere else."""
+        self.unlisted = self.cohort.variants[np.flatnonzero(~listed)]
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_durably(self.folder / UNLISTED, [as_lines(self.unlisted)])
 
     def secret(self) -> bytes:
         """32 bytes of the operating system, the same for as long as this cohort remembers."""
@@ -157,8 +166,8 @@ class Site:
     def close(self) -> None:
         self.memory.close()
 
-    def common(self, least: int) -> Variants:
-        """Variants with known alleles and at least so many copies of the rarer one."""
+    def common(self, least: int) -> np.ndarray:
+        """Rows of variants with known alleles and at least so many copies of the rarer one."""
         cohort = self.cohort
         if self._common is None or self._common[0] != least:
             keep = (cohort.variants.a1 != "0") & (cohort.variants.a2 != "0")
@@ -167,7 +176,7 @@ class Site:
                 found = genotype_counts(cohort.bed.rows(part), cohort.loaded[None])
                 two, one, none = found[:, 0].T
                 keep[part] &= np.minimum(2 * two + one, 2 * none + one) >= least
-            self._common = (least, cohort.variants[np.flatnonzero(keep)])
+            self._common = (least, np.flatnonzero(keep))
         return self._common[1]
 
     def design(self, question: Question) -> Design:

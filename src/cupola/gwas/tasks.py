@@ -98,13 +98,16 @@ def moments(own: Site, site: SiteContext, question: Question) -> Contribution:  
 
 @task(PROPOSE)
 @guarded
-def propose(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
-    """This cohort's variants, but for rare ones and those with an unknown allele: first how many
-    bytes the list takes, then the list."""
+def propose(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """This cohort's variants that are not on the list yet, but for rare ones and those with an
+    unknown allele: first how many bytes they take, then the list of them."""
     least = int(question.options["rare"])
     if not own.proposes or least < own.rare:
         raise Declined("variants-not-proposed")
-    packed = listing.pack(own.common(least))
+    rows, before = own.common(least), site.recall(question)
+    if "listed" in before:
+        rows = rows[~before["listed"][rows]]
+    packed = listing.pack(own.cohort.variants[rows])
     if "size" in question.expects:
         return Contribution({"size": np.array([len(packed)], np.int64)})
     return Contribution({"list": packed})
@@ -116,20 +119,27 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     """What is found of a stretch of the proposed list; where the variants stand is kept.
 
     There is one list, told from its beginning to its end before anything is counted: many lists
-    would tell which rare variants a cohort has.
+    would tell which rare variants a cohort has. Which of its own variants are not on it, a cohort
+    only counts.
     """
     start, sites = int(question.options["start"]), int(question.options["sites"])
     before = site.recall(question) if start else {}
     own.agreeing(start, len(before.get("local", ())), sites, question.arrays["list"])
-    proposed = listing.unpack(question.arrays["list"])
-    local, status = agreement.compare(proposed, own.cohort.variants, own.index)
-    kept = {"local": local.astype(np.int32), "swapped": np.isin(status, (1, 3))}
+    proposed, variants = listing.unpack(question.arrays["list"]), own.cohort.variants
+    found = agreement.compare(proposed, variants, own.index)
+    kept = {"local": found.row.astype(np.int32), "swapped": np.isin(found.status, (1, 3))}
+    listed = before["listed"].copy() if before else np.zeros(len(variants), bool)
+    listed[found.taken] = True
     site.keep(
         question,
-        {name: np.concatenate([before.get(name, v[:0]), v]) for name, v in kept.items()},
+        {name: np.concatenate([before.get(name, v[:0]), v]) for name, v in kept.items()}
+        | {"listed": listed},
     )
-    found = agreement.digits(status, sites)
-    return _sized(site, question, {"found": found})
+    own.leave_out(listed)
+    unknown = (variants.a1 == "0") | (variants.a2 == "0")
+    own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
+    answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}
+    return _sized(site, question, answer)
 
 
 def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:

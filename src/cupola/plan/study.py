@@ -79,7 +79,10 @@ class StudyPlan(Study):
     cohorts: tuple[CohortFiles, ...]
     """Who takes part, below."""
     variants: str | None = None
-    """A public .bim file to compare with. Without it the first cohort proposes the list."""
+    """A public .bim file to compare with. Without it cohorts propose the list, one after another
+    what is common with them and not on it yet."""
+    variants_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the public list, as `cupola gwas list` prints it; real cohorts take no other."""
     salt: str | None = None
     """For fingerprints: what real cohorts share, and do not tell the coordinator."""
     sum: Sum = Field(default_factory=Sum)

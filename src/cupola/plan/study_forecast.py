@@ -1,8 +1,8 @@
-"""What an association study will send, rehearsed before anybody's genotypes are looked at.
+"""What an association study will send, rehearsed before any total over genotypes is made.
 
-What takes no genotypes is answered as in the study: people, covariates, the list of variants. What
-does is a matter of shapes. For chi-square with a public list of variants all of it is certain; the
-rest is the most it can be, with the reason.
+People, covariates and the list of variants are answered as in the study; where cohorts propose the
+list, each counts its own alleles, to leave rare variants out. The rest is a matter of shapes. For
+chi-square all of it is certain; else it is the most it can be, with the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from cupola.errors import DataError, FederationError
 from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
 from cupola.federation.message import Arrays, blank
 from cupola.gwas import Association, StudyHost, listing
+from cupola.gwas.agreement import left_out
 from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest
 from cupola.plan.rehearsal import Rehearsal
 from cupola.plan.study import StudyPlan
 from cupola.plan.study_place import Gathered
 from cupola.secure import simulated_parties
-from cupola.secure.following import told_size
+from cupola.secure.following import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared")  # without genotypes
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 PHASE = "study"
@@ -35,7 +36,8 @@ PHASE = "study"
 class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
     usual: of a logistic regression, with as many iterations as there usually are. told: what real
-    cohorts are told in addition, the totals, in all."""
+    cohorts are told in addition: totals, and the list that cohorts propose. left_out, agreement,
+    warnings: of the list, as in the study's result. list_hash: of the list."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -44,7 +46,19 @@ class StudyForecast:
     usual: int
     variants: int
     people: int
-    told: int = 0
+    told: int
+    list_hash: str
+    left_out: dict[str, int]
+    agreement: dict[str, int]
+    warnings: tuple[str, ...]
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What the list leaves out, as result.json has it; filters and tests come on top."""
+        return {
+            "left_out": self.left_out, "without_result": {}, "agreement": self.agreement,
+            "warnings": list(self.warnings),
+        }  # fmt: skip
 
     @property
     def total(self) -> int:
@@ -68,13 +82,15 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
         reach.told,
+        listing.fingerprint(listing.unpack(state.arrays["list"])),
+        left_out(state.arrays["reason"]),
+        state.values["own"] | state.values["found"],
+        tuple(state.values["warnings"]),
     )
 
 
 def _reasons(plan: StudyPlan) -> list[str]:
     quality, found = plan.quality, []
-    if plan.variants is None:
-        found.append(f"the first cohort names no variant with fewer than {plan.rare} copies")
     if plan.regression:
         found.append("somebody is taken to lack a call in every chunk of variants")
         if quality.maf > 0 or quality.missing < 1 or quality.hardy_weinberg > 0:
@@ -88,7 +104,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
 
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     place = Gathered()
-    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    listed = place.listed(plan)
+    program = Association(plan.study(), len(plan.cohorts), listed, pinned=plan.variants_hash)
     reach = _StudyRehearsal(plan, StudyHost(place.sites(plan)))
     state = program.start()
     try:
@@ -126,11 +143,14 @@ class _StudyRehearsal(Rehearsal):
     def put(self, ask: Ask) -> bool:
         if ask.kind == "sum":
             self.told += len(self.host) * told_size(ask.question, len(self.host))
-        return super().put(ask)
+        answered = super().put(ask)
+        if ask.kind == "gather" and ask.question.decides:
+            self.told += len(self.host) * told_answers_size(ask.question, self._told)
+        return answered
 
     def reply(self, ask: Ask) -> Total | dict[int, Contribution] | None:
         """To the question that was put last; None if it takes genotypes."""
-        if ask.question.task not in (*ANSWERED, PROPOSE, FINGERPRINTS):
+        if ask.question.task not in (*ANSWERED, FINGERPRINTS):
             return None
         if ask.kind == "gather":
             return self._told
@@ -150,10 +170,6 @@ class _StudyRehearsal(Rehearsal):
         return {s: a.code if isinstance(a, Failure) else a.arrays for s, a in found.items()}
 
     def _arrays(self, question: Question) -> Arrays:
-        if question.task == PROPOSE:
-            packed = listing.pack(self.host.cohorts[0].cohort.variants)
-            sized = "size" in question.expects
-            return {"size": np.array([len(packed)])} if sized else {"list": packed}
         hashes = question.task == FINGERPRINTS
         types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from cupola.errors import FederationError
 from cupola.federation import Federation, InProcess, Ledger
 from cupola.gwas import Site, StudyHost, Variants, read_variants
-from cupola.gwas.site import most_iterations
+from cupola.gwas.files import as_lines
+from cupola.gwas.site import UNLISTED, most_iterations
 from cupola.gwas.tasks import OPENLY
 from cupola.plan.holding import run_id
 from cupola.plan.study import StudyPlan
@@ -30,7 +31,7 @@ class StudyPlace(Protocol):
         """What went wrong, in the words that are known here."""
 
     def keep_logs(self, folder: Path) -> None:
-        """Write down what cohorts complained of, where that is known here."""
+        """Write down what cohorts complained of and could not name, where that is known here."""
 
 
 class Gathered:
@@ -51,12 +52,12 @@ class Gathered:
                 cohort.files(Path(plan.folder)),
                 plan.wanted,
                 salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
-                proposes=i == 0 and plan.variants is None,
+                proposes=plan.variants is None,
                 rare=plan.rare,
                 iterations=most_iterations(plan),
                 people_per_column=plan.people_per_column,
             )
-            for i, cohort in enumerate(plan.cohorts)
+            for cohort in plan.cohorts
         ]
         return self._sites
 
@@ -85,11 +86,14 @@ class Gathered:
         return "; ".join(told) if told else str(error)
 
     def keep_logs(self, folder: Path) -> None:
+        place = folder / "sites"
         for site in self._sites:
+            if site.unlisted is not None and len(site.unlisted):
+                place.mkdir(exist_ok=True)
+                (place / f"{site.files.name}.{UNLISTED}").write_bytes(as_lines(site.unlisted))
             if site.log:
-                place = folder / "sites" / f"{site.files.name}.log"
-                place.parent.mkdir(exist_ok=True)
-                with place.open("a", encoding="utf-8") as file:
+                place.mkdir(exist_ok=True)
+                with (place / f"{site.files.name}.log").open("a", encoding="utf-8") as file:
                     file.writelines(line + "\n" for line in site.log)
 
 

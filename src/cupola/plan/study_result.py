@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import State
-from cupola.gwas import Association, Results, inflation, tables
-from cupola.gwas.agreement import REASONS
+from cupola.gwas import Association, Results, inflation, listing, tables
+from cupola.gwas.agreement import left_out
 from cupola.gwas.fit import MEANINGS
 from cupola.plan.study import StudyPlan
 
@@ -46,7 +46,7 @@ def write_tables(
     return written
 
 
-def summary(state: State, found: Results) -> dict[str, Any]:
+def summary(program: Association, state: State, found: Results) -> dict[str, Any]:
     reason, p = state.arrays["reason"], found.columns["P"]
     tested = np.isfinite(p)
     bonferroni = 0.05 / max(1, int(tested.sum()))
@@ -54,18 +54,15 @@ def summary(state: State, found: Results) -> dict[str, Any]:
         "people": state.values["people"],
         "binary": state.values["binary"],
         "variants": len(reason),
+        "list_hash": listing.fingerprint(program.variants(state)),
         "tested": int(tested.sum()),
-        "left_out": {
-            REASONS[r]: int((reason == r).sum())
-            for r in range(1, len(REASONS))
-            if (reason == r).any()
-        },
+        "left_out": left_out(reason),
         "without_result": {
             MEANINGS[s]: int((found.status == s).sum())
             for s in range(1, len(MEANINGS))
             if (found.status == s).any()
         },
-        "agreement": state.values["found"],
+        "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},

@@ -216,7 +216,8 @@ class _Session:
         self.ledger = Ledger(self.log.write)
         self.before, self.began = saved.seconds if saved else 0.0, time.monotonic()
         try:
-            program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+            listed, pinned = place.listed(plan), plan.variants_hash
+            program = Association(plan.study(), len(plan.cohorts), listed, pinned=pinned)
             with (
                 place.federation(plan, self.ledger, self.folder) as reach,
                 signals(self._stop),
@@ -352,5 +353,10 @@ class _Session:
             [self.plan.cohorts[a].name, self.plan.cohorts[b].name, n]
             for a, b, n in state.values.get("shared_people", [])
         ]
-        facts = {"status": "finished", "reason": None, **summary(state, found)}
+        facts = {"status": "finished", "reason": None, **summary(program, state, found)}
+        facts["proposed"] = (
+            [[cohort.name, n] for cohort, n in zip(self.plan.cohorts, state.values["proposed"])]
+            if self.plan.variants is None
+            else []
+        )
         return self._conclude({**facts, "files": written, "shared_people": shared})

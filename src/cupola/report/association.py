@@ -12,6 +12,7 @@ import numpy as np
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.chain import read_result
 from cupola.errors import DataError
+from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
 from cupola.report import charts, page, save
@@ -73,7 +74,8 @@ def _headline(run: RunFolder) -> str:
     whose = "all parties" if r.get("simulated", True) else "the coordinator's"
     items = [
         ("People tested", number(people["tested"]), f"of {people['loaded']:,}; {cases}"),
-        ("Variants tested", number(r["tested"]), f"of {r['variants']:,} listed"),
+        ("Variants tested", number(r["tested"]),
+         f"of {r['variants']:,} listed; {_no_result(r):,} have no result"),
         ("Hits", number(r["hits"]["5e-8"]),
          f"below 5e-8; {r['hits']['bonferroni']:,} below {r['bonferroni']:.2g} (Bonferroni)"),
         ("Inflation", f"{r['inflation']:.3f}" if r["inflation"] is not None else "–",
@@ -82,6 +84,11 @@ def _headline(run: RunFolder) -> str:
         ("Time", duration(r["seconds"]), f"{duration(r['cpu_seconds'])} of processor, {whose}"),
     ]  # fmt: skip
     return page.numbers(items)
+
+
+def _no_result(result: dict[str, Any]) -> int:
+    """Listed variants that are left out, or have no estimate."""
+    return sum(n for part in ("left_out", "without_result") for n in result[part].values())
 
 
 def _plots(table: Table, result: dict[str, Any]) -> str:
@@ -124,14 +131,9 @@ def _hits(table: Table) -> str:
 
 def _quality(run: RunFolder) -> str:
     r = run.result
-    found = r["agreement"]
     rows = [("variants on the list", f"{r['variants']:,}")]
-    rows += [(f"left out: {reason}", f"{n:,}") for reason, n in r["left_out"].items()]
-    rows += [(f"without a result: {reason}", f"{n:,}") for reason, n in r["without_result"].items()]
-    rows += [
-        ("alleles swapped in some cohort, put right", f"{found['swapped']:,}"),
-        ("strand flipped in some cohort, put right", f"{found['flipped']:,}"),
-        ("strand cannot be told (A/T, C/G)", f"{found['unknown_strand']:,}"),
-    ]
-    lead = "Why variants are left out is in study.dropped.tsv, one by one."
+    if len(r.get("proposed") or []) > 1:
+        rows += [(f"put on it by cohort '{name}'", f"{n:,}") for name, n in r["proposed"]]
+    rows += [(words, f"{n:,}") for words, n in (*missing(r), *put_right(r))]
+    lead = "Why listed variants are left out is in study.dropped.tsv, one by one."
     return page.section("Quality", lead, page.facts(rows))

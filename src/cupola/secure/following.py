@@ -176,6 +176,15 @@ def told_size(question: Question, sites: int) -> int:
     return question_size(told) + contribution_size({})
 
 
+def told_answers_size(question: Question, answers: dict[int, Contribution]) -> int:
+    """The same of a question to single sites, whose answers all are told."""
+    proven = np.zeros(32, np.uint8)  # as long as `proof` is
+    arrays = {f"{s}/{n}": a for s, c in answers.items() for n, a in c.arrays.items()}
+    arrays |= {f"{site}/{WITNESS}": proven for site in answers}
+    told = _telling(question, arrays, list(answers), "the answer")
+    return question_size(told) + contribution_size({})
+
+
 class Witnessed(Hidden):
     """Hidden sums over sites that follow the program: after every step all are told its total."""
 

@@ -26,6 +26,7 @@ from cupola.chain import damaged
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.federation.stored import write_durably
+from cupola.gwas.cohort import problems
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
 from cupola.secure import going_on
@@ -186,9 +187,8 @@ def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -
     settings = read_settings(folder, SiteSettings)
     proposal = read_proposal(plan, settings.modules)
     pinned = _read_roster(roster)
-    problems = objections(settings, proposal, pinned, data)
-    if problems:
-        raise PlanError("\n".join(problems))
+    if against := objections(settings, proposal, pinned, data, folder):
+        raise PlanError("\n".join(against))
     own = Identity.open(folder / KEYS)
     if own.public not in pinned.sites:
         raise DataError("this site's keys are not in the roster; send the others your public keys")
@@ -217,9 +217,14 @@ def join_compensator(folder: Path, plan: Path, roster: Path) -> Consent:
 
 
 def objections(
-    settings: SiteSettings, proposal: Proposal, roster: Roster, data: str | None = None
+    settings: SiteSettings,
+    proposal: Proposal,
+    roster: Roster,
+    data: str | None = None,
+    folder: Path = Path(),
 ) -> list[str]:
-    """Why this site cannot take part as its settings are, a line each."""
+    """Why this site cannot take part as its settings are, a line each. folder: what names of files
+    in its settings are relative to."""
     found = []
     for task in proposal.tasks:
         if not matches(task, settings.tasks) and task not in settings.tasks:
@@ -239,9 +244,16 @@ def objections(
     if settings.budget is None and proposal.noise_is_told:
         found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
     try:
-        chosen_data(settings, proposal, data)
+        chosen = chosen_data(settings, proposal, data)
     except DataError as error:
-        found.append(str(error))
+        return [*found, str(error)]
+    if isinstance(proposal.plan, StudyPlan):
+        if proposal.plan.variants is not None and proposal.plan.variants_hash is None:
+            found.append(
+                f"the study does not say which list '{proposal.plan.variants}' is: its author adds "
+                "variants_hash, which `cupola gwas list FILE` prints"
+            )
+        found += problems(settings.cohort(chosen).files(folder), proposal.plan.wanted)
     return found
 
 

@@ -36,7 +36,7 @@ def own_host(joined: Joined[SiteSettings], place: int) -> Host:
     """The tasks' data and workspace at this site. place: its number in the roster."""
     plan = joined.proposal.plan
     if isinstance(plan, StudyPlan):
-        return cohort_host(joined, plan, place)
+        return cohort_host(joined, plan)
     data = own_data(joined, plan, place, len(joined.roster.sites))
     kind = compose.CheckedHost
     return kind(compose.problem(plan, data), data, _book(joined))
@@ -175,7 +175,7 @@ class CohortHost:
         self.site.close()
 
 
-def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan, place: int) -> CohortHost:
+def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan) -> CohortHost:
     """This site's cohort. What it was asked is remembered beyond its process."""
     files = joined.settings.cohort(str(joined.consent.data)).files(joined.folder)
     salt = joined.settings.salt
@@ -183,7 +183,7 @@ def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan, place: int) -> Co
         files,
         plan.wanted,
         salt=salt.encode() if plan.fingerprints and salt else None,
-        proposes=place == 0 and plan.variants is None,
+        proposes=plan.variants is None,
         rare=plan.rare,
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,

@@ -116,7 +116,8 @@ def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState |
     from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
 
     saved = SavedState(joined.place / "replay")
-    program = Association(plan.study(), len(joined.roster.sites), public=plan.variants is not None)
+    facts = {"public": plan.variants is not None, "pinned": plan.variants_hash}
+    program = Association(plan.study(), len(joined.roster.sites), **facts)
     return Replay(program, saved.load(), save=saved.save, witnessed=True), saved
 
 

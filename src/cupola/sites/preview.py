@@ -21,7 +21,7 @@ from cupola.federation.message import contribution_size
 from cupola.gwas import Association, Files, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.outline import outline
-from cupola.gwas.tasks import OPENLY, PROPOSE
+from cupola.gwas.tasks import OPENLY
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Sum
 from cupola.learn.guarantee import against, unprotected
@@ -85,7 +85,7 @@ def foresee(
         complete=False,
         parties=[],
         epsilon=None,
-        objections=objections(settings, proposal, pinned, data),
+        objections=objections(settings, proposal, pinned, data, folder),
         members=[(party.name, party.fingerprint) for party in pinned.sites],
     )
     if pinned.compensator is not None:
@@ -220,8 +220,7 @@ def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str
             n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
             for n, s in question.expects.items()
         }
-        whose = "the first site's" if question.task == PROPOSE else "this site's"
-        size, who = contribution_size(arrays), f"coordinator: {whose} own answer"
+        size, who = contribution_size(arrays), "coordinator: this site's own answer"
         how = question.protection
     numbers = sum(math.prod(spec.shape) for spec in question.expects.values())
     return {

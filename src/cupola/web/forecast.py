@@ -83,7 +83,7 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
     chunks = -(-len(variants) // plan.chunk)
     for kind, question, times in outline(study, variants, people, plan.variants is not None):
         down, up, third = _sizes(question, kind, plan)
-        asked = 1 if question.task == PROPOSE else sites  # the first cohort alone proposes
+        asked = 1 if question.task == PROPOSE else sites  # one list, whoever names its variants
         often = ITERATIONS * (1 if question.task == "gwas shared" else chunks)
         often = often if times is None else times
         every = often * (asked * (down + up) + third)
@@ -102,7 +102,7 @@ def _rehearsed(plan: StudyPlan, base: Path) -> dict[str, Any]:
     told = foresee_study(plan.model_copy(update={"folder": str(base)}))
     rows = []
     for row in told.rows:
-        alone = row["task"] in (PROPOSE, "unmask")  # the first cohort, a third party
+        alone = row["task"] in (PROPOSE, "unmask")  # one cohort after another, a third party
         answers = row["questions"] * (1 if alone else len(plan.cohorts))
         rows.append({"task": row["task"], "times": row["questions"], "sure": not told.at_most,
                      "down": row["down"] // answers, "up": row["up"] // answers,

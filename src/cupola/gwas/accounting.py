@@ -1,0 +1,31 @@
+"""Variants accounted for: how many stand where, from a study's result.json, in words.
+
+The command line, the report and the web page show these lines and no others, so that nothing is
+left out in one place alone. A reason to leave a variant out is a line in `agreement.REASONS`, one
+to have no result in `fit.MEANINGS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def missing(result: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """What has no result: on no list, left out, without an estimate."""
+    own = result["agreement"]
+    lines = [("on no list, all cohorts' files added up", own.get("unlisted", 0))]
+    lines += [(f"left out: {reason}", n) for reason, n in result["left_out"].items()]
+    lines += [(f"without a result: {why}", n) for why, n in result["without_result"].items()]
+    return [(words, n) for words, n in lines if n]
+
+
+def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """What differs between cohorts and does no harm."""
+    own = result["agreement"]
+    return [
+        ("alleles swapped in some cohort, put right", own["swapped"]),
+        ("strand flipped in some cohort, put right", own["flipped"]),
+        ("named otherwise in a cohort", own.get("renamed", 0)),
+        ("strand cannot be told (A/T, C/G)", own["unknown_strand"]),
+    ]

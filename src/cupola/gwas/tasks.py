@@ -11,6 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
+from cupola.gwas.limits import on_grid, small_cells, thin, without
 from cupola.gwas.site import LARGEST, NULL_ITERATIONS, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
@@ -183,7 +184,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if not (single.any() or options["genotypes"]):
         alleles = kernels.allele_counts(cohort.bed, local, asked)
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
-        return _sized(site, question, {"alleles": alleles})
+        return _sized(site, question, _cells(own, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
@@ -197,7 +198,13 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if options["genotypes"]:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
         arrays["genotypes"] = pair[:, at]
-    return _sized(site, question, arrays)
+    return _sized(site, question, _cells(own, arrays))
+
+
+def _cells(own: Site, arrays: Arrays) -> Arrays:
+    """Counts, but for variants of which one is too small to be told."""
+    least = own.limits.least_cell
+    return without(arrays, small_cells(arrays, least)) if least else arrays
 
 
 @task("gwas shared")
@@ -233,7 +240,7 @@ def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
     if question.options["missing"]:
         arrays["off"] = kernels.missing_sums(rows, made.spread(made.products[:, 1:]))
-    return _sized(site, question, arrays)
+    return _sized(site, question, on_grid(arrays, own.limits.grid))
 
 
 def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
@@ -269,7 +276,12 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
         off = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
                made.columns * residual[:, None]]  # fmt: skip
         arrays["off"] = kernels.missing_sums(rows, made.spread(np.concatenate(off, axis=1)))
-    return _sized(site, question, arrays)
+    spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
+    lost = np.zeros((len(rows), 3))
+    if question.options["missing"]:
+        lost = kernels.missing_sums(rows, made.spread(spread))
+    few = thin(*(spread.sum(axis=0) - lost).T, own.limits.effective)
+    return _sized(site, question, without(on_grid(arrays, own.limits.grid), few))
 
 
 @task("gwas newton")
@@ -279,14 +291,15 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     rows, made = _chosen(own, site, question), own.design(question)
     beta = _coefficients(own, site, question, made, len(rows))
     facts = (rows, made.people, made.scale, made.columns, made.y, beta)
-    gradient, information = kernels.logistic_sums(*facts)
+    gradient, information, spread = kernels.logistic_sums(*facts)
     own_columns = of_genotype(beta.shape[1])
     arrays = {
         "gradient": gradient,
         "fixed": information[:, ~own_columns],
         "genotype": information[:, own_columns],
     }
-    return _sized(site, question, arrays)
+    few = thin(information[:, 0], *spread.T, own.limits.effective)
+    return _sized(site, question, without(on_grid(arrays, own.limits.grid), few))
 
 
 def of_genotype(p: int) -> np.ndarray:
@@ -312,7 +325,8 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
         p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
         leverage = p * (1 - p) * np.einsum("ni,ij,nj->n", x, flat.reshape(len(b), -1), x)
         found.append(x.T @ (leverage * (0.5 - p)))
-    return Contribution({"penalty": np.array(found).reshape(beta.shape)})
+    arrays = {"penalty": np.array(found).reshape(beta.shape)}
+    return Contribution(on_grid(arrays, own.limits.grid))
 
 
 @task(FINGERPRINTS)

@@ -1,0 +1,103 @@
+"""Disclosure control of an association study: what totals may tell about single people.
+
+A cohort withholds a variant, not the whole question, where its own part would tell too much: few
+effective people behind logistic weights, or a small count. It adds nothing and says so in a count,
+one number per variant, which is told as a total. Under masked sums what it sends instead of the
+variant's numbers is random (`secure.hidden`), so that the total of the others is not told either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupola.federation import Arrays, Declined
+from cupola.federation.message import WITHHELD
+from cupola.secure.memory import Memory
+
+# At the cohort
+
+
+def thin(
+    weights: np.ndarray, squares: np.ndarray, people: np.ndarray, share: float
+) -> np.ndarray:
+    """Variants whose weights stand for fewer effective people, (sum w)^2 / sum w^2, than a share of
+    all. Written without a division: nobody at all is not few."""
+    return weights**2 < share * people * squares
+
+
+def small_cells(arrays: Arrays, least: int) -> np.ndarray:
+    """Variants with a count in 1 .. least - 1: copies of either allele (variants, groups, 2: of a1
+    and of both), people by genotype."""
+    alleles = arrays["alleles"]
+    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0]]
+    cells += [arrays["genotypes"]] if "genotypes" in arrays else []
+    small = [((c > 0) & (c < least)).reshape(len(c), -1).any(axis=1) for c in cells]
+    return np.logical_or.reduce(small)
+
+
+def without(arrays: Arrays, withheld: np.ndarray) -> Arrays:
+    """An answer that withholds some variants, and says which."""
+    if withheld.any():
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        for array in arrays.values():
+            array[withheld] = 0
+    return {**arrays, WITHHELD: withheld.astype(np.int8)}
+
+
+def on_grid(arrays: Arrays, grid: float) -> Arrays:
+    """Sums rounded to multiples of a number; counts stay."""
+    if not grid:
+        return arrays
+    return {n: np.rint(a / grid) * grid if a.dtype.kind == "f" else a for n, a in arrays.items()}
+
+
+# In the program
+
+
+def told_of(sums: Arrays) -> tuple[Arrays, np.ndarray]:
+    """A total without the variants that some cohort withholds (zero: what stands there means
+    nothing), and which they are."""
+    rows = len(next(iter(sums.values())))
+    if WITHHELD not in sums:
+        return sums, np.zeros(rows, bool)
+    withheld = np.rint(sums[WITHHELD]) > 0
+    rest = {name: array for name, array in sums.items() if name != WITHHELD}
+    if not withheld.any():
+        return rest, withheld
+    shaped = {n: withheld.reshape(-1, *[1] * (a.ndim - 1)) for n, a in rest.items()}
+    return {n: np.where(shaped[n], 0, a) for n, a in rest.items()}, withheld
+
+
+# Over all studies of a data set
+
+
+class Released:
+    """The book of numbers per variant and person that a data set has told, over all studies.
+
+    study: whom it is opened for. numbers: what that study may tell per variant. most: numbers per
+    person, in all. A study is entered once, as a whole, before it is told anything: what decides
+    are the plan and the number of people, which the coordinator knows. Restarts change nothing.
+    """
+
+    def __init__(self, memory: Memory, study: str, numbers: int, most: float) -> None:
+        self._memory, self._study, self._numbers, self._most = memory, study, numbers, most
+
+    def entries(self) -> dict[str, float]:
+        """Numbers per person, by study."""
+        found, at = {}, 0
+        while (line := self._memory.get(str(at))) is not None:
+            found[str(line[0])] = float(line[1])
+            at += 1
+        return found
+
+    def charge(self, people: int) -> None:
+        """Enter this study, durably; Declined if it would tell more than is allowed."""
+        entries, share = self.entries(), self._numbers / max(1, people)
+        if self._study in entries:
+            return
+        if sum(entries.values()) + share > self._most:
+            raise Declined("too-many-numbers-released")
+        self._memory.setdefault(str(len(entries)), [self._study, share])
+
+    def close(self) -> None:
+        self._memory.close()

@@ -51,7 +51,7 @@ def run(
 
 @gwas.command()
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Say what a study will send, question by question; no genotype is looked at."""
+    """Say what a study will send, question by question, and which limits are on."""
     from cupola.plan.grounds import of_study
     from cupola.plan.study import load_study
     from cupola.plan.study_forecast import foresee_study
@@ -71,6 +71,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
                 "variants": told.variants,
                 "people": told.people,
                 "bytes": sent | more,
+                "limits": list(told.limits),
                 "grounds": grounds,
             }
         )
@@ -93,6 +94,8 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
         f"real cohorts follow the study by themselves and are told every total: {most}"
         f"{words.size(told.told)} more"
     )
+    for line in told.limits:
+        typer.echo(f"limits: {line}")
     from rich.console import Console
 
     from cupola.cli.look import ground_lines

@@ -28,7 +28,6 @@ _MAGIC = b"CUP1"
 _PREFIX = struct.Struct("<4sId")
 _COUNTERS = struct.Struct("<3q")  # fixed width: how far a run is must not change its bytes
 MAX_HEADER = 16 << 20
-WITHHELD = "withheld"  # of an answer: which rows of its other arrays the site keeps back
 WITNESS = "#witness"  # of an answer to a witnessed question: the site's proof that it is its own
 _ILL_FORMED = (
     ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Arrays, Question, Spec
-from cupola.federation.message import WITHHELD
 from cupola.gwas import agreement
 from cupola.gwas.choices import Study
+from cupola.gwas.limits import WITHHELD, rounded
 from cupola.gwas.tasks import FINGERPRINTS, HASH, PROPOSE
 
 MOST_PEOPLE = 10**8  # in one cohort
@@ -183,6 +183,7 @@ class Asker:
             expects,
             reveals="per variant, genotype counts of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people",
+            protection=rounded(self.study),
         )
 
     def first(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
@@ -203,6 +204,7 @@ class Asker:
             reveals="per variant, genotype counts of those tested, genotype times weighted "
             "covariates and residuals, and the same of those without a call, over all people"
             + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
         )
 
     def newton(self, chunk: Chunk, chosen: np.ndarray, beta: np.ndarray) -> Question:
@@ -219,6 +221,7 @@ class Asker:
             },
             reveals="per variant, gradient and information of the log-likelihood over all people"
             + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
         )
 
     def firth(
@@ -232,6 +235,7 @@ class Asker:
             self._test(chunk),
             {"penalty": Spec((k, p), "float", 2 * self.n)},
             reveals="per variant, the penalty's part of the gradient over all people",
+            protection=rounded(self.study),
         )
 
 

@@ -51,11 +51,10 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
-    tested people per column of a regression, by what it is told of all cohorts. limits: the study's,
-    of what totals may tell. released: the book of what this data set has told. log: what went
-    wrong, in full; none of it crosses the border. memory, folder: where a real cohort keeps what it
-    was asked, so that a new process does not answer it all again in other forms. own_log: where it
-    keeps the log.
+    tested people per column of a regression, by what it is told of all cohorts. limits: those of
+    the study. released: the book of what this data set has told. log: what went wrong, in full;
+    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
+    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
     """
 
     files: Files
@@ -65,7 +64,7 @@ class Site:
     rare: int = 5
     iterations: int = 10 + FIRTH_ITERATIONS
     people_per_column: int = 0
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     released: Released | None = None
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)

@@ -184,7 +184,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if not (single.any() or options["genotypes"]):
         alleles = kernels.allele_counts(cohort.bed, local, asked)
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
-        return _sized(site, question, _cells(own, {"alleles": alleles}))
+        return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
@@ -198,13 +198,28 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if options["genotypes"]:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
         arrays["genotypes"] = pair[:, at]
-    return _sized(site, question, _cells(own, arrays))
+    return _sized(site, question, _cells(own, site, question, arrays))
 
 
-def _cells(own: Site, arrays: Arrays) -> Arrays:
+def _cells(own: Site, site: SiteContext, question: Question, arrays: Arrays) -> Arrays:
     """Counts, but for variants of which one is too small to be told."""
     least = own.limits.least_cell
-    return without(arrays, small_cells(arrays, least)) if least else arrays
+    return without(site, question, arrays, small_cells(arrays, least)) if least else arrays
+
+
+def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> int:
+    """How many of a cohort's variants (as on autosomes) it would withhold for a small count."""
+    cohort, count = own.cohort, 0
+    asked = groups(cohort, binary)
+    for start in range(0, len(cohort.variants), _BLOCK):
+        part = slice(start, min(start + _BLOCK, len(cohort.variants)))
+        found = kernels.genotype_counts(cohort.bed.rows(part), asked)
+        a1 = 2 * found[..., 0] + found[..., 1]
+        arrays = {"alleles": np.stack([a1, 2 * found.sum(axis=2)], axis=2)}
+        if genotypes:
+            arrays["genotypes"] = found[:, :2] if binary else found[:, 2:]
+        count += int(small_cells(arrays, least).sum())
+    return count
 
 
 @task("gwas shared")
@@ -281,7 +296,8 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     if question.options["missing"]:
         lost = kernels.missing_sums(rows, made.spread(spread))
     few = thin(*(spread.sum(axis=0) - lost).T, own.limits.effective)
-    return _sized(site, question, without(on_grid(arrays, own.limits.grid), few))
+    arrays = on_grid(arrays, own.limits.grid)
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 @task("gwas newton")
@@ -299,7 +315,8 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
         "genotype": information[:, own_columns],
     }
     few = thin(information[:, 0], *spread.T, own.limits.effective)
-    return _sized(site, question, without(on_grid(arrays, own.limits.grid), few))
+    arrays = on_grid(arrays, own.limits.grid)
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 def of_genotype(p: int) -> np.ndarray:

@@ -18,7 +18,9 @@ from cupola.errors import DataError, FederationError
 from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
 from cupola.federation.message import Arrays, blank
 from cupola.gwas import Association, StudyHost, listing
-from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest
+from cupola.gwas.limits import described
+from cupola.gwas.site import released_numbers
+from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
 from cupola.plan.rehearsal import Rehearsal
 from cupola.plan.study import StudyPlan
 from cupola.plan.study_place import Gathered
@@ -35,7 +37,8 @@ PHASE = "study"
 class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
     usual: of a logistic regression, with as many iterations as there usually are. told: what real
-    cohorts are told in addition, the totals, in all."""
+    cohorts are told in addition, the totals, in all. limits: of what totals tell of single people,
+    and what they cost."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -45,6 +48,7 @@ class StudyForecast:
     variants: int
     people: int
     told: int = 0
+    limits: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -68,6 +72,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
         reach.told,
+        tuple(_limits(plan, state, reach.host)),
     )
 
 
@@ -83,6 +88,16 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("means of covariates have more or fewer digits")
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
+    return found
+
+
+def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
+    found = described(plan, state.values["people"]["tested"], released_numbers(plan))
+    least = plan.limits.least_cell
+    genotypes = plan.trend or plan.quality.hardy_weinberg > 0
+    for site in host.cohorts if least else ():
+        lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
+        found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
     return found
 
 

@@ -46,7 +46,7 @@ def write_tables(
     return written
 
 
-def summary(state: State, found: Results) -> dict[str, Any]:
+def summary(state: State, found: Results, plan: StudyPlan) -> dict[str, Any]:
     reason, p = state.arrays["reason"], found.columns["P"]
     tested = np.isfinite(p)
     bonferroni = 0.05 / max(1, int(tested.sum()))
@@ -65,6 +65,7 @@ def summary(state: State, found: Results) -> dict[str, Any]:
             for s in range(1, len(MEANINGS))
             if (found.status == s).any()
         },
+        "limits": plan.limits.model_dump(),
         "agreement": state.values["found"],
         "warnings": state.values["warnings"],
         "inflation": inflation(found),

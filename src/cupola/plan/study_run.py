@@ -254,5 +254,5 @@ class _Session:
             [self.plan.cohorts[a].name, self.plan.cohorts[b].name, n]
             for a, b, n in state.values.get("shared_people", [])
         ]
-        facts = {"status": "finished", "reason": None, **summary(state, found)}
+        facts = {"status": "finished", "reason": None, **summary(state, found, self.plan)}
         return self._conclude({**facts, "files": written, "shared_people": shared})

@@ -4,17 +4,13 @@ A site is asked an outer question, which holds the inner one. It runs the inner 
 integers instead of its answer: each array times its weight, in fixed point, and the weight itself.
 How they are hidden is the protocol's business (`masked`, `pairwise`).
 
-Rows that a site withholds are random integers: their total tells nobody anything.
-
 A number beyond its bound is cut off, and how many were is one more hidden number. Were a site to
 refuse instead, a coordinator could find out its numbers by asking again with other bounds.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -32,7 +28,6 @@ from cupola.federation import (
     Total,
 )
 from cupola.federation.message import (
-    WITHHELD,
     WITNESS,
     content_digest,
     question_fields,
@@ -143,8 +138,6 @@ def hidden_values(
             beyond += cut
     values[layout[1]] = encode(layout[1], np.array(beyond))
     found = {place: values[place] for place in layout if place in values}
-    if WITHHELD in answer.arrays:
-        _blind(site, inner, found, answer.arrays[WITHHELD])
     if inner.witnessed:
         found[layout[-1]] = site.party.witness(inner, layout, found)
     return found
@@ -164,26 +157,6 @@ def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.nd
     most = place.bound / weight * (1 - 2.0**-50)  # so that no product is rounded beyond the bound
     whole = np.asarray(array, np.float64)
     return encode(place, np.clip(whole, -most, most), weight), int((np.abs(whole) > most).sum())
-
-
-def _blind(
-    site: SiteContext, inner: Question, values: Mapping[Entry, np.ndarray], withheld: np.ndarray
-) -> None:
-    """Random integers in the rows that a site withholds. Zeros would leave the total of the other
-    sites, maybe of a single one. The same whenever it is asked, as the answer must be."""
-    rows = np.flatnonzero(withheld)
-    if not len(rows):
-        return
-    seed, simulated = site.secret_seed, f"simulated {site.secret_seed} {site.index}"
-    new = secrets.token_hex(32) if seed is None else simulated
-    secret = site.party.memory.setdefault("withheld", new)
-    for place, integers in values.items():
-        if place.name == WITHHELD or place.shape[:1] != withheld.shape:
-            continue
-        each = math.prod(place.shape[1:])
-        facts = f"{secret} {inner.step} {place.name} ".encode() + question_hash(inner)
-        drawn = hashlib.shake_256(facts).digest(len(rows) * each * place.dtype.itemsize)
-        integers.reshape(-1, each)[rows] = np.frombuffer(drawn, place.dtype).reshape(-1, each)
 
 
 def total_from(

@@ -181,6 +181,18 @@ def released_file(folder: Path, data: str) -> Path:
     return spent_file(folder, data).with_suffix(".released.jsonl")
 
 
+def told_before(folder: Path, data: str) -> dict[str, float]:
+    """Numbers a person that regressions on a data set have told, by study."""
+    path = released_file(folder, data)
+    if not path.exists():
+        return {}
+    memory = Memory(path)
+    try:
+        return Released(memory, "", 0, 0.0).entries()
+    finally:
+        memory.close()
+
+
 def _released(joined: Joined[SiteSettings], plan: StudyPlan) -> Released | None:
     if not plan.regression:
         return None

@@ -35,10 +35,9 @@ def unequal():
 def test_effective_people():
     equal, one = np.full(100, 0.25), np.r_[0.25, np.zeros(99)]
     for weights, few in ((equal, False), (one, True)):
-        told = thin(*(np.array([x]) for x in (weights.sum(), weights @ weights, 100.0)), 0.2)
-        assert told.tolist() == [few]
-    nobody = np.zeros(1)
-    assert not thin(nobody, nobody, nobody, 0.2).any()
+        facts = np.array([[weights.sum(), weights @ weights, 100.0]])
+        assert thin(facts, 0.2).tolist() == [few]
+    assert not thin(np.zeros((1, 3)), 0.2).any()  # nobody
 
 
 @pytest.mark.parametrize("masked", [False, True])

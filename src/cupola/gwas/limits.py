@@ -24,10 +24,12 @@ WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 # At the cohort
 
 
-def thin(weights: np.ndarray, squares: np.ndarray, people: np.ndarray, share: float) -> np.ndarray:
+def thin(weights: np.ndarray, share: float) -> np.ndarray:
     """Variants whose weights stand for fewer effective people, (sum w)^2 / sum w^2, than a share of
-    all. Written without a division: nobody at all is not few."""
-    return weights**2 < share * people * squares
+    all. weights: (variants, 3), their sum, that of their squares, people. Written without a
+    division: nobody at all is not few."""
+    total, squares, people = weights.T
+    return total**2 < share * people * squares
 
 
 def small_cells(arrays: Arrays, least: int) -> np.ndarray:

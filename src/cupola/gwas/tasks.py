@@ -295,7 +295,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     lost = np.zeros((len(rows), 3))
     if question.options["missing"]:
         lost = kernels.missing_sums(rows, made.spread(spread))
-    few = thin(*(spread.sum(axis=0) - lost).T, own.limits.effective)
+    few = thin(spread.sum(axis=0) - lost, own.limits.effective)
     arrays = on_grid(arrays, own.limits.grid)
     return _sized(site, question, without(site, question, arrays, few))
 
@@ -314,7 +314,7 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
         "fixed": information[:, ~own_columns],
         "genotype": information[:, own_columns],
     }
-    few = thin(information[:, 0], *spread.T, own.limits.effective)
+    few = thin(np.column_stack([information[:, 0], spread]), own.limits.effective)
     arrays = on_grid(arrays, own.limits.grid)
     return _sized(site, question, without(site, question, arrays, few))
 

@@ -28,11 +28,19 @@ def study() -> str:
 
 def parts() -> str:
     from cupola.gwas import Newton, Quality, Trait
+    from cupola.gwas.choices import Limits
     from cupola.plan.study import CohortFiles
 
-    sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton)]
+    sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton),
+                ("limits.", Limits)]  # fmt: skip
     tables = [_keys(model, prefix) for prefix, model in sections]
     return "\n\n".join([*tables, "In each `[[cohorts]]`:\n\n" + _keys(CohortFiles)])
 
 
-PARTS = {"study-keys": study, "study-parts": parts}
+def site_limits() -> str:
+    from cupola.sites.settings import TotalLimits
+
+    return _keys(TotalLimits, "limits.")
+
+
+PARTS = {"study-keys": study, "study-parts": parts, "site-limits": site_limits}

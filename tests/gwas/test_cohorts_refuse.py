@@ -58,6 +58,19 @@ def test_coefficients_that_do_not_fit_or_pick_people(standing, change):
         _ask(engine, bad)
 
 
+def test_weights_on_one_person_are_withheld_even_without_following(standing):
+    engine, question, cohorts, *_ = standing
+    made = cohorts[0].design(question)
+    own = made.columns[np.argmax((made.columns**2).sum(axis=1)), 1:]
+    beta = np.zeros_like(question.arrays["beta"])
+    beta[:, 0], beta[:, 1:-1] = -29.5, np.clip(29.5 * own / (own @ own), -30, 30)
+    told = _ask(engine, replace(question, arrays={**question.arrays, "beta": beta})).arrays
+    assert told["withheld"].all()
+    assert not told["gradient"].any()
+    assert not told["genotype"].any()
+    assert not _ask(engine, question).arrays["withheld"].any()
+
+
 def test_likelihoods_at_ever_more_points(standing):
     engine, question, cohorts, *_ = standing
     cohorts[0].iterations = 3
@@ -196,5 +209,5 @@ def test_fewer_than_its_own_people_cannot_be_the_total(standing):
 
 
 def test_likelihoods_no_more_often_than_the_study_needs():
-    assert most_iterations(study("logistic")) == 20
+    assert most_iterations(study("logistic")) == 10
     assert most_iterations(study("logistic", newton={"firth": True, "iterations": 25})) == 75

@@ -11,10 +11,11 @@ from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, listing, results
+from cupola.gwas import Association, Site, listing, results
 from cupola.plan.study import CohortFiles
 from cupola.plan.study_forecast import foresee_study
 from cupola.secure.following import FALSE, HEAR
+from cupola.sites.settings import SiteSettings
 
 SUMS = ("compensator", "pairwise", "plain")
 
@@ -64,14 +65,35 @@ def test_every_way_of_adding_up_gives_the_study(tmp_path, opened, sums):
     assert kinds.count("tell") == kinds.count("sum") + kinds.count("gather") > 5
 
 
+def aimed(question, site):
+    """Coefficients whose weights fall on the most unusual person of a cohort, and how much of them
+    does."""
+    from cupola.gwas.design import design
+
+    options = question.options
+    facts = (np.array(options["shift"]), np.array(options["width"]), options["sex_on_x"])
+    made = design(site.cohort, options["kind"], options["binary"], *facts)
+    person = np.argmax((made.columns**2).sum(axis=1))
+    own = made.columns[person, 1:]
+    beta = np.zeros_like(question.arrays["beta"])
+    beta[:, 0], beta[:, 1:-1] = -29.5, np.clip(29.5 * own / (own @ own), -30, 30)
+    p = 1 / (1 + np.exp(-(made.columns @ beta[0, :-1].astype(float))))
+    weight = p * (1 - p)
+    return beta, weight[person] / weight.sum()
+
+
+@pytest.mark.parametrize("covariates", [1, 10, 20])
 @pytest.mark.parametrize("sums", SUMS)
-def test_coefficients_of_the_coordinators_own_are_refused(tmp_path, opened, sums):
-    trial, plan = association(tmp_path / "all", "logistic", sums)
+def test_coefficients_of_the_coordinators_own_are_refused(tmp_path, opened, sums, covariates):
+    few = {"people_per_column": 0, "newton": {"iterations": 3}}  # 150 people are all there are
+    trial, plan = association(tmp_path / "all", "logistic", sums, covariates, **few)
     opened.append(trial)
     program, reach, state = run(trial, plan, until=newton)
     ask = program.ask(state)
-    crafted = np.zeros_like(ask.question.arrays["beta"])
-    crafted[:, 0] = -29.5
+    files = SiteSettings(name="0", data={"c": {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}})
+    site = Site(files.cohort("c").files(trial.site(0)), plan.wanted)
+    crafted, share = aimed(ask.question, site)
+    assert share > 0.9 or covariates == 1  # answered, it would be that person's genotype
     question = replace(ask.question, arrays={**ask.question.arrays, "beta": crafted})
     for again in range(2):  # also after a restart of every party
         reach = witnessed(trial, *trial.open()) if again else reach

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import consortium as made
+import numpy as np
 import tomli_w
 
 from cupola.plan.study import load_study
@@ -26,13 +27,15 @@ def cohorts():
     return sys.modules["gwas_cohorts"]
 
 
-def association(base, test, sums="compensator", **more):
-    """Three cohorts that have joined a study, and the study. sums: their protocol, or 'plain'."""
+def association(base, test, sums="compensator", covariates=1, **more):
+    """Three cohorts that have joined a study, and the study. sums: their protocol, or 'plain'.
+    covariates: how many; all but the first are made up."""
     base.mkdir()
+    names = [f"C{i}" for i in range(1, covariates)]
     given = {
         "name": "traits", "test": test, "sum": _sum(sums), **more,
         "trait": {"column": "QT" if test == "linear" else "CC"},
-        "covariates": [] if test == "chi-square" else ["AGE"],
+        "covariates": [] if test == "chi-square" else ["AGE", *names],
         "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))
@@ -41,6 +44,7 @@ def association(base, test, sums="compensator", **more):
         folder = base / f"site-{i}"
         folder.mkdir()
         cohorts().write(folder, "c", data, range(50 * i, 50 * i + 50))
+        _widen(folder / "c.cov", names, i)
         own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
         openly = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
         settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
@@ -59,6 +63,13 @@ def association(base, test, sums="compensator", **more):
         join_compensator(third, base / "study.toml", base / "roster.json")
     plan = load_study(base / "study.toml")
     return made.Consortium(base, plan, roster), plan
+
+
+def _widen(path, names, seed):
+    head, *rows = path.read_text().splitlines()
+    more = np.random.default_rng(seed).normal(size=(len(rows), len(names))).round(3)
+    lines = [" ".join([row, *map(str, own)]) for row, own in zip(rows, more)]
+    path.write_text("\n".join([" ".join([head, *names]), *lines]) + "\n")
 
 
 def _sum(sums):

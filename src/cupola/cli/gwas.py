@@ -52,7 +52,8 @@ def run(
 
 @gwas.command()
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Say what a study will send, question by question, and which variants it leaves out."""
+    """Say what a study will send, question by question, which variants it leaves out, and which
+    limits are on."""
     from cupola.plan.grounds import of_study
     from cupola.plan.study import load_study
     from cupola.plan.study_forecast import foresee_study
@@ -74,6 +75,7 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
                 **told.counted,
                 "list_hash": told.list_hash,
                 "bytes": sent | more,
+                "limits": list(told.limits),
                 "grounds": grounds,
             }
         )
@@ -99,6 +101,8 @@ def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) 
         f"real cohorts follow the study by themselves and are told every total: {most}"
         f"{formatting.size(told.told)} more"
     )
+    for line in told.limits:
+        typer.echo(f"limits: {line}")
     from rich.console import Console
 
     from cupola.cli.look import ground_lines

@@ -143,6 +143,8 @@ def _show(found: dict[str, Any]) -> None:
         )
         for what in cost["unprotected"]:
             typer.echo(f"unprotected: {what}")
+    for line in found["limits"]:
+        typer.echo(f"limits: {line}")
     for line in found["objections"]:
         typer.secho(f"cannot join: {line}", fg="yellow")
 
@@ -276,3 +278,5 @@ def ledger(
         )
         for task, many in cost["unprotected"].items():
             typer.echo(f"unprotected answers to '{task}': {many:,}")
+        if cost["released"]:
+            typer.echo(f"numbers a person told by regressions: {cost['released']:.2f}")

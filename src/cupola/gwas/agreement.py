@@ -32,8 +32,10 @@ REASONS = (
     "minor allele frequency",
     "missing calls",
     "Hardy-Weinberg equilibrium",
+    "withheld by a cohort: a count below limits.least_cell",
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
+R_CELL = 9
 _COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C", "0": "0"}
 _OTHER = np.array([_COMPLEMENT.get(chr(code), "?") for code in range(128)])
 

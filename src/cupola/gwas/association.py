@@ -16,10 +16,11 @@ import numpy as np
 from cupola.errors import DataError, PlanError
 from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
 from cupola.gwas import agreement, listing, quality
-from cupola.gwas.agreement import KEPT, R_REPEATED, R_STRAND
+from cupola.gwas.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
 from cupola.gwas.choices import Study
 from cupola.gwas.design import SEX_X, fewest_people, kinds
 from cupola.gwas.files import Variants
+from cupola.gwas.limits import told_of
 from cupola.gwas.questions import Asker, Chunk
 from cupola.gwas.regression import Regression
 
@@ -367,9 +368,10 @@ class Association:
 
     def _counts(self, state: State, total: Total) -> State:
         at = state.values["at"]
-        small = {
-            f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in total.arrays.items()
-        }
+        told, withheld = told_of(total.arrays)
+        small = {f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in told.items()}
+        if self.study.limits.least_cell:
+            small[f"withheld/{at}"] = withheld
         if at + 1 < len(self.chunks(state)):
             return state.next(small, at=at + 1)
         return self._filter(state.next(small))
@@ -378,15 +380,18 @@ class Association:
         """Whole-study tables of counts in place of those of chunks, and the filters on them."""
         chunks, m = self.chunks(state), len(self.variants(state))
         arrays = dict(state.arrays)
-        for name in ("alleles", "genotypes"):
+        for name in ("alleles", "genotypes", "withheld"):
             if f"{name}/0" in arrays:
                 parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
-                whole = np.zeros((m, *parts[0].shape[1:]), np.int32)
+                whole = np.zeros((m, *parts[0].shape[1:]), parts[0].dtype)
                 for chunk, part in zip(chunks, parts):
                     whole[chunk.index] = part
                 arrays[name] = whole
         for name in [n for n in arrays if n.startswith("found/")]:
             del arrays[name]
+        withheld = arrays.pop("withheld", None)
+        if withheld is not None:
+            arrays["reason"] = np.where(withheld, R_CELL, arrays["reason"]).astype(np.uint8)
         state = State(state.step, arrays, state.values)
         reason = quality.filtered(self, state)
         arrays["reason"] = reason

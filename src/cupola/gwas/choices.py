@@ -38,13 +38,29 @@ class Quality(_Choice):
 class Newton(_Choice):
     """How logistic regression is solved."""
 
-    iterations: int = Field(default=20, ge=1, le=100)
+    iterations: int = Field(default=10, ge=1, le=100)
     """Most iterations, that with the shared weights of the covariates included."""
     tolerance: float = Field(default=1e-9, gt=0, lt=1e-2)
     """The step that changes the log-likelihood by less is the last (after one that changed it by
     about its square root)."""
     firth: bool = False
     """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
+
+
+class Limits(_Choice):
+    """What totals may tell about single people. The last two change the results."""
+
+    effective: float = Field(default=0.2, ge=0, lt=1)
+    """A cohort withholds a variant where logistic weights leave fewer effective people, (sum of
+    weights)^2 / (sum of their squares), than this share of those with a call."""
+    least_cell: int = Field(default=0, ge=0)
+    """A cohort withholds a variant of which it would tell a count of alleles or genotypes, among
+    cases, controls or others, above 0 and below this. 0: none."""
+    grid: float = Field(default=0.0, ge=0, le=1)
+    """Cohorts round what they add to totals about variants to multiples of this. 0: exact."""
+    outliers: float = Field(default=0.0, ge=0)
+    """A person's standardised covariates are shortened to this many times the usual length (the
+    root of their number). 0: never."""
 
 
 class Study(_Choice):
@@ -74,6 +90,8 @@ class Study(_Choice):
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)
     """Fewest tested people per column of a regression; a study with fewer is refused."""
+    limits: Limits = Limits()
+    """What totals may tell about single people, below."""
     one_sided: bool = False
     """Whether a cohort without cases or without controls may take part."""
     largest: float = Field(default=1e6, gt=0)

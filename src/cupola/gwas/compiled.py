@@ -284,13 +284,15 @@ def logistic_sums(rows, included, scale, columns, products, y, beta):
     """Over all places for people in a row (4 a byte). included: 1 for those tested, else 0, as in
     all else of theirs. columns: (p - 1, places). products: (p (p - 1) / 2, places), of pairs of
     columns, row by row of the upper triangle. Gives gradient and information (order: pairs of
-    columns, each column with the genotype, the genotype with itself)."""
+    columns, each column with the genotype, the genotype with itself); and of the weights their
+    squares, and how many people have one: (variants, 2)."""
     k, p = beta.shape
     n = included.shape[0]
     fixed = p - 1
     pairs = products.shape[0]
     gradient = np.empty((k, p))
     information = np.empty((k, pairs + p))
+    spread = np.empty((k, 2))
     genotype, told = np.empty(n), np.empty(n)
     weight, residual = np.empty(n), np.empty(n)
     for s in range(k):
@@ -298,6 +300,13 @@ def logistic_sums(rows, included, scale, columns, products, y, beta):
         _weights(beta[s], columns, genotype, told, y, weight, residual)
         _dots(products, 0, weight, information[s], 0)
         _dots(columns, 0, residual, gradient[s], 0)
+        squares = 0.0
+        people = 0.0
+        for i in range(n):
+            squares += weight[i] * weight[i]
+            people += told[i]
+        spread[s, 0] = squares
+        spread[s, 1] = people
         slope = 0.0
         square = 0.0
         for i in range(n):
@@ -307,4 +316,4 @@ def logistic_sums(rows, included, scale, columns, products, y, beta):
         _dots(columns, 0, weight, information[s], pairs)
         gradient[s, fixed] = slope
         information[s, pairs + fixed] = square
-    return gradient, information
+    return gradient, information, spread

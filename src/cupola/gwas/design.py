@@ -99,14 +99,20 @@ def design(
     shift: np.ndarray,
     width: np.ndarray,
     sex_on_x: bool,
+    outliers: float = 0.0,
 ) -> Design:
-    """shift, width: of the covariates, then of the trait; columns are (value - shift) / width."""
+    """shift, width: of the covariates, then of the trait; columns are (value - shift) / width.
+    outliers: how many times the usual length a person's covariates may have; 0: any."""
     tested = cohort.tested(binary, True) & present(cohort, kind)
     extra = kind == SEX_X and sex_on_x
     if extra:
         tested &= cohort.male | cohort.female
     people = np.flatnonzero(tested)
     covariates = (cohort.covariates[people] - shift[:-1]) / width[:-1]
+    if outliers > 0:
+        most = outliers * np.sqrt(covariates.shape[1])
+        length = np.sqrt((covariates**2).sum(axis=1, keepdims=True))
+        covariates = covariates * np.minimum(1.0, most / np.maximum(length, 1e-300))
     columns = [np.ones((len(people), 1)), covariates]
     if extra:
         columns.append(cohort.male[people, None].astype(float))

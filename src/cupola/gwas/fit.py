@@ -10,7 +10,7 @@ import numpy as np
 
 from cupola.gwas.arithmetic import dot, inverse, times
 
-OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH = range(6)
+OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH, WITHHELD = range(7)
 MEANINGS = (
     "",
     "one allele among those tested",
@@ -18,6 +18,7 @@ MEANINGS = (
     "no finite estimate (separated, or no convergence)",
     "fewer people than columns",
     "Firth's penalised likelihood",
+    "withheld by a cohort: weights on too few people (limits.effective)",
 )
 # A step of 0.1 that gains 1e-6 belongs to a standard error of 70: none is so large by itself.
 _SHORT, _FLAT = 0.1, 1e-6

@@ -78,7 +78,7 @@ def logistic_sums(
     fixed: np.ndarray,
     y: np.ndarray,
     beta: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not has_numba():
         return reference.logistic_sums(rows, people, scale, fixed, y, beta)
     from cupola.gwas import compiled
@@ -89,8 +89,8 @@ def logistic_sums(
     y, scale, included = whole[-3:]
     i, j = np.triu_indices(len(columns))
     parts = (np.ascontiguousarray(rows), included, scale, columns, columns[i] * columns[j], y)
-    gradient, found = compiled.logistic_sums(*parts, np.ascontiguousarray(beta))
-    return gradient, found[:, _triangle_order(beta.shape[1])]
+    gradient, found, spread = compiled.logistic_sums(*parts, np.ascontiguousarray(beta))
+    return gradient, found[:, _triangle_order(beta.shape[1])], spread
 
 
 @lru_cache(maxsize=16)

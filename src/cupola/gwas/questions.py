@@ -16,6 +16,7 @@ import numpy as np
 from cupola.federation import Arrays, Question, Spec
 from cupola.gwas import agreement, listing
 from cupola.gwas.choices import Study
+from cupola.gwas.limits import WITHHELD, rounded
 from cupola.gwas.tasks import FINGERPRINTS, HASH, PROPOSE
 
 MOST_PEOPLE = 10**8  # in one cohort
@@ -135,13 +136,16 @@ class Asker:
         if genotypes:
             shown = sum(group < 2 or not binary for group in groups)
             expects["genotypes"] = Spec((k, shown, 3), "int", self.people)
+        if self.study.limits.least_cell:
+            expects[WITHHELD] = Spec((k,), "int", 1)
         return Question(
             "gwas counts",
             chunk.arrays(),
             {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
             expects,
             reveals="per variant, alleles " + ("and genotypes " if genotypes else "")
-            + ("in cases, controls and others" if binary else "in all people"),
+            + ("in cases, controls and others" if binary else "in all people")
+            + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
     def shared(self, kind: int, columns: int, beta: np.ndarray | None) -> Question:
@@ -180,6 +184,7 @@ class Asker:
             expects,
             reveals="per variant, genotype counts of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people",
+            protection=rounded(self.study),
         )
 
     def first(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
@@ -187,6 +192,7 @@ class Asker:
         expects = {
             "cross": Spec((k, columns + 2), "float", 4 * self.n),
             "counts": Spec((k, 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
         }
         if missing:
             off = columns * (columns + 1) // 2 + columns
@@ -197,7 +203,9 @@ class Asker:
             self._test(chunk, missing=missing),
             expects,
             reveals="per variant, genotype counts of those tested, genotype times weighted "
-            "covariates and residuals, and the same of those without a call, over all people",
+            "covariates and residuals, and the same of those without a call, over all people"
+            + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
         )
 
     def newton(self, chunk: Chunk, chosen: np.ndarray, beta: np.ndarray) -> Question:
@@ -210,8 +218,11 @@ class Asker:
                 "gradient": Spec((k, p), "float", 2 * self.n),
                 "fixed": Spec((k, p * (p - 1) // 2), "float", self.n, self.coarse),
                 "genotype": Spec((k, p), "float", 2 * self.n),
+                WITHHELD: Spec((k,), "int", 1),
             },
-            reveals="per variant, gradient and information of the log-likelihood over all people",
+            reveals="per variant, gradient and information of the log-likelihood over all people"
+            + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
         )
 
     def firth(
@@ -225,9 +236,11 @@ class Asker:
             self._test(chunk),
             {"penalty": Spec((k, p), "float", 2 * self.n)},
             reveals="per variant, the penalty's part of the gradient over all people",
+            protection=rounded(self.study),
         )
 
 
+_WITHHELD = "; in how many cohorts {}: then nothing else of that variant"
 _MOMENTS = {"mean": "mean", "distance": "mean distance from the mean", "square": "variance"}
 
 

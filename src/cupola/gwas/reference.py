@@ -56,8 +56,9 @@ def logistic_sums(
     fixed: np.ndarray,
     y: np.ndarray,
     beta: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient (variants, p) and information (variants, p (p + 1) / 2) of the log-likelihood.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient (variants, p) and information (variants, p (p + 1) / 2) of the log-likelihood, and
+    (variants, 2): squares of the weights, people who have one.
 
     people: indices of those tested. scale: what a copy of a1 counts in each of them. fixed:
     (people, p - 1) columns before the genotype. beta: (variants, p). The information is the upper
@@ -66,11 +67,13 @@ def logistic_sums(
     calls = unpacked(rows, rows.shape[1] * 4)[:, people]
     genotype = COPIES[calls] * scale
     told = (calls != MISSING).astype(np.float64)
-    gradient, information = [], []
+    gradient, information, spread = [], [], []
     upper = np.triu_indices(beta.shape[1])
     for g, ok, b in zip(genotype, told, beta):
         x = np.column_stack([fixed, g])
         p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
         gradient.append(x.T @ (ok * (y - p)))
-        information.append(((x.T * (ok * p * (1 - p))) @ x)[upper])
-    return np.array(gradient), np.array(information)
+        weight = ok * p * (1 - p)
+        information.append(((x.T * weight) @ x)[upper])
+        spread.append([weight @ weight, ok.sum()])
+    return np.array(gradient), np.array(information), np.array(spread)

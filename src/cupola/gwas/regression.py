@@ -13,6 +13,7 @@ import numpy as np
 
 from cupola.federation import Arrays, Question, State, Total
 from cupola.gwas import arithmetic, fit
+from cupola.gwas.limits import told_of
 from cupola.gwas.questions import Chunk
 from cupola.gwas.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.gwas.tasks import of_genotype
@@ -39,6 +40,9 @@ class Regression:
         self.study = program.study
         self.chunk: Chunk = program.chunks(state)[state.values["at"]]
         self.asker = program.asker(state)
+        # Rounded sums leave a gain of this size where there is none.
+        rounding = (program.sites * self.study.limits.grid) ** 2
+        self.tolerance = max(self.study.newton.tolerance, rounding)
         self.fixed = 1 + len(program.columns(self.chunk.kind))
         self.null = state.values.get("null", {}).get(str(self.chunk.kind))
         self.part = state.values.get("part", "shared") if self._ready() else "shared"
@@ -176,6 +180,7 @@ class Regression:
 
     def _first(self, sums: Arrays) -> State:
         p, k = self.fixed + 1, len(self.chunk.index)
+        sums, withheld = told_of(sums)
         information = np.tile(np.array(self.null["information"]), (k, 1))
         gradient = np.tile(np.array(self.null["gradient"]), (k, 1))
         if "off" in sums:
@@ -188,6 +193,8 @@ class Regression:
         whole = np.concatenate([gradient, sums["cross"][:, self.fixed, None]], axis=1)
         people = np.rint(sums["counts"][:, 1])
         status = fit.trouble(matrix, people, self.study.vif)
+        status[withheld] = fit.WITHHELD
+        people[withheld] = np.nan
         beta = np.zeros((k, p))
         beta[:, :-1] = self.null["beta"]
         work = {"beta": beta, "error": np.full((k, p), np.nan), "people": people,
@@ -195,18 +202,23 @@ class Regression:
         return self._advance(work, whole[work["active"]], matrix[work["active"]], 1)
 
     def _newton(self, sums: Arrays) -> State:
-        gradient, matrix = self._gathered(sums)
         work = {name: self._work(name).copy() for name in _WORK}
+        gradient, matrix = self._gathered(sums, work)
         # The sums were taken at coefficients of 32 bits.
         work["beta"][work["active"]] = work["beta"][work["active"]].astype(np.float32)
         return self._advance(work, gradient, matrix, self.state.values["iteration"] + 1)
 
-    def _gathered(self, sums: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    def _gathered(self, sums: Arrays, work: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and information of the variants that go on; those that a cohort withholds are
+        over."""
         p = self.fixed + 1
+        sums, withheld = told_of(sums)
+        lost = np.flatnonzero(work["active"])[withheld]
+        work["active"][lost], work["status"][lost] = False, fit.WITHHELD
         last = of_genotype(p)
         upper = np.empty((len(sums["gradient"]), len(last)))
         upper[:, ~last], upper[:, last] = sums["fixed"], sums["genotype"]
-        return sums["gradient"], fit.symmetric(upper, p)
+        return sums["gradient"][~withheld], fit.symmetric(upper[~withheld], p)
 
     def _advance(self, work: Arrays, gradient: np.ndarray, matrix: np.ndarray, spent: int) -> State:
         """One Newton step of the active variants; those that converge leave."""
@@ -218,7 +230,7 @@ class Regression:
         fine = active[~lost]
         work["beta"][fine] += fit.at_most(step[~lost], _LONGEST)
         work["error"][fine] = error[~lost]
-        done = (gain[~lost] < newton.tolerance) & ~fit.is_long(step[~lost])
+        done = (gain[~lost] < self.tolerance) & ~fit.is_long(step[~lost])
         work["active"][active[lost]] = False
         work["active"][fine[done]] = False
         far = work["active"] & (np.abs(work["beta"]) > LARGEST).any(axis=1)
@@ -241,11 +253,14 @@ class Regression:
     # Firth's fallback: information first, then the penalty, which needs its inverse
 
     def _firth(self, sums: Arrays) -> State:
-        gradient, matrix = self._gathered(sums)
-        beta, active = self._work("beta").copy(), self._work("active")
+        work = {name: self._work(name).copy() for name in _WORK}
+        gradient, matrix = self._gathered(sums, work)
+        beta, active = work["beta"], work["active"]
         beta[active] = beta[active].astype(np.float32)
         arrays = {
             "work/beta": beta,
+            "work/active": active,
+            "work/status": work["status"],
             "work/gradient": gradient,
             "work/inverse": arithmetic.inverse(matrix),
         }
@@ -256,7 +271,9 @@ class Regression:
             arrays = {**arrays, "work/active": still, "work/gradient": gradient[keep],
                       "work/inverse": arrays["work/inverse"][keep]}  # fmt: skip
             if not still.any():
-                return self._store({name: self._work(name) for name in _WORK})
+                return self._store({**work, "active": still})
+        if not active.any():
+            return self._store(work)
         return self.state.next(arrays, part="penalty")
 
     def _penalty(self, sums: Arrays) -> State:
@@ -273,7 +290,7 @@ class Regression:
         work["step"] = np.zeros_like(work["beta"])
         work["step"][active] = step
         work["error"][active] = np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))
-        done = gain < self.study.newton.tolerance
+        done = gain < self.tolerance
         work["status"][active[done]] = fit.FIRTH
         work["active"][active[done]] = False
         work["active"] &= (np.abs(work["beta"]) <= LARGEST).all(axis=1)

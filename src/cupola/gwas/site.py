@@ -18,11 +18,12 @@ from cupola.chain import checked, read_checked
 from cupola.federation import Declined, Question, SiteContext
 from cupola.federation.stored import write_durably
 from cupola.gwas.agreement import Index
-from cupola.gwas.choices import Study
+from cupola.gwas.choices import Limits, Study
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.gwas.design import Design, design, fewest_people
 from cupola.gwas.files import CohortError, Variants, as_lines
 from cupola.gwas.kernels import genotype_counts
+from cupola.gwas.limits import Released
 from cupola.secure.memory import Memory
 
 _CHUNK = 4096
@@ -37,6 +38,14 @@ def most_iterations(study: Study) -> int:
     return study.newton.iterations + (FIRTH_ITERATIONS if study.newton.firth else 0)
 
 
+def released_numbers(study: Study) -> int:
+    """Numbers per variant that a regression may tell: columns, and one, at each iteration."""
+    if not study.regression:
+        return 0
+    columns = len(study.columns) + 2 + study.sex_on_x
+    return (columns + 1) * (1 if study.test == "linear" else most_iterations(study))
+
+
 @dataclass
 class Site:
     """One cohort's side, and what it has agreed to, whatever it is asked.
@@ -44,10 +53,11 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
-    tested people per column of a regression, by what it is told of all cohorts. log: what went
-    wrong, in full; none of it crosses the border. memory, folder: where a real cohort keeps what it
-    was asked, so that a new process does not answer it all again in other forms. own_log: where it
-    keeps the log. unlisted: its variants that the list does not have, so far.
+    tested people per column of a regression, by what it is told of all cohorts. limits: those of
+    the study. released: the book of what this data set has told. log: what went wrong, in full;
+    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
+    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
+    unlisted: its variants that the list does not have, so far.
     """
 
     files: Files
@@ -55,8 +65,10 @@ class Site:
     salt: bytes | None = None
     proposes: bool = True
     rare: int = 5
-    iterations: int = 20 + FIRTH_ITERATIONS
+    iterations: int = 10 + FIRTH_ITERATIONS
     people_per_column: int = 0
+    limits: Limits = field(default_factory=Limits)
+    released: Released | None = None
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
@@ -72,7 +84,7 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column)
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits)
         return Site, (self.files, self.wanted, self.salt, self.proposes, *limits)
 
     @property
@@ -165,6 +177,8 @@ class Site:
 
     def close(self) -> None:
         self.memory.close()
+        if self.released is not None:
+            self.released.close()
 
     def common(self, least: int) -> np.ndarray:
         """Rows of variants with known alleles and at least so many copies of the rarer one."""
@@ -189,6 +203,8 @@ class Site:
         own = int(self.cohort.tested(bool(options["binary"]), True).sum())
         columns = len(shift) + 1 + bool(options["sex_on_x"])
         self._require_people(int(options["tested"]), own, columns)
+        if self.released is not None:
+            self.released.charge(int(options["tested"]))
         if key not in self._designs:
             self._designs[key] = design(
                 self.cohort,
@@ -197,6 +213,7 @@ class Site:
                 np.array(shift, float),
                 np.array(width, float),
                 bool(options["sex_on_x"]),
+                self.limits.outliers,
             )
         return self._designs[key]
 

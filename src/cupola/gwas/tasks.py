@@ -11,6 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
+from cupola.gwas.limits import on_grid, small_cells, thin, without
 from cupola.gwas.site import LARGEST, NULL_ITERATIONS, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
@@ -193,7 +194,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if not (single.any() or options["genotypes"]):
         alleles = kernels.allele_counts(cohort.bed, local, asked)
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
-        return _sized(site, question, {"alleles": alleles})
+        return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
@@ -207,7 +208,28 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if options["genotypes"]:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
         arrays["genotypes"] = pair[:, at]
-    return _sized(site, question, arrays)
+    return _sized(site, question, _cells(own, site, question, arrays))
+
+
+def _cells(own: Site, site: SiteContext, question: Question, arrays: Arrays) -> Arrays:
+    """Counts, but for variants of which one is too small to be told."""
+    least = own.limits.least_cell
+    return without(site, question, arrays, small_cells(arrays, least)) if least else arrays
+
+
+def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> int:
+    """How many of a cohort's variants (as on autosomes) it would withhold for a small count."""
+    cohort, count = own.cohort, 0
+    asked = groups(cohort, binary)
+    for start in range(0, len(cohort.variants), _BLOCK):
+        part = slice(start, min(start + _BLOCK, len(cohort.variants)))
+        found = kernels.genotype_counts(cohort.bed.rows(part), asked)
+        a1 = 2 * found[..., 0] + found[..., 1]
+        arrays = {"alleles": np.stack([a1, 2 * found.sum(axis=2)], axis=2)}
+        if genotypes:
+            arrays["genotypes"] = found[:, :2] if binary else found[:, 2:]
+        count += int(small_cells(arrays, least).sum())
+    return count
 
 
 @task("gwas shared")
@@ -243,7 +265,7 @@ def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
     if question.options["missing"]:
         arrays["off"] = kernels.missing_sums(rows, made.spread(made.products[:, 1:]))
-    return _sized(site, question, arrays)
+    return _sized(site, question, on_grid(arrays, own.limits.grid))
 
 
 def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
@@ -279,7 +301,13 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
         off = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
                made.columns * residual[:, None]]  # fmt: skip
         arrays["off"] = kernels.missing_sums(rows, made.spread(np.concatenate(off, axis=1)))
-    return _sized(site, question, arrays)
+    spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
+    lost = np.zeros((len(rows), 3))
+    if question.options["missing"]:
+        lost = kernels.missing_sums(rows, made.spread(spread))
+    few = thin(spread.sum(axis=0) - lost, own.limits.effective)
+    arrays = on_grid(arrays, own.limits.grid)
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 @task("gwas newton")
@@ -289,14 +317,16 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     rows, made = _chosen(own, site, question), own.design(question)
     beta = _coefficients(own, site, question, made, len(rows))
     facts = (rows, made.people, made.scale, made.columns, made.y, beta)
-    gradient, information = kernels.logistic_sums(*facts)
+    gradient, information, spread = kernels.logistic_sums(*facts)
     own_columns = of_genotype(beta.shape[1])
     arrays = {
         "gradient": gradient,
         "fixed": information[:, ~own_columns],
         "genotype": information[:, own_columns],
     }
-    return _sized(site, question, arrays)
+    few = thin(np.column_stack([information[:, 0], spread]), own.limits.effective)
+    arrays = on_grid(arrays, own.limits.grid)
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 def of_genotype(p: int) -> np.ndarray:
@@ -322,7 +352,8 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
         p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
         leverage = p * (1 - p) * np.einsum("ni,ij,nj->n", x, flat.reshape(len(b), -1), x)
         found.append(x.T @ (leverage * (0.5 - p)))
-    return Contribution({"penalty": np.array(found).reshape(beta.shape)})
+    arrays = {"penalty": np.array(found).reshape(beta.shape)}
+    return Contribution(on_grid(arrays, own.limits.grid))
 
 
 @task(FINGERPRINTS)

@@ -101,6 +101,9 @@ GROUNDS: tuple[Ground, ...] = (
     _ground("a cohort does not believe a total that the coordinator made up, but for a chance of "
             "2^-125, if no cohort helps it", PROVEN,
             "docs/masked-sums.md#witnessed-totals src/cupola/secure/witness.py", "gwas"),
+    _ground("of a variant that a cohort withholds no total of the others is told, but for noise as "
+            "wide as its bounds", ARGUED,
+            "docs/gwas.md#limits-on-what-totals-tell src/cupola/gwas/limits.py", "gwas"),
     _ground("results equal to those of the pooled data, up to rounding (compared with PLINK)",
             ARGUED, "docs/gwas.md", "gwas"),
 )  # fmt: skip

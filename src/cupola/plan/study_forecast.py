@@ -19,7 +19,9 @@ from cupola.federation import Ask, Contribution, Failure, InProcess, Question, S
 from cupola.federation.message import Arrays, blank
 from cupola.gwas import Association, StudyHost, listing
 from cupola.gwas.agreement import left_out
-from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest
+from cupola.gwas.limits import described
+from cupola.gwas.site import released_numbers
+from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
 from cupola.plan.rehearsal import Rehearsal
 from cupola.plan.study import StudyPlan
 from cupola.plan.study_place import Gathered
@@ -37,7 +39,8 @@ class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
     usual: of a logistic regression, with as many iterations as there usually are. told: what real
     cohorts are told in addition: totals, and the list that cohorts propose. left_out, agreement,
-    warnings: of the list, as in the study's result. list_hash: of the list."""
+    warnings: of the list, as in the study's result. list_hash: of the list. limits: of what totals
+    tell of single people, and what they cost."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -51,6 +54,7 @@ class StudyForecast:
     left_out: dict[str, int]
     agreement: dict[str, int]
     warnings: tuple[str, ...]
+    limits: tuple[str, ...]
 
     @property
     def counted(self) -> dict[str, Any]:
@@ -86,6 +90,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
         tuple(state.values["warnings"]),
+        tuple(_limits(plan, state, reach.host)),
     )
 
 
@@ -99,6 +104,16 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("means of covariates have more or fewer digits")
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
+    return found
+
+
+def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
+    found = described(plan, state.values["people"]["tested"], released_numbers(plan))
+    least = plan.limits.least_cell
+    genotypes = plan.trend or plan.quality.hardy_weinberg > 0
+    for site in host.cohorts if least else ():
+        lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
+        found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
     return found
 
 

@@ -56,6 +56,7 @@ class Gathered:
                 rare=plan.rare,
                 iterations=most_iterations(plan),
                 people_per_column=plan.people_per_column,
+                limits=plan.limits,
             )
             for cohort in plan.cohorts
         ]

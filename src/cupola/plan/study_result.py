@@ -46,7 +46,7 @@ def write_tables(
     return written
 
 
-def summary(program: Association, state: State, found: Results) -> dict[str, Any]:
+def summary(plan: StudyPlan, program: Association, state: State, found: Results) -> dict[str, Any]:
     reason, p = state.arrays["reason"], found.columns["P"]
     tested = np.isfinite(p)
     bonferroni = 0.05 / max(1, int(tested.sum()))
@@ -62,6 +62,7 @@ def summary(program: Association, state: State, found: Results) -> dict[str, Any
             for s in range(1, len(MEANINGS))
             if (found.status == s).any()
         },
+        "limits": plan.limits.model_dump(),
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
         "inflation": inflation(found),

@@ -353,7 +353,7 @@ class _Session:
             [self.plan.cohorts[a].name, self.plan.cohorts[b].name, n]
             for a, b, n in state.values.get("shared_people", [])
         ]
-        facts = {"status": "finished", "reason": None, **summary(program, state, found)}
+        facts = {"status": "finished", "reason": None, **summary(self.plan, program, state, found)}
         facts["proposed"] = (
             [[cohort.name, n] for cohort, n in zip(self.plan.cohorts, state.values["proposed"])]
             if self.plan.variants is None

@@ -138,6 +138,9 @@ class SiteGate:
         settings, proposal = joined.settings, joined.proposal
         if joined.roster.minimum < settings.minimum:
             raise Declined("the study's minimum of sites is below this site's")
+        weaker = weaker_limits(settings, proposal)
+        if weaker:
+            raise Declined(weaker[0])
         if not proposal.may_ask(question.step):
             raise Declined("the plan has no such step")
         if matches(question.task, FOLLOWING):
@@ -237,6 +240,7 @@ def objections(
             f"totals may be of {roster.minimum} sites; this site wants at least {settings.minimum}"
         )
     found += proposal.disagreements(roster)
+    found += weaker_limits(settings, proposal)
     if settings.budget is not None and not proposal.private:
         found.append("this site has a budget, and nothing protects this study's answers")
     if proposal.noise_is_known:
@@ -254,6 +258,25 @@ def objections(
                 "variants_hash, which `cupola gwas list FILE` prints"
             )
         found += problems(settings.cohort(chosen).files(folder), proposal.plan.wanted)
+    return found
+
+
+def weaker_limits(settings: SiteSettings, proposal: Proposal) -> list[str]:
+    """Where a study would tell more of single people than the site's limits allow."""
+    plan, wanted = proposal.plan, settings.limits
+    if not isinstance(plan, StudyPlan):
+        return []
+    found = []
+    if plan.test == "logistic" and plan.limits.effective < wanted.effective:
+        found.append(
+            f"the study's limits.effective is {plan.limits.effective:g}; this site wants at least "
+            f"{wanted.effective:g}"
+        )
+    if plan.limits.least_cell < wanted.least_cell:
+        found.append(
+            f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
+            f"{wanted.least_cell}"
+        )
     return found
 
 

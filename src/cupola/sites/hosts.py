@@ -19,7 +19,8 @@ from cupola.errors import DataError
 from cupola.federation import Accounts, Charge, Question
 from cupola.federation.site import Host
 from cupola.gwas import Site
-from cupola.gwas.site import Workspace, most_iterations
+from cupola.gwas.limits import Released
+from cupola.gwas.site import Workspace, most_iterations, released_numbers
 from cupola.plan import compose
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
@@ -175,6 +176,31 @@ class CohortHost:
         self.site.close()
 
 
+def released_file(folder: Path, data: str) -> Path:
+    """Where it is kept how many numbers about its people a data set has told."""
+    return spent_file(folder, data).with_suffix(".released.jsonl")
+
+
+def told_before(folder: Path, data: str) -> dict[str, float]:
+    """Numbers a person that regressions on a data set have told, by study."""
+    path = released_file(folder, data)
+    if not path.exists():
+        return {}
+    memory = Memory(path)
+    try:
+        return Released(memory, "", 0, 0.0).entries()
+    finally:
+        memory.close()
+
+
+def _released(joined: Joined[SiteSettings], plan: StudyPlan) -> Released | None:
+    if not plan.regression:
+        return None
+    memory = Memory(released_file(joined.folder, str(joined.consent.data)))
+    most = joined.settings.limits.released
+    return Released(memory, joined.study, released_numbers(plan), most)
+
+
 def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan) -> CohortHost:
     """This site's cohort. What it was asked is remembered beyond its process."""
     files = joined.settings.cohort(str(joined.consent.data)).files(joined.folder)
@@ -187,6 +213,8 @@ def cohort_host(joined: Joined[SiteSettings], plan: StudyPlan) -> CohortHost:
         rare=plan.rare,
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
+        limits=plan.limits,
+        released=_released(joined, plan),
         memory=Memory(joined.place / "asked.jsonl"),
         folder=joined.place / "asked",
         own_log=own_log(joined.place),

@@ -16,7 +16,7 @@ from cupola.federation.receipts import Journal, Receipt
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
 from cupola.sites.consent import look, study_folder
-from cupola.sites.hosts import OWNER, spent_file
+from cupola.sites.hosts import OWNER, spent_file, told_before
 from cupola.sites.settings import SiteSettings
 
 LEDGER = "ledger.jsonl"
@@ -93,7 +93,17 @@ def spent(folder: Path, study: str) -> dict[str, Any] | None:
         "epsilon": book.spent(OWNER, delta, neighbours) if history else 0.0,
         "budget": None if budget is None else budget.epsilon,
         "unprotected": dict(book.unprotected),
+        "released": _released(folder, str(data)),
     }
+
+
+def _released(folder: Path, data: str) -> float | None:
+    """Numbers a person that regressions on a data set have told; None while a study holds the
+    book."""
+    try:
+        return sum(told_before(folder, data).values())
+    except DataError:
+        return None
 
 
 def _harmless(value: Any) -> Any:

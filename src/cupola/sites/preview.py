@@ -16,12 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from cupola.errors import DataError
 from cupola.federation import Program, Question
 from cupola.federation.message import contribution_size
-from cupola.gwas import Association, Files, read_variants
+from cupola.gwas import Association, Files, Site, read_variants
 from cupola.gwas.files import Variants, read_people
+from cupola.gwas.limits import described
 from cupola.gwas.outline import outline
-from cupola.gwas.tasks import OPENLY
+from cupola.gwas.site import released_numbers
+from cupola.gwas.tasks import OPENLY, withheld_for_cells
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Sum
 from cupola.learn.guarantee import against, unprotected
@@ -38,7 +41,7 @@ from cupola.secure.identity import Identity
 from cupola.secure.masked import protection
 from cupola.secure.roster import Roster
 from cupola.sites.consent import Joined, chosen_data, nearly_the_same, objections
-from cupola.sites.hosts import own_data
+from cupola.sites.hosts import own_data, told_before
 from cupola.sites.proposal import Proposal, read_proposal
 from cupola.sites.settings import Consent, SiteSettings, read_settings
 
@@ -46,7 +49,8 @@ from cupola.sites.settings import Consent, SiteSettings, read_settings
 @dataclass
 class Preview:
     """answers: a row for every kind of answer, with how often it is asked for ('times', None:
-    depends on answers). complete: whether the whole study was played through."""
+    depends on answers). complete: whether the whole study was played through. limits: of what the
+    totals of an association study tell of single people."""
 
     study: str
     plan: str
@@ -57,6 +61,7 @@ class Preview:
     epsilon: dict[str, Any] | None
     objections: list[str]
     members: list[tuple[str, str]] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -96,6 +101,7 @@ def foresee(
         files = settings.cohort(chosen).files(folder)
         _outline(found, files, proposal.plan, pinned)
         found.parties += nearly_the_same(settings, folder, pinned)
+        found.limits = _limits(folder, settings, proposal.plan, pinned, chosen)
         return found
     consent = Consent(plan=proposal.digest, roster=pinned.digest.hex(), data=chosen)
     own = settings.model_copy(update={"studies": {pinned.study: consent}})
@@ -176,6 +182,34 @@ def _outline(found: Preview, files: Files, plan: StudyPlan, roster: Roster) -> N
     people = len(read_people(files.fam).person) * len(roster.sites)
     found.answers = study_answers(plan, variants, people, roster)
     found.parties = learned_of_study(plan.sum)
+
+
+def _limits(
+    folder: Path, settings: SiteSettings, plan: StudyPlan, roster: Roster, data: str
+) -> list[str]:
+    """The study's limits, what they cost here, and what of this data set was told before. People of
+    all cohorts: as if all had as many as this one."""
+    site = Site(settings.cohort(data).files(folder), plan.wanted)
+    people = int(site.cohort.loaded.sum()) * len(roster.sites)
+    numbers = released_numbers(plan)
+    found = described(plan, people, numbers)
+    if plan.limits.least_cell:
+        binary = site.cohort.looks_binary if plan.binary is None else plan.binary
+        genotypes = plan.trend or plan.quality.hardy_weinberg > 0
+        lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
+        found.append(f"this site would withhold {lost:,} variants for small counts")
+    if plan.regression:
+        most = settings.limits.released
+        try:
+            before = sum(told_before(folder, data).values())
+        except DataError:  # a study under way holds the book
+            return [*found, "what other studies have told is not known while one is under way"]
+        beyond = before + numbers / max(1, people) > most
+        found.append(
+            f"other studies have told {before:.2f} numbers a person; this site allows {most:g} in "
+            f"all{': this study would be refused before its first total' if beyond else ''}"
+        )
+    return found
 
 
 def study_answers(

@@ -49,6 +49,19 @@ class Budget(_Settings):
     """Whether noise that the coordinator adds counts as protection."""
 
 
+class TotalLimits(_Settings):
+    """What totals of association studies may tell of this site's people. A study whose own limits
+    are weaker is not joined."""
+
+    effective: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The least limits.effective of a study."""
+    least_cell: Annotated[int, Field(ge=0)] = 0
+    """The least limits.least_cell of a study."""
+    released: Annotated[float, Field(gt=0)] = 0.5
+    """Numbers per variant and person that regressions on a data set may tell, all studies
+    together: columns times iterations over people."""
+
+
 class PartySettings(_Settings):
     """What every party says."""
 
@@ -73,6 +86,8 @@ class SiteSettings(PartySettings):
     """No study whose totals may be of fewer sites."""
     budget: Budget | None = None
     """Of each data set. With it, answers that no mechanism protects are refused."""
+    limits: TotalLimits = TotalLimits()
+    """What totals of association studies may tell, below."""
     modules: tuple[str, ...] = ()
     """Installed Python modules that a plan may name ('module:name'). No other code runs."""
     salt: str | None = None

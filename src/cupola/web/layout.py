@@ -40,6 +40,8 @@ LABELS = {
     "Least Hardy-Weinberg p", "quality.unknown_strand": "Unknown strand", "newton.firth":
     "Firth's fallback", "chunk": "Variants a question", "ssf": "GWAS-SSF table",
     "parquet": "Parquet table", "people_per_column": "Fewest people a column",
+    "limits.effective": "Least effective people", "limits.least_cell": "Least count told",
+    "limits.grid": "Totals rounded to", "limits.outliers": "Covariates shortened to",
 }  # fmt: skip
 
 
@@ -98,6 +100,10 @@ def association() -> Layout:
         ("Quality", [
             ("quality.maf", {}), ("quality.missing", {}), ("quality.hardy_weinberg", {}),
             ("quality.person_missing", {}), ("quality.unknown_strand", {}),
+        ]),
+        ("What totals tell of single people", [
+            ("limits.effective", {"test": ["logistic"]}), ("limits.least_cell", {}),
+            ("limits.grid", regression), ("limits.outliers", regression),
         ]),
         ("Sums", [
             ("sum.kind", {}), ("sum.protocol", {"sum.kind": ["masked"]}),

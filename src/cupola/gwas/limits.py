@@ -1,0 +1,160 @@
+"""Disclosure control of an association study: what totals may tell about single people.
+
+A cohort withholds a variant, not the whole question, where its own part would tell too much: few
+effective people behind logistic weights, or a small count. It says so in a count, one number per
+variant, which is told as a total, and the program leaves the variant. In place of its numbers it
+adds random ones, as large as its bounds allow: zeros would leave the total of the other cohorts,
+maybe of a single one. One person, who moves a number of the others by d, is told apart by it with
+an advantage of at most d / 2B, B being the bound, some 2 or 4 times the number of all people.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from cupola.federation import Arrays, Declined, Question, SiteContext
+from cupola.gwas.choices import Study
+from cupola.secure.memory import Memory
+
+WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
+
+
+# At the cohort
+
+
+def thin(weights: np.ndarray, share: float) -> np.ndarray:
+    """Variants whose weights stand for fewer effective people, (sum w)^2 / sum w^2, than a share of
+    all. weights: (variants, 3), their sum, that of their squares, people. Written without a
+    division: nobody at all is not few."""
+    total, squares, people = weights.T
+    return total**2 < share * people * squares
+
+
+def small_cells(arrays: Arrays, least: int) -> np.ndarray:
+    """Variants with a count in 1 .. least - 1: copies of either allele (variants, groups, 2: of a1
+    and of both), people by genotype."""
+    alleles = arrays["alleles"]
+    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0]]
+    cells += [arrays["genotypes"]] if "genotypes" in arrays else []
+    small = [((c > 0) & (c < least)).reshape(len(c), -1).any(axis=1) for c in cells]
+    return np.logical_or.reduce(small)
+
+
+def without(site: SiteContext, question: Question, arrays: Arrays, withheld: np.ndarray) -> Arrays:
+    """An answer that withholds some variants, and says which."""
+    rows = np.flatnonzero(withheld)
+    if len(rows):
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        for name, array in arrays.items():
+            noise = _uniform(site, question, name, array[rows].size).reshape(array[rows].shape)
+            # Without masks the coordinator knows whose numbers these are: noise would hide nothing.
+            bound = question.expects[name].bound if site.hidden is not None else 0
+            array[rows] = (noise * float(bound or 0)).astype(array.dtype)
+    return {**arrays, WITHHELD: withheld.astype(np.int8)}
+
+
+def _uniform(site: SiteContext, question: Question, name: str, size: int) -> np.ndarray:
+    """Numbers in (-1, 1), which nobody outside can foresee at a real site: of 53 bits of the
+    operating system's, as they leave by themselves."""
+    if site.secret_seed is not None:
+        return site.generator(f"withheld {name}", question.step).uniform(-1, 1, size)
+    drawn = np.frombuffer(secrets.token_bytes(8 * size), np.uint64) >> np.uint64(11)
+    return drawn.astype(np.float64) * 2.0**-52 - 1
+
+
+def on_grid(arrays: Arrays, grid: float) -> Arrays:
+    """Sums rounded to multiples of a number; counts stay."""
+    if not grid:
+        return arrays
+    return {n: np.rint(a / grid) * grid if a.dtype.kind == "f" else a for n, a in arrays.items()}
+
+
+# In the program
+
+
+def told_of(sums: Arrays) -> tuple[Arrays, np.ndarray]:
+    """A total without the variants that some cohort withholds (zero: what stands there means
+    nothing), and which they are."""
+    rows = len(next(iter(sums.values())))
+    if WITHHELD not in sums:
+        return sums, np.zeros(rows, bool)
+    withheld = np.rint(sums[WITHHELD]) > 0
+    rest = {name: array for name, array in sums.items() if name != WITHHELD}
+    if not withheld.any():
+        return rest, withheld
+    shaped = {n: withheld.reshape(-1, *[1] * (a.ndim - 1)) for n, a in rest.items()}
+    return {n: np.where(shaped[n], 0, a) for n, a in rest.items()}, withheld
+
+
+# In words
+
+
+def described(study: Study, people: int, numbers: int) -> list[str]:
+    """The limits that are on in a study, a line each. numbers: per variant, of so many people."""
+    limits, found = study.limits, []
+    if study.test == "logistic":
+        found.append(
+            f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "
+            "people effective"
+        )
+    if limits.least_cell:
+        found.append(
+            f"a cohort withholds a variant with a count of 1 to {limits.least_cell - 1} (alleles "
+            "or genotypes, in cases, controls or others)"
+        )
+    else:
+        found.append("counts of any size are told (limits.least_cell = 0)")
+    if study.regression:
+        found.append(
+            f"at most {numbers:,} numbers per variant are told of {people:,} people: "
+            f"{numbers / max(1, people):.2f} a person"
+        )
+        found += [f"totals about variants {rounded(study)}"] if limits.grid else []
+    if study.regression and limits.outliers:
+        found.append(
+            f"covariates of people beyond {limits.outliers:g} times the usual length are shortened"
+        )
+    return found
+
+
+def rounded(study: Study) -> str:
+    """What a question says of its protection."""
+    grid = study.limits.grid
+    return f"rounded to multiples of {grid:g}" if grid else "none"
+
+
+# Over all studies of a data set
+
+
+class Released:
+    """The book of numbers per variant and person that a data set has told, over all studies.
+
+    study: whom it is opened for. numbers: what that study may tell per variant. most: numbers per
+    person, in all. A study is entered once, as a whole, before it is told anything: what decides
+    are the plan and the number of people, which the coordinator knows. Restarts change nothing.
+    """
+
+    def __init__(self, memory: Memory, study: str, numbers: int, most: float) -> None:
+        self._memory, self._study, self._numbers, self._most = memory, study, numbers, most
+
+    def entries(self) -> dict[str, float]:
+        """Numbers per person, by study."""
+        found, at = {}, 0
+        while (line := self._memory.get(str(at))) is not None:
+            found[str(line[0])] = float(line[1])
+            at += 1
+        return found
+
+    def charge(self, people: int) -> None:
+        """Enter this study, durably; Declined if it would tell more than is allowed."""
+        entries, share = self.entries(), self._numbers / max(1, people)
+        if self._study in entries:
+            return
+        if sum(entries.values()) + share > self._most:
+            raise Declined("too-many-numbers-released")
+        self._memory.setdefault(str(len(entries)), [self._study, share])
+
+    def close(self) -> None:
+        self._memory.close()

@@ -1,0 +1,155 @@
+"""What totals may tell about single people: variants that cohorts withhold, and options."""
+
+import numpy as np
+import pytest
+from cohorts import carry_out, cut, found, people, sites, study
+
+from cupola.federation import Declined
+from cupola.gwas import fit, results
+from cupola.gwas.agreement import R_CELL
+from cupola.gwas.choices import Limits
+from cupola.gwas.limits import Released, small_cells, thin
+from cupola.gwas.site import released_numbers
+from cupola.secure.memory import Memory
+
+THIRDS = np.array_split(np.arange(240), 3)
+
+
+def carried_out(folder, chosen, data, masked):
+    """A study whose cohorts keep its limits; program, last state, results."""
+    cohorts = sites(chosen, cut(folder, data, THIRDS))
+    for site in cohorts:
+        site.limits = chosen.limits
+    program, state, _ = carry_out(chosen, cohorts, data.variants, masked)
+    return program, state, results(program, state)
+
+
+def unequal():
+    """People of whom a variant all but decides the trait, so that its weights fall on few."""
+    data = people(5, n=240, missing=0.02)
+    likely = np.array([0.03, 0.97, 0.97, 0.5])[data.copies[4]]
+    data.cc = 1.0 + (np.random.default_rng(1).random(240) < likely)
+    return data
+
+
+def test_effective_people():
+    equal, one = np.full(100, 0.25), np.r_[0.25, np.zeros(99)]
+    for weights, few in ((equal, False), (one, True)):
+        facts = np.array([[weights.sum(), weights @ weights, 100.0]])
+        assert thin(facts, 0.2).tolist() == [few]
+    assert not thin(np.zeros((1, 3)), 0.2).any()  # nobody
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("firth", [False, True])
+def test_a_variant_with_few_effective_people_is_withheld_and_no_other(tmp_path, masked, firth):
+    data = unequal()
+    newton = {"firth": firth}
+    plain = found(study("logistic", newton=newton), cut(tmp_path, data, THIRDS), data.variants)
+    limits = Limits(effective=0.8)
+    chosen = study("logistic", limits=limits, newton=newton)
+    _, _, ours = carried_out(tmp_path, chosen, data, masked)
+    withheld = ours.status == fit.WITHHELD
+    assert 0 < withheld.sum() < len(withheld)
+    assert np.isnan(ours.columns["P"][withheld]).all()
+    same = ours.columns["P"][~withheld], plain.columns["P"][~withheld]
+    np.testing.assert_allclose(*same, rtol=1e-6)
+
+
+def test_the_total_of_a_withheld_variant_is_not_that_of_the_other_cohorts(tmp_path, monkeypatch):
+    from cupola.gwas.regression import Regression
+
+    told, plain = [], Regression.answer
+
+    def answer(self, total):
+        told.append((self.part, total))
+        return plain(self, total)
+
+    monkeypatch.setattr(Regression, "answer", answer)
+    data = unequal()
+    limits = Limits(effective=0.8)
+    carried_out(tmp_path, study("logistic", limits=limits), data, True)
+    totals = [total.arrays for part, total in told if part == "newton"]
+    rows = [a["genotype"][np.rint(a["withheld"]) > 0] for a in totals]
+    blind = np.concatenate(rows)
+    assert len(blind)
+    bound = 2 * (1.01 * 240 + 10)
+    fine = np.concatenate([a["genotype"][np.rint(a["withheld"]) == 0] for a in totals])
+    assert np.abs(fine).mean() < 0.2 * bound < np.abs(blind).mean()
+
+
+def test_small_cells():
+    alleles = np.array([[[0, 40], [9, 40]], [[3, 40], [9, 40]], [[38, 40], [9, 40]]])
+    assert small_cells({"alleles": alleles}, 5).tolist() == [False, True, True]
+    genotypes = np.array([[[0, 9, 11]], [[9, 9, 2]], [[9, 9, 9]]])
+    told = small_cells({"alleles": alleles[:1].repeat(3, 0), "genotypes": genotypes}, 5)
+    assert told.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("test", ["chi-square", "logistic"])
+def test_variants_with_a_small_count_are_left_out_and_counted(tmp_path, test, masked):
+    data = people(6, n=240, missing=0)
+    case = np.flatnonzero(data.cc == 2)
+    data.copies[3] = 0
+    data.copies[3, THIRDS[1][:40]] = 1  # common, and yet
+    data.copies[3, case[case < 80][:3]] = 1  # three copies among the first cohort's cases
+    control = np.flatnonzero(data.cc == 1)
+    data.copies[3, control[control < 80][:9]] = 1
+    plain = found(study(test), cut(tmp_path, data, THIRDS), data.variants)
+    chosen = study(test, limits=Limits(least_cell=5))
+    _, state, ours = carried_out(tmp_path, chosen, data, masked)
+    assert np.flatnonzero(state.arrays["reason"] == R_CELL).tolist() == [3]
+    keep = np.arange(len(data.variants)) != 3
+    np.testing.assert_allclose(ours.columns["P"], plain.columns["P"][keep], rtol=1e-6)
+
+
+def test_sums_are_on_the_grid_and_results_near(tmp_path):
+    data = people(7, n=240)
+    plain = found(study("logistic"), cut(tmp_path, data, THIRDS), data.variants)
+    chosen = study("logistic", limits=Limits(grid=0.01))
+    for masked in (False, True):
+        _, _, ours = carried_out(tmp_path, chosen, data, masked)
+        assert (ours.status == fit.OK).all()
+        off = np.abs(ours.columns["STAT"] - plain.columns["STAT"])
+        assert 0 < off.max() < 0.02
+
+
+def test_covariates_of_unusual_people_are_shortened(tmp_path):
+    data = unequal()
+    chosen = study("logistic", limits=Limits(outliers=1.5))
+    cohorts = sites(chosen, cut(tmp_path, data, THIRDS))
+    for site in cohorts:
+        site.limits = chosen.limits
+    carry_out(chosen, cohorts, data.variants)
+    (made,) = cohorts[0]._designs.values()
+    length = np.sqrt((made.columns[:, 1:] ** 2).sum(axis=1))
+    assert length.max() == pytest.approx(1.5 * np.sqrt(2))
+    assert (length < 1.5).any()
+
+
+def test_numbers_that_a_study_may_tell():
+    assert released_numbers(study("chi-square")) == 0
+    assert released_numbers(study("linear")) == 6
+    assert released_numbers(study("logistic")) == 60
+
+
+def test_a_data_set_tells_so_many_numbers_and_no_more(tmp_path):
+    def book(name):
+        return Released(Memory(tmp_path / "released.jsonl"), name, 60, 0.5)
+
+    for name in ("a", "a", "b"):  # the same study again is charged once
+        opened = book(name)
+        opened.charge(300)
+        opened.close()
+    for _ in range(2):  # a restart does not renew it
+        opened = book("c")
+        with pytest.raises(Declined, match="too-many-numbers-released"):
+            opened.charge(300)
+        assert opened.entries() == {"a": 0.2, "b": 0.2}
+        opened.charge(1000)  # more people, fewer numbers a person
+        assert sum(opened.entries().values()) == pytest.approx(0.46)
+        opened.close()
+        (tmp_path / "released.jsonl").write_text(
+            "".join((tmp_path / "released.jsonl").read_text().splitlines(True)[:2])
+        )

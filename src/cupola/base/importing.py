@@ -18,12 +18,12 @@ def imported(path: str, said: str | None = None, error: type[CupolaError] = Plan
         found: Any = importlib.import_module(module)
     except ImportError as reason:
         raise error(
-            f"{said}: cannot import {module} ({reason}); "
+            f"{said}: cannot import {module!r} ({reason}); "
             "modules are looked for in the current folder and where Python finds them"
         ) from reason
     for part in name.split("."):
         if not hasattr(found, part):
             public = [n for n in vars(found) if not n.startswith("_")]
-            raise error(f"{said}: module {module} has no {name}; {suggest(part, public)}")
+            raise error(f"{said}: {module!r} has no {name!r}; {suggest(part, public)}")
         found = getattr(found, part)
     return found

@@ -25,14 +25,15 @@ def closest(given: str, known: Iterable[str]) -> str | None:
     known = list(known)
     if _SYNONYMS.get(given) in known:
         return _SYNONYMS[given]
-    plain = given.lower().replace("-", "_")
-    close = difflib.get_close_matches(plain, known, n=1, cutoff=0.7)
-    if close:
-        return close[0]
-    for name in known:
-        if _initials(plain) == name or _initials(name) == plain:
-            return name
-    return next(iter(difflib.get_close_matches(plain, known, n=1)), None)
+    folded = {_folded(name): name for name in reversed(known)}
+    plain = _folded(given)
+    for cutoff in (0.7, 0.6):
+        if close := difflib.get_close_matches(plain, folded, n=1, cutoff=cutoff):
+            return folded[close[0]]
+        for name in known:
+            if _initials(plain) == name or _initials(name) == plain:
+                return name
+    return None
 
 
 def hint(given: str, known: Iterable[str], what: str = "allowed", prefix: str = "") -> str:
@@ -49,6 +50,10 @@ def suggest(given: str, known: Iterable[str], what: str = "there are") -> str:
     known = list(known)
     close = closest(given, known)
     return f"did you mean {close!r}?" if close is not None else f"{what}: {', '.join(known)}"
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def _initials(name: str) -> str | None:

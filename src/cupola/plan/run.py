@@ -207,8 +207,9 @@ class _Session:
             require_marks(self.folder, saved.files)
             require_tails(self.folder, saved.tails)
         lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
+        heads = saved.heads if saved else {}
         logs = {
-            name: Log(self.folder / f"{name}.jsonl", lengths[name], saved and saved.heads.get(name))
+            name: Log(self.folder / f"{name}.jsonl", lengths[name], heads.get(name))
             for name in ("history", "ledger")
         }
         self.history, self.entries = logs["history"], logs["ledger"]

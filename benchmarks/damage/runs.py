@@ -85,9 +85,26 @@ def training(name: str, folder: Path) -> Base:
     return Base(*(folder / p for p in ("whole", "half", "early", "other")), cupola.resume)
 
 
-def study(name: str, folder: Path) -> Base:
+def study_plan(name: str, folder: Path) -> dict[str, Any]:
+    """A small study, whose data are put into this folder."""
     from cohorts import cut, people, write_bim
 
+    folder.mkdir(parents=True)
+    made = people(41, n=150, m=40, chromosomes=(1, 23))
+    cut(folder, made, np.array_split(np.arange(150), 3))
+    write_bim(folder / "public.bim", made.variants)
+    return {
+        "name": "small", "test": "logistic", "trait": {"column": "CC"}, "covariates": ["AGE"],
+        "sum": "masked" if name == "masked study" else "plain", "workers": 1, "chunk": 8,
+        "variants": str(folder / "public.bim"), "checkpoint_seconds": 0, "people_per_column": 10,
+        "cohorts": [
+            {"name": c, "bfile": str(folder / c), "pheno": str(folder / f"{c}.pheno"),
+             "cov": str(folder / f"{c}.cov")} for c in ("c0", "c1", "c2")
+        ],
+    }  # fmt: skip
+
+
+def study(name: str, folder: Path) -> Base:
     def until(count: int) -> Callable[..., None]:
         seen: list[Any] = []
 
@@ -98,20 +115,7 @@ def study(name: str, folder: Path) -> Base:
 
         return watch
 
-    (folder / "data").mkdir(parents=True)
-    made = people(41, n=150, m=40, chromosomes=(1, 23))
-    cut(folder / "data", made, np.array_split(np.arange(150), 3))
-    write_bim(folder / "data" / "public.bim", made.variants)
-    plan = {
-        "name": "small", "test": "logistic", "trait": {"column": "CC"}, "covariates": ["AGE"],
-        "sum": "masked" if name == "masked study" else "plain", "workers": 1, "chunk": 8,
-        "variants": str(folder / "data" / "public.bim"), "checkpoint_seconds": 0,
-        "people_per_column": 10,
-        "cohorts": [
-            {"name": c, "bfile": str(folder / "data" / c), "pheno": str(folder / f"data/{c}.pheno"),
-             "cov": str(folder / f"data/{c}.cov")} for c in ("c0", "c1", "c2")
-        ],
-    }  # fmt: skip
+    plan = study_plan(name, folder / "data")
     for part, count in (("early", 2), ("half", 5), ("whole", 0), ("other", 0)):
         more = {"covariates": []} if part == "other" else {}
         with suppress(Killed):

@@ -84,13 +84,15 @@ class Journal:
         whole = self.path.read_bytes() if self.path.exists() else b""
         if not whole and self._answered():
             raise damaged(self.path, "it is missing, and questions were answered", _COPY)
-        self._chain, self._seen, self._salted = Chain(), {}, False
-        for record in self._chain.read(self.path, whole, _COPY):
-            self._seen = record.get("holds") or self._seen
+        self._chain = None  # to a damaged ledger nothing is added
+        chain, seen = Chain(), {}
+        for record in chain.read(self.path, whole, _COPY):
+            seen = record.get("holds") or seen
+        self._chain, self._seen, self._salted = chain, seen, False
         end = whole.rfind(b"\n") + 1
         if end < len(whole):  # of a crash; nothing left on its account
             os.truncate(self.path, end)
-        return self._chain
+        return chain
 
     def write(self, line: Mapping[str, Any]) -> Receipt:
         """One more line, on disk when this returns."""

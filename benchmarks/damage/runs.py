@@ -4,8 +4,10 @@
 
 Each is a copy of a small run (training: plain, masked, with a privacy book, with sites in processes
 of their own; studies: plain, masked; finished, or killed in the middle) with one damaged file. It
-is read and reported as it is, and then resumed. Outcomes: 'identical' to the undamaged run;
-'refused' by an error that names a file of the folder; 'different'; 'unclear' (any other exception).
+is read and reported as it is, and then resumed. Outcomes: 'identical' to the undamaged run (of one
+whose result.json is gone, readers say that it is unfinished, and a resume ends it again); 'refused'
+by an error that names a file of the folder and the way out; 'different'; 'unclear' (any other
+exception).
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "plain": SMALL | {"recipe": "scaffold"},
     "masked": SMALL | {"sum": "masked"},
     "private": SMALL | {"privacy": {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0}},
-    "separate": SMALL | {"recipe": "scaffold", "rounds": 3, "engine": {"kind": "separate"}},
+    "separate": SMALL
+    | {"recipe": "scaffold", "rounds": 3, "engine": {"kind": "separate", "quorum": 1.0}},
 }
 TIMES = ("seconds", "cpu_seconds", "versions", "checksums")
 
@@ -85,9 +88,26 @@ def training(name: str, folder: Path) -> Base:
     return Base(*(folder / p for p in ("whole", "half", "early", "other")), cupola.resume)
 
 
-def study(name: str, folder: Path) -> Base:
+def study_plan(name: str, folder: Path) -> dict[str, Any]:
+    """A small study, whose data are put into this folder."""
     from cohorts import cut, people, write_bim
 
+    folder.mkdir(parents=True)
+    made = people(41, n=150, m=40, chromosomes=(1, 23))
+    cut(folder, made, np.array_split(np.arange(150), 3))
+    write_bim(folder / "public.bim", made.variants)
+    return {
+        "name": "small", "test": "logistic", "trait": {"column": "CC"}, "covariates": ["AGE"],
+        "sum": "masked" if name == "masked study" else "plain", "workers": 1, "chunk": 8,
+        "variants": str(folder / "public.bim"), "checkpoint_seconds": 0, "people_per_column": 10,
+        "cohorts": [
+            {"name": c, "bfile": str(folder / c), "pheno": str(folder / f"{c}.pheno"),
+             "cov": str(folder / f"{c}.cov")} for c in ("c0", "c1", "c2")
+        ],
+    }  # fmt: skip
+
+
+def study(name: str, folder: Path) -> Base:
     def until(count: int) -> Callable[..., None]:
         seen: list[Any] = []
 
@@ -98,20 +118,7 @@ def study(name: str, folder: Path) -> Base:
 
         return watch
 
-    (folder / "data").mkdir(parents=True)
-    made = people(41, n=150, m=40, chromosomes=(1, 23))
-    cut(folder / "data", made, np.array_split(np.arange(150), 3))
-    write_bim(folder / "data" / "public.bim", made.variants)
-    plan = {
-        "name": "small", "test": "logistic", "trait": {"column": "CC"}, "covariates": ["AGE"],
-        "sum": "masked" if name == "masked study" else "plain", "workers": 1, "chunk": 8,
-        "variants": str(folder / "data" / "public.bim"), "checkpoint_seconds": 0,
-        "people_per_column": 10,
-        "cohorts": [
-            {"name": c, "bfile": str(folder / "data" / c), "pheno": str(folder / f"data/{c}.pheno"),
-             "cov": str(folder / f"data/{c}.cov")} for c in ("c0", "c1", "c2")
-        ],
-    }  # fmt: skip
+    plan = study_plan(name, folder / "data")
     for part, count in (("early", 2), ("half", 5), ("whole", 0), ("other", 0)):
         more = {"covariates": []} if part == "other" else {}
         with suppress(Killed):
@@ -149,17 +156,18 @@ def outcome(
         found = act()
     except CupolaError as error:
         text = str(error)
-        clear = folder.name in text and ";" in text
+        clear = (folder.name in text and ";" in text) or "restore its newest copy" in text
         return ("refused" if clear else "unclear"), text.replace(str(folder), "FOLDER")
     except Exception as error:
         return "unclear", f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")
     if expected is None or found == expected:
         return "identical", ""
     keys = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
-    if killed and all(
-        k.endswith(".jsonl") and _begins(found.get(k, []), expected[k]) for k in keys
-    ):
-        return "identical", f"as of an earlier moment: {keys}"
+    lines = [k for k in keys if k.endswith(".jsonl")]
+    if killed and lines == keys and all(_begins(found.get(k, []), expected[k]) for k in keys):
+        return "identical", f"as of another moment: {keys}"
+    if not found["result"] and expected["result"]:
+        return "identical", "said to be unfinished"
     return "different", f"differs in {keys}"
 
 

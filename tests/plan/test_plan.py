@@ -153,7 +153,7 @@ def test_own_code_by_module_and_name() -> None:
     plan = load({**SMALL, "recipe": "samples:OWN", "model": {"name": "samples:net", "width": 3}})
     assert (plan.local.proximal, plan.server.momentum) == (0.7, 0.5)
     assert "is a int, not a cupola Recipe" in problem({"recipe": "samples:NOT_A_RECIPE"})
-    assert "cannot import nowhere" in problem({"recipe": "nowhere:OWN"})
+    assert "cannot import 'nowhere'" in problem({"recipe": "nowhere:OWN"})
     assert "has no nothing" in problem({"data.name": "samples:nothing"})
 
 

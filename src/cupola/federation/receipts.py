@@ -5,8 +5,9 @@ The line says how far everything else in its folder is, so that a single file th
 noticed where it is. The chain's head goes with every answer: number of lines, hash, and the hash
 before. Who asks remembers the last receipt. A folder that was put back as a whole is behind it.
 
-A receipt tells nothing else: the chain begins with a random number, so that nobody can guess what
-is in it, and a line is written for every question, whatever the data are.
+A receipt tells nothing else: a random number is in the chain, so that nobody can guess the rest,
+and a line is written for every question, whatever the data are. Each process adds a number, so that
+two copies of a folder part ways even where they are asked the same.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Receipt:
     before: str
 
     def packed(self) -> bytes:
-        heads = bytes.fromhex(self.head) + bytes.fromhex(self.before or "0" * 32)
+        heads = bytes.fromhex(self.head + self.before)
         return RECEIPT + self.count.to_bytes(8, "little") + heads
 
 
@@ -64,6 +65,7 @@ class Journal:
         self.path, self._answered = path, answered
         self._chain: Chain | None = None
         self._seen: dict[str, Any] = {}
+        self._salted = False
         self._holds: Callable[[], Mapping[str, Any]] = dict
 
     def hold(self, kept: Mapping[str, tuple[Kept, Callable[[], Any]]]) -> None:
@@ -82,19 +84,21 @@ class Journal:
         whole = self.path.read_bytes() if self.path.exists() else b""
         if not whole and self._answered():
             raise damaged(self.path, "it is missing, and questions were answered", _COPY)
-        self._chain, self._seen = Chain(), {}
-        for record in self._chain.read(self.path, whole, _COPY):
-            self._seen = record.get("holds") or self._seen
+        self._chain = None  # to a damaged ledger nothing is added
+        chain, seen = Chain(), {}
+        for record in chain.read(self.path, whole, _COPY):
+            seen = record.get("holds") or seen
+        self._chain, self._seen, self._salted = chain, seen, False
         end = whole.rfind(b"\n") + 1
         if end < len(whole):  # of a crash; nothing left on its account
             os.truncate(self.path, end)
-        return self._chain
+        return chain
 
     def write(self, line: Mapping[str, Any]) -> Receipt:
         """One more line, on disk when this returns."""
         chain = self._chain or self._open()
-        before = chain.head
-        first = {} if chain.count > chain.loose else {"salt": secrets.token_hex(16)}
+        before = chain.head or "0" * 32
+        first = {} if self._salted else {"salt": secrets.token_hex(16)}
         holds = {"holds": held} if (held := dict(self._holds())) else {}
         data, _ = chain.line(json.dumps({**line, **holds, **first}))
         with self.path.open("ab") as file:
@@ -107,6 +111,7 @@ class Journal:
                 os.truncate(self.path, start)
                 raise
         chain.take(data[:-1])
+        self._salted = True
         return Receipt(chain.count, chain.head, before)
 
 

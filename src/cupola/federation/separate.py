@@ -208,7 +208,9 @@ def simulated_site(
     """A site of a simulation, in a process of its own."""
     own = None if folder is None else Path(folder)
     answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
-    journal = None if own is None else Journal(own / f"site-{site}" / "ledger.jsonl")
+    journal = None
+    if own is not None and answers is not None:
+        journal = Journal(own / f"site-{site}" / "ledger.jsonl", lambda: answers.newest >= 0)
 
     def make() -> Opened:
         alone = None if own is None else Alone(own / f"site-{site}")

@@ -204,8 +204,14 @@ class Log:
             pass
         if tail is not None:
             self._chain.require(path, tail)
-        self._file = path.open("ab", buffering=0)
-        self._file.truncate(length)
+        self._file: io.FileIO | None = None
+        if path.exists():
+            self._opened().truncate(length)
+
+    def _opened(self) -> io.FileIO:
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+        return self._file
 
     @property
     def tail(self) -> Tail:
@@ -215,15 +221,16 @@ class Log:
         line, _ = self._chain.line(json_line(record))
         sent = 0
         while sent < len(line):  # on a full disk the first part may pass without an error
-            sent += self._file.write(line[sent:]) or 0
+            sent += self._opened().write(line[sent:]) or 0
         self._chain.take(line[:-1])
         self.length += len(line)
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        os.fsync(self._opened().fileno())
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def json_line(value: Any, indent: int | None = None) -> str:

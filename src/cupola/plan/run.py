@@ -208,11 +208,14 @@ class _Session:
             require_tails(self.folder, saved.tails)
         lengths = saved.lengths if saved else {"history": 0, "ledger": 0}
         heads = saved.heads if saved else {}
-        logs = {
-            name: Log(self.folder / f"{name}.jsonl", lengths[name], heads.get(name))
-            for name in ("history", "ledger")
-        }
-        self.history, self.entries = logs["history"], logs["ledger"]
+        path = self.folder / "history.jsonl"
+        self.history = Log(path, lengths["history"], heads.get("history"))
+        try:
+            path = self.folder / "ledger.jsonl"
+            self.entries = Log(path, lengths["ledger"], heads.get("ledger"))
+        except BaseException:
+            self.history.close()
+            raise
         (self.folder / "result.json").unlink(missing_ok=True)
         try:
             with room(self.folder) as self.free:

@@ -269,8 +269,10 @@ class Joining:
         if own not in roster.sites if self.role == "site" else own != third:
             raise FederationError("the roster does not hold this party's own keys")
         if roster.changes and not self._changes:
-            raise FederationError("the roster lets sites change from total to total, so that "
-                                  "differences tell of single sites; that was not accepted")  # fmt: skip
+            raise FederationError(
+                "the roster lets sites change from total to total, so that differences tell of "
+                "single sites; that was not accepted"
+            )
 
     def pinned(self, roster: Roster) -> bool:
         """Whether this very roster was compared and pinned here before."""

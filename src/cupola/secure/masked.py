@@ -106,7 +106,7 @@ class Hidden(Federation):
         )
 
     def _protection(self, inner: Question) -> str:
-        return protection(inner.protection, self.roster.minimum)
+        return protection(inner.protection, self.roster)
 
     def follow(self, replay: Replay) -> None:
         self.engine.follow(replay)
@@ -356,9 +356,10 @@ def _numbers(bits: int, start: int, stop: int) -> np.ndarray:
     return np.broadcast_to(np.zeros((), f"int{bits}"), stop - start)
 
 
-def protection(own: str, minimum: int) -> str:
+def protection(own: str, roster: Roster) -> str:
     """In a few words, for the ledger."""
-    masked = f"masked sum of at least {minimum} sites"
+    change = "; sites may change: differences can tell of one" if roster.changes else ""
+    masked = f"masked sum of at least {roster.minimum} sites{change}"
     return masked if own == "none" else f"{own}; {masked}"
 
 

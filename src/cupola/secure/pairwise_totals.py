@@ -14,6 +14,7 @@ that nobody is asked in vain who dropped out before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def agree_to_total(
             differ = (new[array] ^ one[array]) - member.free
             if differ and (array != ALL or related(one, new)):
                 raise _exposed(member, differ)
-    entries = {}
+    entries: dict[str, Any] = {}
     if new not in before:
         entries[f"total {len(before)}"] = {a: sorted(by) for a, by in new.items()}
     last = _last(member, scales)

@@ -155,6 +155,25 @@ def test_a_coordinator_leaves_out_who_stays_out_and_waits_for_who_is_missing(tmp
         assert second.sum(nearly(host, 3), range(6)).sites == [0, 1, 2, 3, 4]
 
 
+class Back(set):
+    """Sites that do not answer the first time."""
+
+    def __contains__(self, site):
+        here = super().__contains__(site)
+        self.discard(site)
+        return here
+
+
+@pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
+def test_a_site_that_crashed_is_back_before_the_step_is_settled(protocol):
+    host = Sites(5)
+    parties = simulated_parties("study", seed=1, sites=5, protocol=protocol)
+    with hidden_sums(InProcess(host, seed=3, parties=parties.member), parties) as hidden:
+        hidden.sum(nearly(host, 0), range(5))
+        host.away = Back([3])
+        assert hidden.sum(nearly(host, 1), range(5)).sites == [0, 1, 2, 3, 4]
+
+
 def test_two_coordinators_of_one_study_get_no_more_than_one(tmp_path):
     """The same sites and the same compensator, asked by two processes in turns."""
     host, parties = Sites(5), simulated_parties("study", seed=1, sites=5)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cupola.cli import app
 from cupola.errors import FederationError, PlanError
 from cupola.secure import Masked, Pairwise
-from cupola.secure.roster import Roster
+from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import join_compensator, join_site, make_keys
 from cupola.sites.preview import preview
 
@@ -89,11 +89,25 @@ def test_a_plan_whose_sites_change_needs_a_roster_that_says_so(tmp_path, choice)
     paths = trial.base / "plan.toml", trial.base / "roster.json"
     found = preview(trial.site(0), *paths)
     assert not found.objections
+    rows = [row for row in found.answers if row["task"] == "train"]
+    assert all("differences can tell of one" in row["protection"] for row in rows)
+    assert rows
     assert any("differences of totals can tell about single" in what for _, what in found.parties)
     strict = replace(trial.roster, changes=False)
     paths[1].write_text(strict.to_json())
     (line,) = preview(trial.site(0), *paths).objections
     assert "make the roster with --changes" in line
+
+
+def test_the_roster_command_says_whether_sites_may_change(four, tmp_path):
+    public = []
+    for i, party in enumerate(four.roster.sites):
+        public.append(tmp_path / f"{i}.json")
+        public[-1].write_text(json.dumps(party_to_json(party)))
+    for changes in (False, True):
+        out = tmp_path / f"{changes}.json"
+        run("federation", "roster", "a", *public, "--out", out, *(["--changes"] * changes))
+        assert Roster.from_json(out.read_text()).changes is changes
 
 
 def test_a_study_goes_on_when_all_that_stay_agree(four):

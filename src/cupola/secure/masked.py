@@ -46,7 +46,7 @@ from cupola.secure.settlement import (
     settled_question,
     unmask_question,
 )
-from cupola.secure.unmasking import Call, Early, Newcomers, Settled
+from cupola.secure.unmasking import ATTEMPTS, Call, Early, Missing, Newcomers, Settled
 
 TOO_FEW = "too few sites for a masked sum"
 STAYS_OUT = "it dropped out of earlier totals, and stays out"
@@ -106,7 +106,7 @@ class Hidden(Federation):
         )
 
     def _protection(self, inner: Question) -> str:
-        return protection(inner.protection, self.roster.minimum)
+        return protection(inner.protection, self.roster)
 
     def follow(self, replay: Replay) -> None:
         self.engine.follow(replay)
@@ -173,12 +173,18 @@ class Masked(Hidden):
 
     def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         out = set() if self.roster.changes else self._out.setdefault(question.task, set())
+        left = ATTEMPTS
         while True:
             asked = [site for site in sites if site not in out]
             try:
                 total, broken = self._without_newcomers(question, asked)
             except Newcomers as found:
                 out.update(found.sites)
+                continue
+            except Missing:
+                left -= 1
+                if not left:
+                    raise
                 continue
             total.failed |= dict.fromkeys(out.intersection(sites), STAYS_OUT)
             return total, broken
@@ -350,9 +356,10 @@ def _numbers(bits: int, start: int, stop: int) -> np.ndarray:
     return np.broadcast_to(np.zeros((), f"int{bits}"), stop - start)
 
 
-def protection(own: str, minimum: int) -> str:
+def protection(own: str, roster: Roster) -> str:
     """In a few words, for the ledger."""
-    masked = f"masked sum of at least {minimum} sites"
+    change = "; sites may change: differences can tell of one" if roster.changes else ""
+    masked = f"masked sum of at least {roster.minimum} sites{change}"
     return masked if own == "none" else f"{own}; {masked}"
 
 

@@ -34,7 +34,7 @@ from cupola.secure.pairwise_masks import Table
 from cupola.secure.pairwise_questions import Attempt
 from cupola.secure.shamir import SHARE, combine
 from cupola.secure.streams import P
-from cupola.secure.unmasking import missing
+from cupola.secure.unmasking import Missing
 
 
 class TooFew(Exception):
@@ -106,7 +106,7 @@ class Run:
         roster = self.attempt.roster
         names = {roster.sites[site].name for site in self.before if site not in there}
         if names - roster.leaves:
-            raise FederationError(missing(self.attempt.inner, sorted(names - roster.leaves)))
+            raise Missing(self.attempt.inner, sorted(names - roster.leaves))
 
     @property
     def least(self) -> int:

@@ -13,14 +13,18 @@ that nobody is asked in vain who dropped out before.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from cupola.federation import Declined
-from cupola.secure.differences import ALL, EXPOSED, Sets, behind, related
+from cupola.secure.differences import ALL, EXPOSED, Sets, related
 from cupola.secure.member import Member
 from cupola.secure.pairwise_memory import told
+
+Record = dict[str, list[str]]  # sites, as text -> the arrays they are behind in a total
 
 
 def agree_to_total(
@@ -30,23 +34,26 @@ def agree_to_total(
     names: of the arrays that `present` has a column for, or of all."""
     if member.roster.changes:
         return
-    having = {n: present[:, i] if present.shape[1] else True for i, n in enumerate(names)}
-    parties = np.array([member.roster.sites[site].name for site in sites], object)
-    whole = np.ones(len(sites), bool)
-    arrays = {name: parties[whole & yes].tolist() for name, yes in {**having, ALL: True}.items()}
-    new = behind(arrays, member.roster.minimum)
-    before = _totals(member)
-    for one in before:
-        for array in new.keys() & one.keys():
-            differ = (new[array] ^ one[array]) - member.free
-            if differ and (array != ALL or related(one, new)):
-                raise _exposed(member, differ)
-    entries = {}
-    if new not in before:
-        entries[f"total {len(before)}"] = {a: sorted(by) for a, by in new.items()}
-    last = _last(member, scales)
-    if not last or last[-1] != list(sites):
-        entries[f"scales {scales.hex()}, {len(last)}"] = list(sites)
+    sent = dict(zip(names, present.T)) if present.shape[1] else {}
+    by_sites: Record = {}
+    for name in (*names, ALL):
+        senders = np.array(sites)[sent.get(name, slice(None))]
+        if len(senders) >= member.roster.minimum:
+            by_sites.setdefault(_to_text(senders), []).append(name)
+    before = _records(member)
+    if by_sites not in before:
+        new = _sets(member, by_sites)
+        for one in (_sets(member, record) for record in before):
+            for array in new.keys() & one.keys():
+                differ = (new[array] ^ one[array]) - member.free
+                if differ and (array != ALL or related(one, new)):
+                    raise _exposed(member, differ)
+    entries: dict[str, Any] = {}
+    if by_sites not in before:
+        entries[f"total {len(before)}"] = by_sites
+    last, these = _last(member, scales), _to_text(np.array(sites))
+    if last[-1:] != [these]:
+        entries[f"scales {scales.hex()}, {len(last)}"] = these
     member.memory.update(entries)
 
 
@@ -54,7 +61,7 @@ def told_before(member: Member, question: bytes, scales: bytes) -> list[int]:
     """The survivors that this site will agree to, as far as it knows now; none: no matter who."""
     known = told(member, question)
     if not known and not member.roster.changes:
-        known = [[], *_last(member, scales)][-1]
+        known = _from_text(["", *_last(member, scales)][-1])
     gone = member.gone()
     if gone and not known:
         known = list(range(len(member.roster.sites)))
@@ -73,15 +80,34 @@ def _exposed(member: Member, names: frozenset[str]) -> Declined:
     return Declined(f"{EXPOSED}: {numbers[:30]}")
 
 
-def _totals(member: Member) -> list[Sets]:
-    found: list[Sets] = []
+def _records(member: Member) -> list[Record]:
+    found: list[Record] = []
     while (held := member.memory.get(f"total {len(found)}")) is not None:
-        found.append({array: frozenset(by) for array, by in held.items()})
+        found.append(held)
     return found
 
 
-def _last(member: Member, scales: bytes) -> list[list[int]]:
-    found: list[list[int]] = []
+def _sets(member: Member, record: Record) -> Sets:
+    parties, found = member.roster.sites, {}
+    for text, arrays in record.items():
+        found |= dict.fromkeys(arrays, frozenset(parties[i].name for i in _from_text(text)))
+    return found
+
+
+def _last(member: Member, scales: bytes) -> list[str]:
+    found: list[str] = []
     while (held := member.memory.get(f"scales {scales.hex()}, {len(found)}")) is not None:
         found.append(held)
     return found
+
+
+def _to_text(sites: np.ndarray) -> str:
+    """A bit a site; one object for all sites of a process, which may be many."""
+    bits = np.zeros(int(sites.max()) + 1, bool)
+    bits[sites] = True
+    return sys.intern(np.packbits(bits).tobytes().hex())
+
+
+def _from_text(text: str) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))
+    return [int(site) for site in np.flatnonzero(bits)]

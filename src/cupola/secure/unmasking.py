@@ -41,7 +41,17 @@ class Newcomers(FederationError):
         self.sites = sites
 
 
-def missing(question: Question, names: Sequence[str]) -> str:
+ATTEMPTS = 3  # at a sum that a site is missing from: who was killed may be back
+
+
+class Missing(FederationError):
+    """Sites that earlier totals of this kind had: without them the difference tells of them."""
+
+    def __init__(self, question: Question, names: Sequence[str]) -> None:
+        super().__init__(_missing(question, names))
+
+
+def _missing(question: Question, names: Sequence[str]) -> str:
     """Why there is no total without these sites, and what to do."""
     who = ", ".join(names[:5])
     return (
@@ -106,7 +116,7 @@ class Call:
         if told and set(told) <= set(self.request.sites):
             return Newcomers(code, told)
         names = [self.roster.sites[n].name for n in told if n < len(self.roster.sites)]
-        return FederationError(missing(self.question, names))
+        return Missing(self.question, names)
 
     def entry(self) -> Entry:
         """For the ledger."""

@@ -246,7 +246,7 @@ def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str
         sent = dict.fromkeys(everybody, frozenset(question.expects))
         size = protocol.expected_traffic(question, roster, everybody, sent).up[0]
         who = f"coordinator: the total of at least {roster.minimum} sites"
-        how = protection(question.protection, roster.minimum)
+        how = protection(question.protection, roster)
     else:
         whole = np.uint8 if question.task in OPENLY else np.int64  # lists and hashes are bytes
         types = {"float": np.float32, "int": whole, "bool": np.bool_}

@@ -355,10 +355,10 @@ def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
     plan = {"test": "chi-square", "sum": "masked", "chunk": 64, "cohorts": files}
     whole = load_study(plan)
     told = forecast(whole, list(whole.cohorts), tmp_path)
-    assert (told["variants"], told["people"], told["known"]) == (200, 24, 3)
+    assert (told["variants"], told["people"], told["known"]) == (120, 24, 3)  # the rest is rare
     rows = {row["task"]: row for row in told["rows"]}
     assert rows["gwas counts"]["times"] == 1  # many chunks in a question
-    assert "names no variant" in told["at_most"][0]
+    assert told["at_most"] == []
     assert told["total"] == sum(row["total"] for row in told["rows"])
     openly = forecast(load_study({**plan, "sum": "plain"}), list(whole.cohorts), tmp_path)
     assert 0 < openly["total"] < told["total"]

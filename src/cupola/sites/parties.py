@@ -116,8 +116,12 @@ def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState |
     from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
 
     saved = SavedState(joined.place / "replay")
-    facts = {"public": plan.variants is not None, "pinned": plan.variants_hash}
-    program = Association(plan.study(), len(joined.roster.sites), **facts)
+    program = Association(
+        plan.study(),
+        len(joined.roster.sites),
+        public=plan.variants is not None,
+        pinned=plan.variants_hash,
+    )
     return Replay(program, saved.load(), save=saved.save, witnessed=True), saved
 
 

@@ -134,6 +134,17 @@ def test_numbers_that_a_study_may_tell():
     assert released_numbers(study("logistic")) == 60
 
 
+@pytest.mark.parametrize(
+    ("many", "people", "newton"), [(4, 917, {"firth": True}), (14, 917, {}), (14, 483, {})]
+)
+def test_honest_studies_of_hapmap_are_within_a_sites_limit(many, people, newton):
+    """Also with 5 % cases, of whom 483 people are left; the largest has room for no second one."""
+    from cupola.sites.settings import TotalLimits
+
+    chosen = study("logistic", covariates=tuple(map(str, range(many))), newton=newton)
+    assert released_numbers(chosen) / people < TotalLimits().released
+
+
 def test_a_data_set_tells_so_many_numbers_and_no_more(tmp_path):
     def book(name):
         return Released(Memory(tmp_path / "released.jsonl"), name, 60, 0.5)

@@ -119,7 +119,7 @@ def test_check_and_result_say_which_limits_are_on_and_what_they_cost(tmp_path):
     lost = result["left_out"]["withheld by a cohort: a count below limits.least_cell"]
     assert lost > 0
     assert result["limits"] == {"effective": 0.2, **limits}
-    for part in ("c0 would withhold", "multiples of 0.01", "beyond 2 times", "0.25 a person"):
+    for part in ("c0 would withhold", "multiples of 0.01", "beyond 2 times", "0.30 a person"):
         assert part in said
     ledger = (tmp_path / "run" / "ledger.jsonl").read_text()
     assert "rounded to multiples of 0.01" in ledger

@@ -62,7 +62,7 @@ class Site:
     salt: bytes | None = None
     proposes: bool = True
     rare: int = 5
-    iterations: int = 10 + FIRTH_ITERATIONS
+    iterations: int = 12 + FIRTH_ITERATIONS
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
     released: Released | None = None

@@ -94,9 +94,13 @@ def study(base: Path, lists: list[Path], test: str, many: int, **more: Any) -> d
     }  # fmt: skip
 
 
-def rare(folder: Path, share: float, people: int = 3000, variants: int = 600) -> Path:
-    """Made-up people: variants with 1 to 30 carriers, a share of cases, two covariates."""
-    base = folder / f"rare-{share:g}" / "rare"
+def rare(
+    folder: Path, share: float, people: int = 3000, variants: int = 600, mixed: bool = False
+) -> Path:
+    """Made-up people: variants with 1 to 30 carriers, a share of cases, two covariates. mixed: of 2
+    to 30 carriers any number are cases, but not none and not all: the longest ways to an
+    estimate."""
+    base = folder / f"{'mixed' if mixed else 'rare'}-{share:g}" / "rare"
     if base.with_suffix(".cov").exists():
         return base
     base.parent.mkdir(parents=True, exist_ok=True)
@@ -104,11 +108,13 @@ def rare(folder: Path, share: float, people: int = 3000, variants: int = 600) ->
     calls = np.full((variants, people), 3, np.uint8)
     for i, row in enumerate(calls):
         row[rng.choice(people, 1 + i % 30, replace=False)] = 2 if i % 7 else 0
+    cc = 1 + (rng.permutation(people) < max(12, share * people)).astype(int)
+    if mixed:
+        _mix(rng, calls, cc)
     write_bed(base.with_suffix(".bed"), calls)
     base.with_suffix(".bim").write_text(
         "".join(f"1\trs{i}\t0\t{1000 * i + 1}\tA\tG\n" for i in range(variants))
     )
-    cc = 1 + (rng.permutation(people) < max(12, share * people)).astype(int)
     ids = [f"f{i} p{i}" for i in range(people)]
     covariates = rng.normal(size=(people, 2)).round(3)
     qt = rng.normal(size=people).round(4)
@@ -120,6 +126,16 @@ def rare(folder: Path, share: float, people: int = 3000, variants: int = 600) ->
         "FID IID AGE SEX\n" + "".join(f"{p} {a} {b}\n" for p, (a, b) in zip(ids, covariates))
     )
     return base
+
+
+def _mix(rng: np.random.Generator, calls: np.ndarray, cc: np.ndarray) -> None:
+    case, control = np.flatnonzero(cc == 2), np.flatnonzero(cc == 1)
+    for i, row in enumerate(calls):
+        row[:] = 3
+        carriers = 2 + i % 29
+        cases = 1 + (i // 29) * (carriers - 2) // max(1, (len(calls) - 1) // 29)
+        row[rng.choice(case, min(cases, len(case), carriers - 1), replace=False)] = 2
+        row[rng.choice(control, max(1, carriers - cases), replace=False)] = 2
 
 
 def thirds(base: Path, folder: Path) -> list[Path]:

@@ -5,7 +5,8 @@
 Logistic regression with room for 60 iterations. Per study: variants with an estimate by the
 iteration they needed, the one with the shared weights included; how often variants without one
 were asked about; the same of Firth's fallback. HapMap 3 (balanced, 5 % cases; 2, 4, 10, 14
-covariates), and made-up variants of 1 to 30 carriers with 50 %, 5 % and 0.4 % cases.
+covariates), and made-up variants of 1 to 30 carriers with 50 %, 5 % and 0.4 % cases, and of 2 to
+30 carriers of whom some are cases, by design, down to 0.1 % cases: the longest ways.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ def studies(base: Path, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         more = {"newton": newton, "ambiguous_sex": True}
         made = hapmap.study(own, hapmap.thirds(own, folder), "logistic", 2, **more)
         yield f"1 to 30 carriers, {share:.1%} cases", made
+    for share, people in ((0.05, 3000), (0.01, 6000), (0.001, 40_000)):
+        own = hapmap.rare(folder, share, people, variants=290, mixed=True)
+        made = hapmap.study(own, hapmap.thirds(own, folder), "logistic", 2, **more)
+        yield f"2 to 30 carriers, some of them cases, {share:.1%} cases", made
 
 
 def needed(given: dict[str, Any]) -> dict[str, Any]:
@@ -72,6 +77,7 @@ def needed(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "estimate": _histogram(newton[status == fit.OK]),
         "no estimate": _histogram(newton[np.isin(status, (fit.SEPARATED, fit.FIRTH))]),
+        "withheld": int((status == fit.WITHHELD).sum()),
         "Firth's estimate": _histogram(firth[status == fit.FIRTH]),
     }
 
@@ -90,7 +96,8 @@ def main() -> None:
     base, found = hapmap.unpack(options.hm3, options.data), {}
     for name, study in studies(base, options.data):
         found[name] = needed(study)
-        most = {kind: max(map(int, told), default=0) for kind, told in found[name].items()}
+        most = {kind: max(map(int, told), default=0) if isinstance(told, dict) else told
+                for kind, told in found[name].items()}  # fmt: skip
         print(f"{name}: at most {most}", file=sys.stderr, flush=True)
     text = json.dumps(found, indent=1) + "\n"
     options.out.write_text(text) if options.out else print(text)

@@ -41,11 +41,11 @@ MANY = (2, 4, 10, 14)
 #: Limits of a study, by the table's name for them; and its iterations.
 CHOICES: dict[str, tuple[dict[str, float], int]] = {
     "no limits, 20 iterations": ({"effective": 0.0}, 20),
-    "as it comes": ({}, 10),
-    "grid 0.01": ({"grid": 0.01}, 10),
-    "grid 0.1": ({"grid": 0.1}, 10),
-    "outliers 1.25": ({"outliers": 1.25}, 10),
-    "grid 0.1, outliers 1.25": ({"grid": 0.1, "outliers": 1.25}, 10),
+    "as it comes": ({}, 12),
+    "grid 0.01": ({"grid": 0.01}, 12),
+    "grid 0.1": ({"grid": 0.1}, 12),
+    "outliers 1.25": ({"outliers": 1.25}, 12),
+    "grid 0.1, outliers 1.25": ({"grid": 0.1, "outliers": 1.25}, 12),
 }
 ROUNDS = 6  # in which those who are certain are put in
 UNUSUAL, USUAL = 10, 50  # people that are read

@@ -40,6 +40,14 @@ def test_effective_people():
     assert not thin(np.zeros((1, 3)), 0.2).any()  # nobody
 
 
+def test_carriers_of_a_rare_disease_are_not_few():
+    """Ten carriers of whom half are cases, where one person in a thousand is."""
+    weights = np.r_[np.full(13_323, 0.001), np.full(10, 0.25)]
+    effective = weights.sum() ** 2 / (weights @ weights)
+    assert 50 < effective < 0.2 * len(weights)
+    assert not thin(np.array([[weights.sum(), weights @ weights, len(weights)]]), 0.2).any()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("firth", [False, True])
 def test_a_variant_with_few_effective_people_is_withheld_and_no_other(tmp_path, masked, firth):
@@ -131,7 +139,18 @@ def test_covariates_of_unusual_people_are_shortened(tmp_path):
 def test_numbers_that_a_study_may_tell():
     assert released_numbers(study("chi-square")) == 0
     assert released_numbers(study("linear")) == 6
-    assert released_numbers(study("logistic")) == 60
+    assert released_numbers(study("logistic")) == 72
+
+
+@pytest.mark.parametrize(
+    ("many", "people", "newton"), [(4, 917, {"firth": True}), (14, 917, {}), (14, 483, {})]
+)
+def test_honest_studies_of_hapmap_are_within_a_sites_limit(many, people, newton):
+    """Also with 5 % cases, of whom 483 people are left; the largest has room for no second one."""
+    from cupola.sites.settings import TotalLimits
+
+    chosen = study("logistic", covariates=tuple(map(str, range(many))), newton=newton)
+    assert released_numbers(chosen) / people < TotalLimits().released
 
 
 def test_a_data_set_tells_so_many_numbers_and_no_more(tmp_path):

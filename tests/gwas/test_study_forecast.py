@@ -39,7 +39,14 @@ def _sent(study, folder):
 
 
 @pytest.mark.parametrize("sums", SUMS)
-@pytest.mark.parametrize("more", [{}, {"trend": True, "fingerprints": True, "salt": "s"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"trend": True, "fingerprints": True, "salt": "s"},
+        {"limits": {"least_cell": 9}},
+    ],
+)
 def test_chi_square_of_a_public_list_is_foreseen_exactly(tmp_path, sums, more):
     _cohorts(tmp_path)
     study = _study(tmp_path, "chi-square", sum=sums, **more)
@@ -105,6 +112,21 @@ def test_check_prints_it(tmp_path):
     found = runner.invoke(app, ["gwas", "check", str(tmp_path / "study.toml"), "--json"])
     told = foresee_study(study)
     assert json.loads(found.output)["bytes"]["total"] == told.total
+
+
+def test_check_and_result_say_which_limits_are_on_and_what_they_cost(tmp_path):
+    _cohorts(tmp_path)
+    limits = {"least_cell": 9, "grid": 0.01, "outliers": 2.0}
+    study = _study(tmp_path, "logistic", limits=limits, sum="masked")
+    said = "\n".join(foresee_study(study).limits)
+    result = run_study(study, tmp_path / "run", report=False)
+    lost = result["left_out"]["withheld by a cohort: a count below limits.least_cell"]
+    assert lost > 0
+    assert result["limits"] == {"effective": 0.2, **limits}
+    for part in ("c0 would withhold", "multiples of 0.01", "beyond 2 times", "0.30 a person"):
+        assert part in said
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_text()
+    assert "rounded to multiples of 0.01" in ledger
 
 
 def test_what_cohorts_are_told_is_foreseen(tmp_path):

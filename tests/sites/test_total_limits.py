@@ -48,7 +48,7 @@ def test_numbers_beyond_the_sites_limit_are_not_told_also_after_a_restart(tmp_pa
     other = Released(Memory(path), "another study", 40, 0.5)
     other.charge(150)
     other.close()
-    for _ in range(2):  # 50 numbers of 150 people are too many now
+    for _ in range(2):  # 60 numbers of 150 people are too many now
         reach = witnessed(trial, *trial.open())
         reach.engine.quorum = 1.0
         with pytest.raises(FederationError, match="too-many-numbers-released"):
@@ -63,8 +63,8 @@ def test_a_study_is_charged_once(tmp_path, opened):
     opened.append(trial)
     run(trial, plan)
     trial.close()
-    assert told_before(trial.site(0), "cohort") == {"traits 1": pytest.approx(50 / 150)}
-    assert spent(trial.site(0), "traits 1")["released"] == pytest.approx(1 / 3)
+    assert told_before(trial.site(0), "cohort") == {"traits 1": pytest.approx(60 / 150)}
+    assert spent(trial.site(0), "traits 1")["released"] == pytest.approx(0.4)
 
 
 def test_a_preview_says_what_limits_are_on_and_what_they_cost(tmp_path, opened):

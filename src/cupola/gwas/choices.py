@@ -38,7 +38,7 @@ class Quality(_Choice):
 class Newton(_Choice):
     """How logistic regression is solved."""
 
-    iterations: int = Field(default=10, ge=1, le=100)
+    iterations: int = Field(default=12, ge=1, le=100)
     """Most iterations, that with the shared weights of the covariates included."""
     tolerance: float = Field(default=1e-9, gt=0, lt=1e-2)
     """The step that changes the log-likelihood by less is the last (after one that changed it by
@@ -52,7 +52,7 @@ class Limits(_Choice):
 
     effective: float = Field(default=0.2, ge=0, lt=1)
     """A cohort withholds a variant where logistic weights leave fewer effective people, (sum of
-    weights)^2 / (sum of their squares), than this share of those with a call."""
+    weights)^2 / (sum of their squares), than this share of those with a call, and fewer than 50."""
     least_cell: int = Field(default=0, ge=0)
     """A cohort withholds a variant of which it would tell a count of alleles or genotypes, among
     cases, controls or others, above 0 and below this. 0: none."""

@@ -18,6 +18,9 @@ from cupola.federation import Arrays, Declined, Question, SiteContext
 from cupola.gwas.choices import Study
 from cupola.secure.memory import Memory
 
+# Effective people that are enough, whatever share of all they are: where cases are rare, carriers
+# who are cases have hundreds of times the weight of others, and are what is looked for.
+ENOUGH = 50
 WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 
 
@@ -26,10 +29,10 @@ WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 
 def thin(weights: np.ndarray, share: float) -> np.ndarray:
     """Variants whose weights stand for fewer effective people, (sum w)^2 / sum w^2, than a share of
-    all. weights: (variants, 3), their sum, that of their squares, people. Written without a
-    division: nobody at all is not few."""
+    all, and fewer than are enough. weights: (variants, 3), their sum, that of their squares,
+    people. Written without a division: nobody at all is not few."""
     total, squares, people = weights.T
-    return total**2 < share * people * squares
+    return total**2 < np.minimum(share * people, ENOUGH) * squares
 
 
 def small_cells(arrays: Arrays, least: int) -> np.ndarray:
@@ -97,7 +100,7 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
     if study.test == "logistic":
         found.append(
             f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "
-            "people effective"
+            f"people effective, and below {ENOUGH}"
         )
     if limits.least_cell:
         found.append(

@@ -27,7 +27,7 @@ from cupola.gwas.limits import Released
 from cupola.secure.memory import Memory
 
 _CHUNK = 4096
-FIRTH_ITERATIONS = 50
+FIRTH_ITERATIONS = 30
 NULL_ITERATIONS = 50
 UNLISTED = "unlisted.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
@@ -65,7 +65,7 @@ class Site:
     salt: bytes | None = None
     proposes: bool = True
     rare: int = 5
-    iterations: int = 10 + FIRTH_ITERATIONS
+    iterations: int = 12 + FIRTH_ITERATIONS
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
     released: Released | None = None

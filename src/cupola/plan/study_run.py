@@ -205,7 +205,7 @@ class _Session:
         self.log = Log(
             self.folder / "ledger.jsonl",
             saved.lengths["ledger"] if saved else 0,
-            saved and saved.heads.get("ledger"),
+            saved.heads.get("ledger") if saved else None,
         )
         (self.folder / "result.json").unlink(missing_ok=True)
         with room(self.folder) as self.free:

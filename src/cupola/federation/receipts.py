@@ -85,7 +85,8 @@ class Journal:
         if not whole and self._answered():
             raise damaged(self.path, "it is missing, and questions were answered", _COPY)
         self._chain = None  # to a damaged ledger nothing is added
-        chain, seen = Chain(), {}
+        chain = Chain()
+        seen: dict[str, Any] = {}
         for record in chain.read(self.path, whole, _COPY):
             seen = record.get("holds") or seen
         self._chain, self._seen, self._salted = chain, seen, False

@@ -91,6 +91,9 @@ GROUNDS: tuple[Ground, ...] = (
             "cryptography", "privacy"),
     _ground("an answer is given once, after crashes too", ARGUED, "docs/threat-model.md#faults",
             "real"),
+    _ground("a folder that was damaged, edited or put back is noticed (put back as a whole: by the "
+            "coordinator)", ARGUED, "docs/runs.md#damage src/cupola/federation/receipts.py",
+            "real"),
     _ground("messages between machines are encrypted and authenticated (TLS)", LIBRARY, "nvflare",
             "real"),
     _ground("passwords are stored as Argon2 hashes", LIBRARY, "argon2-cffi", "web"),

@@ -88,7 +88,8 @@ def _records(member: Member) -> list[Record]:
 
 
 def _sets(member: Member, record: Record) -> Sets:
-    parties, found = member.roster.sites, {}
+    parties = member.roster.sites
+    found: dict[str, frozenset[str]] = {}
     for text, arrays in record.items():
         found |= dict.fromkeys(arrays, frozenset(parties[i].name for i in _from_text(text)))
     return found

@@ -68,6 +68,7 @@ def _opened(
     number = own_place(identity, roster)
     host = own_host(joined, number)
     memory = Memory(joined.place / "answered.jsonl")
+    books: Any = None
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
         replay, saved = _followed(joined)
@@ -95,6 +96,8 @@ def _opened(
             }
         )
     except BaseException:
+        if books is not None:
+            books.close()
         memory.close()
         getattr(host, "close", lambda: None)()
         raise
@@ -159,7 +162,11 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
             path = place / "compensator.jsonl"
             third = Compensator(joined.identity, joined.roster, path, joined.gone)
             memory = third.memory
-            ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
+            try:
+                ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
+            except BaseException:
+                third.close()
+                raise
         except BaseException:
             alone.close()
             raise

@@ -72,5 +72,5 @@ def test_a_preview_says_what_limits_are_on_and_what_they_cost(tmp_path, opened):
     opened.append(trial)
     told = preview(trial.site(0), trial.base / "study.toml", trial.base / "roster.json").limits
     said = "\n".join(told)
-    for part in ("below 20%", "1 to 19", "would withhold", "multiples of 0.01", "allows 0.5"):
+    for part in ("below 20%", "1 to 19", "would withhold", "multiples of 0.01", "allows 0.6"):
         assert part in said

@@ -27,7 +27,7 @@ from cupola.gwas.limits import Released
 from cupola.secure.memory import Memory
 
 _CHUNK = 4096
-FIRTH_ITERATIONS = 30
+FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 UNLISTED = "unlisted.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people

@@ -57,7 +57,7 @@ class TotalLimits(_Settings):
     """The least limits.effective of a study."""
     least_cell: Annotated[int, Field(ge=0)] = 0
     """The least limits.least_cell of a study."""
-    released: Annotated[float, Field(gt=0)] = 0.5
+    released: Annotated[float, Field(gt=0)] = 0.6
     """Numbers per variant and person that regressions on a data set may tell, all studies
     together: columns times iterations over people."""
 

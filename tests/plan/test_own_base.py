@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from samples import SMALL
+from samples import SMALL, of_an_earlier_version
 from test_run import checked, go, same, stop_after
 
 import cupola
@@ -78,6 +78,7 @@ def test_the_base_is_saved_with_the_model(base: Path, tmp_path: Path) -> None:
 def test_a_model_saved_without_its_base_is_refused(tmp_path: Path) -> None:
     """As earlier versions did."""
     run, path = go(tmp_path / "run", plan=PLAN), tmp_path / "run" / "model.safetensors"
+    of_an_earlier_version(run.folder)
     save_file({n: a for n, a in load_file(path).items() if n != "base.weight"}, path)
     with pytest.raises(CupolaError, match=r"'base\.weight', which 'my_adapter:Adapter' freezes"):
         run.model()

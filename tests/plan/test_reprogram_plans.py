@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from samples import SMALL
+from samples import SMALL, of_an_earlier_version
 from test_run import checked, go
 from tiny_sources import write
 from typer.testing import CliRunner
@@ -63,13 +63,14 @@ def test_only_border_and_map_are_trained_sent_and_kept(plan: dict[str, Any], don
 
 def test_a_finished_run_is_not_read_with_another_source(done: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", seed=3)
-    text = (done / "plan.toml").read_text()
     copied = tmp_path / "copied"
     copied.mkdir()
     for file in done.iterdir():
         if file.is_file():
             (copied / file.name).write_bytes(file.read_bytes())
+    of_an_earlier_version(copied)
     source = cupola.Run.open(done).plan.model.options["source"]
+    text = (copied / "plan.toml").read_text()
     (copied / "plan.toml").write_text(text.replace(source, other))
     with pytest.raises(CupolaError, match="are not those that"):
         cupola.Run.open(copied).model()

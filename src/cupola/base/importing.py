@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from cupola.base.suggest import suggest
+from cupola.base.suggest import closest
 from cupola.errors import CupolaError, PlanError
 
 
@@ -23,7 +23,8 @@ def imported(path: str, said: str | None = None, error: type[CupolaError] = Plan
         ) from reason
     for part in name.split("."):
         if not hasattr(found, part):
-            public = [n for n in vars(found) if not n.startswith("_")]
-            raise error(f"{said}: {module!r} has no {name!r}; {suggest(part, public)}")
+            meant = closest(part, [n for n in vars(found) if not n.startswith("_")])
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            raise error(f"{said}: module {module} has no {name}{hint}")
         found = getattr(found, part)
     return found

@@ -24,6 +24,8 @@ def from_run(folder: Path, size: int | None = None, fresh: int | None = None) ->
     try:
         plan = tomllib.loads((folder / "plan.toml").read_text("utf-8"))
         result = read_result(folder, whole=True)
+        if not result:
+            raise ValueError("there is no result.json")
     except (OSError, ValueError) as error:
         raise PlanError(f"model.source = '{folder}' is no finished run: {error}") from None
     shape, classes = result.get("input_shape"), result.get("classes")

@@ -23,3 +23,13 @@ def read_frame(pipe: IO[bytes], largest: Callable[[], int] | None = None) -> byt
         return b""
     data = pipe.read(length)
     return data if len(data) == length else b""
+
+
+# A receipt (see `federation.receipts`) stands in front of an answer.
+RECEIPT, RECEIPT_SIZE = b"R", 1 + 8 + 16 + 16
+
+
+def after_receipt(answer: bytes) -> bytes:
+    """An answer without its receipt."""
+    has_one = answer[:1] == RECEIPT and len(answer) >= RECEIPT_SIZE
+    return answer[RECEIPT_SIZE:] if has_one else answer

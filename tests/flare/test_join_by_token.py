@@ -354,7 +354,7 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         lead.goto(where)
         fingerprint = west.inner_text("#roster .lead code")
         assert fingerprint in lead.inner_text("#roster")
-        assert "Sent in all" in lead.inner_text("#foreseen")
+        lead.wait_for_selector("#foreseen:has-text('Sent in all')")  # by itself, too
         west.click("button:has-text('All have the same')")
         lead.goto(f"{where}/runs/1")
         lead.wait_for_selector("h2:has-text('Top hits')")  # the live page moves on by itself

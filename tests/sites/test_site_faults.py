@@ -164,9 +164,9 @@ def test_a_clock_that_is_set_back_does_not_stop_a_study(trial, expected, monkeyp
 def nonsense(kind, answer):
     """A site's answer, broken in one way. The right one is at hand."""
     from cupola.federation.message import decode_contribution
-    from cupola.federation.receipts import SIZE
+    from cupola.frames import RECEIPT_SIZE
 
-    answer = answer[SIZE:]  # behind its receipt
+    answer = answer[RECEIPT_SIZE:]  # behind its receipt
     told = decode_contribution(answer[1:])
     name = next(name for name in told.arrays if name.startswith("masked/model"))
     array = told.arrays[name]

@@ -22,9 +22,8 @@ from typing import Any, Protocol
 
 from cupola.chain import AGAIN, Chain, damaged, read_json, sealed_json
 from cupola.federation.stored import write_durably
+from cupola.frames import RECEIPT, RECEIPT_SIZE
 
-RECEIPT = b"R"
-SIZE = 1 + 8 + 16 + 16  # bytes in front of an answer
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"
 
 
@@ -50,10 +49,10 @@ class Receipt:
 
 def split_receipt(answer: bytes) -> tuple[Receipt | None, bytes]:
     """An answer's receipt, if it has one, and the rest."""
-    if answer[:1] != RECEIPT or len(answer) < SIZE:
+    if answer[:1] != RECEIPT or len(answer) < RECEIPT_SIZE:
         return None, answer
-    count, head, before = answer[1:9], answer[9:25], answer[25:SIZE]
-    return Receipt(int.from_bytes(count, "little"), head.hex(), before.hex()), answer[SIZE:]
+    count, head, before = answer[1:9], answer[9:25], answer[25:RECEIPT_SIZE]
+    return Receipt(int.from_bytes(count, "little"), head.hex(), before.hex()), answer[RECEIPT_SIZE:]
 
 
 class Journal:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupola.chain import read_result, sealed_json
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
@@ -22,7 +23,7 @@ from cupola.flare.jobs import Job
 from cupola.gwas import Variants, read_variants
 from cupola.learn import TrainingHost
 from cupola.plan import compose
-from cupola.plan.checkpoint import write_atomically
+from cupola.plan.checkpoint import json_line, write_atomically
 from cupola.plan.folder import CONTENTS as OF_RUNS
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
@@ -256,11 +257,22 @@ def public(own: Path, given: object) -> Path:
 def packed(folder: Path, names: tuple[str, ...] | None = None) -> bytes:
     """Files of a run folder as a zip: these, or all but the checkpoint, which stays."""
     found = io.BytesIO()
+    present = [name for name in names or CONTENTS if (folder / name).is_file()]
     with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in names or CONTENTS:
-            if (folder / name).is_file():
+        for name in present:
+            if name == "result.json":
+                archive.writestr(name, _result_of(folder, present))
+            else:
                 archive.write(folder / name, name)
     return found.getvalue()
+
+
+def _result_of(folder: Path, names: list[str]) -> str:
+    """result.json with the checksums of these files alone: the others stay here."""
+    found = read_result(folder)
+    told = found.get("checksums") or {}
+    found["checksums"] = {name: told[name] for name in told if name in names}
+    return sealed_json("result.json", json_line(found, indent=2))
 
 
 def unpack(data: bytes, folder: Path, allowed: tuple[str, ...] = CONTENTS) -> None:

@@ -10,9 +10,9 @@ from cupola.errors import PlanError
 from cupola.federation import Contribution, Failure, Federation, Ledger, Question
 from cupola.federation.answering import read_answer
 from cupola.federation.message import encode_question, largest_answer
-from cupola.federation.receipts import SIZE as RECEIPT_SIZE
 from cupola.federation.receipts import Receipts
 from cupola.flare.jobs import LATE
+from cupola.frames import RECEIPT_SIZE
 
 PATIENCE = 600.0  # a party that is started anew takes part after the job was handed in again
 

@@ -21,6 +21,7 @@ from cupola.flare.closed import close_doors
 from cupola.flare.jobs import MARKS
 from cupola.flare.launch import FOLDER, KIND
 from cupola.flare.work import Worker
+from cupola.frames import after_receipt
 
 OPENS = "cupola.flare.parties:open_party"
 
@@ -55,9 +56,10 @@ class CupolaExecutor(Executor):
             facts = {"folder": folder, "kind": kind, "study": self._study}
             self._worker = Worker(OPENS, facts)
         answer = self._worker.ask(MARKS[task_name] + body, lambda: bool(abort_signal.triggered))
-        if answer[:1] == b"F":  # it declined
+        told = after_receipt(answer)
+        if told[:1] == b"F":  # it declined
             AuditService.add_event(
-                user="", action="cupola.declined", msg=answer[1:].decode(errors="replace")[:200]
+                user="", action="cupola.declined", msg=told[1:].decode(errors="replace")[:200]
             )
         reply = make_reply(ReturnCode.OK)
         reply[BODY] = answer

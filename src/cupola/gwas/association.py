@@ -315,9 +315,9 @@ class Association:
         more = f"; of {unknown:,} an allele is unknown" if unknown else ""
         return [
             f"{missing:,} of {own['variants']:,} variants ({missing / own['variants']:.1%}; all "
-            "cohorts' files added up) are on no list and in no test: no cohort has "
-            f"{self.study.rare} copies of the rarer allele (rare), so that none may name them"
-            f"{more}; a public list (variants) can"
+            "cohorts' files added up) are not tested: no cohort has at least "
+            f"{self.study.rare} copies of the rarer allele (rare), so none may name them{more}. "
+            "To test them, name a public list (variants)"
         ]
 
     def _ask_fingerprints(self, state: State) -> Any:

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from cohorts import carry_out, cut, found, people, sites, study
 
-from cupola.federation import Declined
+from cupola.federation import Declined, Question, SiteContext, Spec
+from cupola.federation.site import StateStore
 from cupola.gwas import fit, results
 from cupola.gwas.agreement import R_CELL
 from cupola.gwas.choices import Limits
-from cupola.gwas.limits import Released, small_cells, thin
+from cupola.gwas.limits import Released, small_cells, thin, without
 from cupola.gwas.site import released_numbers
+from cupola.secure.encoding import encode
+from cupola.secure.hidden import layout_of
 from cupola.secure.memory import Memory
 
 THIRDS = np.array_split(np.arange(240), 3)
@@ -89,6 +92,27 @@ def test_the_total_of_a_withheld_variant_is_not_that_of_the_other_cohorts(tmp_pa
     bound = 2 * (1.01 * 150 + 10)
     fine = np.concatenate([a["genotype"][np.rint(a["withheld"]) == 0] for a in totals])
     assert np.abs(fine).mean() < 0.2 * bound < np.abs(blind).mean()
+
+
+def test_the_last_digits_of_a_withheld_total_are_not_those_of_the_other_cohorts():
+    """A number of 53 bits beyond 1 has no last digits where the masks' integers of 64 bits have
+    some: those would be the others' own, which tell apart whatever is known of them."""
+    expects = {"sums": Spec((400, 5), "float", 313.0), "withheld": Spec((400,), "int", 1)}
+    question = Question("gwas newton", expects=expects)
+    layout = layout_of(question, 3)
+    (place,) = (entry for entry in layout if entry.name == "sums")
+
+    def sent(withheld, sums):
+        site = SiteContext(0, None, None, StateStore(), None, hidden=layout, real=True)
+        told = without(site, question, {"sums": sums}, np.full(400, withheld))
+        return encode(place, told["sums"]).astype(object)
+
+    others = np.random.default_rng(1).normal(0, 0.3, (2, 400, 5))
+    blind = sent(True, np.zeros((400, 5)))
+    total = blind + sent(False, others[0]) + sent(False, others[1])
+    for bits in range(1, 24):
+        if not (blind % 2**bits).any():  # these digits of the total are the others'
+            assert not (total % 2**bits).any()
 
 
 def test_small_cells():

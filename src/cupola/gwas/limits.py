@@ -4,12 +4,15 @@ A cohort withholds a variant, not the whole question, where its own part would t
 effective people behind logistic weights, or a small count. It says so in a count, one number per
 variant, which is told as a total, and the program leaves the variant. In place of its numbers it
 adds random ones, as large as its bounds allow: zeros would leave the total of the other cohorts,
-maybe of a single one. One person, who moves a number of the others by d, is told apart by it with
-an advantage of at most d / 2B, B being the bound, some 2 or 4 times the number of all people.
+maybe of a single one. They are uniform on a grid that all numbers keep to, so that they cover the
+last digit as well as the first. One person, who moves a number of the others by d, is told apart by
+it with an advantage of at most d / B, by all numbers of a variant with the sum of these; B is
+the bound, some 1 to 4 times the number of all people.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 
 import numpy as np
@@ -46,25 +49,36 @@ def small_cells(arrays: Arrays, least: int) -> np.ndarray:
 
 
 def without(site: SiteContext, question: Question, arrays: Arrays, withheld: np.ndarray) -> Arrays:
-    """An answer that withholds some variants, and says which."""
-    rows = np.flatnonzero(withheld)
+    """An answer that withholds some variants, and says which. Under masks all numbers are multiples
+    of the noise's step: finer digits of a total would be those of the other cohorts."""
+    rows, bounds = np.flatnonzero(withheld), {n: s.bound for n, s in question.expects.items()}
+    if site.hidden is not None:
+        arrays = {n: on_grid({n: a}, _step(bounds[n]))[n] for n, a in arrays.items()}
     if len(rows):
         arrays = {name: array.copy() for name, array in arrays.items()}
         for name, array in arrays.items():
-            noise = _uniform(site, question, name, array[rows].size).reshape(array[rows].shape)
             # Without masks the coordinator knows whose numbers these are: noise would hide nothing.
-            bound = question.expects[name].bound if site.hidden is not None else 0
-            array[rows] = (noise * float(bound or 0)).astype(array.dtype)
+            array[rows] = 0
+            if site.hidden is not None:
+                drawn = _drawn(site, question, name, array[rows].size) * _step(bounds[name])
+                drawn = drawn if array.dtype.kind == "f" else np.floor(drawn)
+                array[rows] = drawn.reshape(array[rows].shape).astype(array.dtype)
     return {**arrays, WITHHELD: withheld.astype(np.int8)}
 
 
-def _uniform(site: SiteContext, question: Question, name: str, size: int) -> np.ndarray:
-    """Numbers in (-1, 1), which nobody outside can foresee at a real site: of 53 bits of the
-    operating system's, as they leave by themselves."""
+def _step(bound: float | None) -> float:
+    """What 2^52 of are at most a bound, and more than half of it: a power of two."""
+    return math.ldexp(1.0, math.frexp(bound or 0.0)[1] - 53)
+
+
+def _drawn(site: SiteContext, question: Question, name: str, size: int) -> np.ndarray:
+    """Whole numbers from -2^52 to 2^52 - 1, each as likely, which nobody outside can foresee at a
+    real site."""
     if site.secret_seed is not None:
-        return site.generator(f"withheld {name}", question.step).uniform(-1, 1, size)
+        draw = site.generator(f"withheld {name}", question.step)
+        return draw.integers(-(2**52), 2**52, size).astype(np.float64)
     drawn = np.frombuffer(secrets.token_bytes(8 * size), np.uint64) >> np.uint64(11)
-    return drawn.astype(np.float64) * 2.0**-52 - 1
+    return drawn.astype(np.float64) - 2.0**52
 
 
 def on_grid(arrays: Arrays, grid: float) -> Arrays:

@@ -24,6 +24,7 @@ from cupola.secure.memory import Memory
 # Effective people that are enough, whatever share of all they are: where cases are rare, carriers
 # who are cases have hundreds of times the weight of others, and are what is looked for.
 ENOUGH = 50
+FEW = 2  # people of a cohort who are not tested; one alone is never counted
 WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 
 
@@ -38,14 +39,18 @@ def thin(weights: np.ndarray, share: float) -> np.ndarray:
     return total**2 < np.minimum(share * people, ENOUGH) * squares
 
 
-def small_cells(arrays: Arrays, least: int) -> np.ndarray:
+def small_cells(arrays: Arrays, least: int, *more: np.ndarray) -> np.ndarray:
     """Variants with a count in 1 .. least - 1: copies of either allele (variants, groups, 2: of a1
-    and of both), people by genotype."""
+    and of both), people by genotype, and more."""
     alleles = arrays["alleles"]
-    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0]]
+    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0], *more]
     cells += [arrays["genotypes"]] if "genotypes" in arrays else []
-    small = [((c > 0) & (c < least)).reshape(len(c), -1).any(axis=1) for c in cells]
-    return np.logical_or.reduce(small)
+    return np.logical_or.reduce([small(c, least).reshape(len(c), -1).any(axis=1) for c in cells])
+
+
+def small(counts: np.ndarray, least: int) -> np.ndarray:
+    """Which counts are too small to be told. Nobody is not few."""
+    return (counts > 0) & (counts < least)
 
 
 def without(site: SiteContext, question: Question, arrays: Arrays, withheld: np.ndarray) -> Arrays:
@@ -119,10 +124,15 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
     if limits.least_cell:
         found.append(
             f"a cohort withholds a variant with a count of 1 to {limits.least_cell - 1} (alleles "
-            "or genotypes, in cases, controls or others)"
+            "or genotypes, in cases, controls or others"
+            + ("; people tested without a call)" if study.regression else ")")
         )
     else:
         found.append("counts of any size are told (limits.least_cell = 0)")
+        if study.regression:
+            found.append(
+                "who alone has no call at a variant: covariates and trait follow from the totals"
+            )
     if study.regression:
         found.append(
             f"at most {numbers:,} numbers per variant are told of {people:,} people: "

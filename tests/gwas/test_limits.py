@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from cohorts import carry_out, cut, found, people, sites, study
 
-from cupola.federation import Declined
+from cupola.federation import Declined, Question, SiteContext, Spec
+from cupola.federation.site import StateStore
 from cupola.gwas import fit, results
 from cupola.gwas.agreement import R_CELL
 from cupola.gwas.choices import Limits
-from cupola.gwas.limits import Released, small_cells, thin
+from cupola.gwas.limits import Released, small_cells, thin, without
 from cupola.gwas.site import released_numbers
+from cupola.secure.encoding import encode
+from cupola.secure.hidden import layout_of
 from cupola.secure.memory import Memory
 
 THIRDS = np.array_split(np.arange(240), 3)
@@ -91,12 +94,93 @@ def test_the_total_of_a_withheld_variant_is_not_that_of_the_other_cohorts(tmp_pa
     assert np.abs(fine).mean() < 0.2 * bound < np.abs(blind).mean()
 
 
+def test_the_last_digits_of_a_withheld_total_are_not_those_of_the_other_cohorts():
+    """A number of 53 bits beyond 1 has no last digits where the masks' integers of 64 bits have
+    some: those would be the others' own, which tell apart whatever is known of them."""
+    expects = {"sums": Spec((400, 5), "float", 313.0), "withheld": Spec((400,), "int", 1)}
+    question = Question("gwas newton", expects=expects)
+    layout = layout_of(question, 3)
+    (place,) = (entry for entry in layout if entry.name == "sums")
+
+    def sent(withheld, sums):
+        site = SiteContext(0, None, None, StateStore(), None, hidden=layout, real=True)
+        told = without(site, question, {"sums": sums}, np.full(400, withheld))
+        return encode(place, told["sums"]).astype(object)
+
+    others = np.random.default_rng(1).normal(0, 0.3, (2, 400, 5))
+    blind = sent(True, np.zeros((400, 5)))
+    total = blind + sent(False, others[0]) + sent(False, others[1])
+    for bits in range(1, 24):
+        if not (blind % 2**bits).any():  # these digits of the total are the others'
+            assert not (total % 2**bits).any()
+
+
+@pytest.mark.parametrize("test", ["linear", "logistic"])
+@pytest.mark.parametrize("lacks", ["trait", "covariate"])
+def test_who_alone_is_not_tested_is_not_told_by_a_difference(tmp_path, monkeypatch, test, lacks):
+    """Counts of everybody less those of the people tested were one person's genotypes."""
+    from cupola.gwas.regression import Regression
+
+    told, plain = [], Regression.answer
+
+    def answer(self, total):
+        told.append((self.part, total, self.state.arrays["alleles"]))
+        return plain(self, total)
+
+    monkeypatch.setattr(Regression, "answer", answer)
+    data = people(8, n=150, missing=0)
+    if lacks == "covariate":
+        data.age[7] = np.nan
+    else:
+        data.cc[7] = data.qt[7] = np.nan
+    carried_out(tmp_path, study(test), data, True)
+    (total, alleles), *_ = [(t.arrays["counts"], a) for part, t, a in told if part == "sums"]
+    everybody = alleles[..., 0].sum(axis=1)
+    assert (np.rint(total[:, 0]) == everybody).all()
+
+
+@pytest.mark.parametrize("test", ["linear", "logistic"])
+@pytest.mark.parametrize("least", [0, 2])
+def test_who_alone_has_no_call_keeps_covariates_and_trait(tmp_path, monkeypatch, test, least):
+    """What those without a call take off is one person's row; the limit withholds the variant."""
+    from cupola.gwas.regression import Regression
+
+    told, plain = [], Regression.answer
+
+    def answer(self, total):
+        told.append((self.part, total.arrays, self.state.values))
+        return plain(self, total)
+
+    monkeypatch.setattr(Regression, "answer", answer)
+    data = people(8, n=150, missing=0)
+    data.copies[3, 7] = 3
+    _, _, ours = carried_out(tmp_path, study(test, limits=Limits(least_cell=least)), data, True)
+    (total, values), *_ = [(t, v) for part, t, v in told if part == "sums"]
+    off = total["off"][3]  # products of columns: the first, 1 x 1, is not asked for if linear
+    age = off[0] if test == "linear" else off[1] / off[0]
+    read = values["shift"][0] + values["width"][0] * age
+    assert (abs(read - data.age[7]) < 1e-3) == (least == 0)
+    assert (ours.status == fit.WITHHELD).tolist() == [least > 0 and i == 3 for i in range(12)]
+
+
 def test_small_cells():
     alleles = np.array([[[0, 40], [9, 40]], [[3, 40], [9, 40]], [[38, 40], [9, 40]]])
     assert small_cells({"alleles": alleles}, 5).tolist() == [False, True, True]
     genotypes = np.array([[[0, 9, 11]], [[9, 9, 2]], [[9, 9, 9]]])
     told = small_cells({"alleles": alleles[:1].repeat(3, 0), "genotypes": genotypes}, 5)
     assert told.tolist() == [False, True, False]
+
+
+def test_males_on_x_are_not_few_either(tmp_path):
+    """Alleles less genotypes, which are women's, are the men's."""
+    data = people(9, n=240, missing=0, chromosomes=(23,))
+    men = np.flatnonzero(data.sex == 1)
+    data.copies[3, men] = 0
+    few = men[(men < 80) & (data.cc[men] == 2)][:2]
+    data.copies[3, few] = 2
+    chosen = study("chi-square", trend=True, limits=Limits(least_cell=3))
+    _, state, _ = carried_out(tmp_path, chosen, data, True)
+    assert state.arrays["reason"][3] == R_CELL
 
 
 @pytest.mark.parametrize("masked", [False, True])

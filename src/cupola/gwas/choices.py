@@ -55,7 +55,8 @@ class Limits(_Choice):
     weights)^2 / (sum of their squares), than this share of those with a call, and fewer than 50."""
     least_cell: int = Field(default=0, ge=0)
     """A cohort withholds a variant of which it would tell a count of alleles or genotypes, among
-    cases, controls or others, above 0 and below this. 0: none."""
+    cases, controls or others, or the sums of people without a call, above 0 and below this. Nor
+    does it count fewer people who are not tested. 0: none."""
     grid: float = Field(default=0.0, ge=0, le=1)
     """Cohorts round what they add to totals about variants to multiples of this. 0: exact."""
     outliers: float = Field(default=0.0, ge=0)

@@ -18,7 +18,7 @@ MEANINGS = (
     "no finite estimate (separated, or no convergence)",
     "fewer people than columns",
     "Firth's penalised likelihood",
-    "withheld by a cohort: weights on too few people (limits.effective)",
+    "withheld by a cohort: weights on too few people, or few without a call (limits)",
 )
 # A step of 0.1 that gains 1e-6 belongs to a standard error of 70: none is so large by itself.
 _SHORT, _FLAT = 0.1, 1e-6

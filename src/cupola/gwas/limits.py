@@ -4,12 +4,15 @@ A cohort withholds a variant, not the whole question, where its own part would t
 effective people behind logistic weights, or a small count. It says so in a count, one number per
 variant, which is told as a total, and the program leaves the variant. In place of its numbers it
 adds random ones, as large as its bounds allow: zeros would leave the total of the other cohorts,
-maybe of a single one. One person, who moves a number of the others by d, is told apart by it with
-an advantage of at most d / 2B, B being the bound, some 2 or 4 times the number of all people.
+maybe of a single one. They are uniform on a grid that all numbers keep to, so that they cover the
+last digit as well as the first. One person, who moves a number of the others by d, is told apart by
+it with an advantage of at most d / B, by all numbers of a variant with the sum of these; B is
+the bound, some 1 to 4 times the number of all people.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 
 import numpy as np
@@ -21,6 +24,7 @@ from cupola.secure.memory import Memory
 # Effective people that are enough, whatever share of all they are: where cases are rare, carriers
 # who are cases have hundreds of times the weight of others, and are what is looked for.
 ENOUGH = 50
+FEW = 2  # people of a cohort who are not tested; one alone is never counted
 WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 
 
@@ -35,36 +39,51 @@ def thin(weights: np.ndarray, share: float) -> np.ndarray:
     return total**2 < np.minimum(share * people, ENOUGH) * squares
 
 
-def small_cells(arrays: Arrays, least: int) -> np.ndarray:
+def small_cells(arrays: Arrays, least: int, *more: np.ndarray) -> np.ndarray:
     """Variants with a count in 1 .. least - 1: copies of either allele (variants, groups, 2: of a1
-    and of both), people by genotype."""
+    and of both), people by genotype, and more."""
     alleles = arrays["alleles"]
-    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0]]
+    cells = [alleles[..., 0], alleles[..., 1] - alleles[..., 0], *more]
     cells += [arrays["genotypes"]] if "genotypes" in arrays else []
-    small = [((c > 0) & (c < least)).reshape(len(c), -1).any(axis=1) for c in cells]
-    return np.logical_or.reduce(small)
+    return np.logical_or.reduce([small(c, least).reshape(len(c), -1).any(axis=1) for c in cells])
+
+
+def small(counts: np.ndarray, least: int) -> np.ndarray:
+    """Which counts are too small to be told. Nobody is not few."""
+    return (counts > 0) & (counts < least)
 
 
 def without(site: SiteContext, question: Question, arrays: Arrays, withheld: np.ndarray) -> Arrays:
-    """An answer that withholds some variants, and says which."""
-    rows = np.flatnonzero(withheld)
+    """An answer that withholds some variants, and says which. Under masks all numbers are multiples
+    of the noise's step: finer digits of a total would be those of the other cohorts."""
+    rows, bounds = np.flatnonzero(withheld), {n: s.bound for n, s in question.expects.items()}
+    if site.hidden is not None:
+        arrays = {n: on_grid({n: a}, _step(bounds[n]))[n] for n, a in arrays.items()}
     if len(rows):
         arrays = {name: array.copy() for name, array in arrays.items()}
         for name, array in arrays.items():
-            noise = _uniform(site, question, name, array[rows].size).reshape(array[rows].shape)
             # Without masks the coordinator knows whose numbers these are: noise would hide nothing.
-            bound = question.expects[name].bound if site.hidden is not None else 0
-            array[rows] = (noise * float(bound or 0)).astype(array.dtype)
+            array[rows] = 0
+            if site.hidden is not None:
+                drawn = _drawn(site, question, name, array[rows].size) * _step(bounds[name])
+                drawn = drawn if array.dtype.kind == "f" else np.floor(drawn)
+                array[rows] = drawn.reshape(array[rows].shape).astype(array.dtype)
     return {**arrays, WITHHELD: withheld.astype(np.int8)}
 
 
-def _uniform(site: SiteContext, question: Question, name: str, size: int) -> np.ndarray:
-    """Numbers in (-1, 1), which nobody outside can foresee at a real site: of 53 bits of the
-    operating system's, as they leave by themselves."""
+def _step(bound: float | None) -> float:
+    """What 2^52 of are at most a bound, and more than half of it: a power of two."""
+    return math.ldexp(1.0, math.frexp(bound or 0.0)[1] - 53)
+
+
+def _drawn(site: SiteContext, question: Question, name: str, size: int) -> np.ndarray:
+    """Whole numbers from -2^52 to 2^52 - 1, each as likely, which nobody outside can foresee at a
+    real site."""
     if site.secret_seed is not None:
-        return site.generator(f"withheld {name}", question.step).uniform(-1, 1, size)
+        draw = site.generator(f"withheld {name}", question.step)
+        return draw.integers(-(2**52), 2**52, size).astype(np.float64)
     drawn = np.frombuffer(secrets.token_bytes(8 * size), np.uint64) >> np.uint64(11)
-    return drawn.astype(np.float64) * 2.0**-52 - 1
+    return drawn.astype(np.float64) - 2.0**52
 
 
 def on_grid(arrays: Arrays, grid: float) -> Arrays:
@@ -105,10 +124,15 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
     if limits.least_cell:
         found.append(
             f"a cohort withholds a variant with a count of 1 to {limits.least_cell - 1} (alleles "
-            "or genotypes, in cases, controls or others)"
+            "or genotypes, in cases, controls or others"
+            + ("; people tested without a call)" if study.regression else ")")
         )
     else:
         found.append("counts of any size are told (limits.least_cell = 0)")
+        if study.regression:
+            found.append(
+                "who alone has no call at a variant: covariates and trait follow from the totals"
+            )
     if study.regression:
         found.append(
             f"at most {numbers:,} numbers per variant are told of {people:,} people: "

@@ -177,13 +177,15 @@ class Asker:
         if missing:
             off = (columns + 1) * (columns + 2) // 2 - 1
             expects["off"] = Spec((k, off), "float", self.n, self.coarse)
+            expects |= {WITHHELD: Spec((k,), "int", 1)} if self.study.limits.least_cell else {}
         return Question(
             "gwas linear",
             chunk.arrays(),
             self._test(chunk, missing=missing),
             expects,
             reveals="per variant, genotype counts of those tested, genotype times covariates and "
-            "trait, and products of those without a call, over all people",
+            "trait, and products of those without a call, over all people"
+            + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
             protection=rounded(self.study),
         )
 

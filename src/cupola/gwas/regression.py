@@ -155,6 +155,7 @@ class Regression:
         p, k = self.fixed + 1, len(self.chunk.index)
         shared = np.array(self.null["products"])
         off = np.zeros((k, len(shared)))
+        sums, withheld = told_of(sums)
         total, pairs, people = np.rint(sums["counts"]).T
         if "off" in sums:
             off[:, 1:] = sums["off"]
@@ -168,6 +169,7 @@ class Regression:
         with_y = np.concatenate([whole[:, :-1, -1], cross[:, -1:]], axis=1)
         work = self._nothing(fit.OK)
         status = fit.trouble(products, people, self.study.vif)
+        status[withheld], people[withheld] = fit.WITHHELD, np.nan
         good = status == fit.OK
         facts = (products[good], with_y[good], whole[good, -1, -1], people[good])
         beta, error = fit.least_squares(*facts)

@@ -11,7 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
-from cupola.gwas.limits import on_grid, small_cells, thin, without
+from cupola.gwas.limits import FEW, WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.gwas.site import LARGEST, NULL_ITERATIONS, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
@@ -36,13 +36,31 @@ def smallest(spec: Spec) -> np.dtype:
     return np.dtype(np.float32 if spec.bits == 32 else np.float64)
 
 
-def groups(cohort: Cohort, binary: bool) -> np.ndarray:
-    """(3, people): cases, controls, others; for a quantitative trait everybody is in the last."""
-    y = cohort.traits(binary)
+def groups(cohort: Cohort, binary: bool, least: int) -> np.ndarray:
+    """(3, people): cases, controls, others; for a quantitative trait everybody is in the last.
+    least: the smallest count that is told."""
+    y, people = cohort.traits(binary), counted(cohort, max(FEW, least))
     if not binary:
         nobody = np.zeros(len(y), bool)
-        return np.stack([nobody, nobody, cohort.loaded])
-    return np.stack([y == 1, y == 0, cohort.loaded & np.isnan(y)])
+        return np.stack([nobody, nobody, people])
+    return np.stack([y == 1, y == 0, np.isnan(y)]) & people
+
+
+def counted(cohort: Cohort, least: int) -> np.ndarray:
+    """Who is counted: those loaded, but for fewer than `least` who are not tested: their counts, or
+    all counts less those of the test, would be single genotypes. 0 is a number, or no trait in a
+    binary one; whichever it will be, either kind of people is many or nobody."""
+    told = ~np.isnan(cohort.traits(False))
+    zero = np.zeros_like(told)
+    if cohort.looks_binary:
+        zero = told & np.isnan(cohort.traits(True))
+    whole = cohort.tested(False, True)
+    untested = (~told, zero & whole, zero & ~whole, told & ~zero & ~whole)
+    found = cohort.loaded.copy()
+    for people in untested:
+        if (cohort.loaded & people).sum() < least:
+            found &= ~people
+    return found
 
 
 @task("gwas people")
@@ -54,7 +72,7 @@ def people(own: Site, site: SiteContext, question: Question) -> Contribution:  #
     own.pin("people", [question.options[n] for n in ("binary", "regression", "one_sided")])
     stated, regression = question.options["binary"], bool(question.options["regression"])
     binary = cohort.looks_binary if stated is None else bool(stated)
-    found = groups(cohort, binary)
+    found = groups(cohort, binary, own.limits.least_cell)
     counts = [*found.sum(axis=1), *(found & cohort.male).sum(axis=1)]
     tested = cohort.tested(binary, regression)
     y = cohort.traits(binary)
@@ -189,7 +207,8 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     (local, swapped), cohort, options = _rows(own, site, question), own.cohort, question.options
     kind, binary = int(options["kind"]), bool(options["binary"])
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
-    asked = groups(cohort, binary)[list(options["groups"])] & present(cohort, kind)
+    asked = groups(cohort, binary, own.limits.least_cell)[list(options["groups"])]
+    asked &= present(cohort, kind)
     single = haploid(cohort, kind)
     if not (single.any() or options["genotypes"]):
         alleles = kernels.allele_counts(cohort.bed, local, asked)
@@ -208,19 +227,24 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if options["genotypes"]:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
         arrays["genotypes"] = pair[:, at]
+        # Alleles less genotypes are those of people with a single copy.
+        return _sized(site, question, _cells(own, site, question, arrays, alone[:, at][..., ::2]))
     return _sized(site, question, _cells(own, site, question, arrays))
 
 
-def _cells(own: Site, site: SiteContext, question: Question, arrays: Arrays) -> Arrays:
-    """Counts, but for variants of which one is too small to be told."""
+def _cells(
+    own: Site, site: SiteContext, question: Question, arrays: Arrays, *more: np.ndarray
+) -> Arrays:
+    """Counts, but for variants of which one is too small to be told; more: what follows from
+    them."""
     least = own.limits.least_cell
-    return without(site, question, arrays, small_cells(arrays, least)) if least else arrays
+    return without(site, question, arrays, small_cells(arrays, least, *more)) if least else arrays
 
 
 def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> int:
     """How many of a cohort's variants (as on autosomes) it would withhold for a small count."""
     cohort, count = own.cohort, 0
-    asked = groups(cohort, binary)
+    asked = groups(cohort, binary, least)
     for start in range(0, len(cohort.variants), _BLOCK):
         part = slice(start, min(start + _BLOCK, len(cohort.variants)))
         found = kernels.genotype_counts(cohort.bed.rows(part), asked)
@@ -265,7 +289,11 @@ def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
     if question.options["missing"]:
         arrays["off"] = kernels.missing_sums(rows, made.spread(made.products[:, 1:]))
-    return _sized(site, question, on_grid(arrays, own.limits.grid))
+    arrays = on_grid(arrays, own.limits.grid)
+    if WITHHELD in question.expects:
+        lost = len(made.people) - arrays["counts"][:, 2]
+        arrays = without(site, question, arrays, small(lost, own.limits.least_cell))
+    return _sized(site, question, arrays)
 
 
 def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
@@ -306,6 +334,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     if question.options["missing"]:
         lost = kernels.missing_sums(rows, made.spread(spread))
     few = thin(spread.sum(axis=0) - lost, own.limits.effective)
+    few |= small(np.rint(lost[:, 2]), own.limits.least_cell)
     arrays = on_grid(arrays, own.limits.grid)
     return _sized(site, question, without(site, question, arrays, few))
 

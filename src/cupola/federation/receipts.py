@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cupola.chain import AGAIN, Chain, damaged, read_json, sealed_json
-from cupola.federation.stored import write_durably
+from cupola.errors import DataError
+from cupola.federation.stored import sync_folder, write_durably
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 RECEIPT = b"R"
 SIZE = 1 + 8 + 16 + 16  # bytes in front of an answer
@@ -64,6 +70,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._answered = path, answered
         self._chain: Chain | None = None
+        self._size = 0  # bytes that are the chain's
         self._seen: dict[str, Any] = {}
         self._salted = False
         self._holds: Callable[[], Mapping[str, Any]] = dict
@@ -71,6 +78,7 @@ class Journal:
     def hold(self, kept: Mapping[str, tuple[Kept, Callable[[], Any]]]) -> None:
         """Verify what the folder holds against the last line, and note it in later ones. kept: by
         name, what it is and how far it is. Called whenever the folder is opened anew."""
+        self._holds = dict  # of a folder that is refused nothing is noted
         chain = self._open()
         if not chain.count:  # before the first answer is stored: who has one has a ledger
             self.write({"begun": True})
@@ -90,30 +98,48 @@ class Journal:
         for record in chain.read(self.path, whole, _COPY):
             seen = record.get("holds") or seen
         self._chain, self._seen, self._salted = chain, seen, False
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):  # of a crash; nothing left on its account
-            os.truncate(self.path, end)
+        self._size = whole.rfind(b"\n") + 1
+        if self._size < len(whole):  # of a crash; nothing left on its account
+            os.truncate(self.path, self._size)
         return chain
 
     def write(self, line: Mapping[str, Any]) -> Receipt:
         """One more line, on disk when this returns."""
-        chain = self._chain or self._open()
-        before = chain.head or "0" * 32
-        first = {} if self._salted else {"salt": secrets.token_hex(16)}
-        holds = {"holds": held} if (held := dict(self._holds())) else {}
-        data, _ = chain.line(json.dumps({**line, **holds, **first}))
-        with self.path.open("ab") as file:
-            start = file.tell()
+        with self.path.open("ab", buffering=0) as file:
+            if fcntl is not None:  # a process that is refused says so here, too
+                fcntl.flock(file, fcntl.LOCK_EX)
+            chain = self._chain
+            if chain is None or file.seek(0, os.SEEK_END) != self._size:
+                chain = self._read_on()
+            before = chain.head or "0" * 32
+            first = {} if self._salted else {"salt": secrets.token_hex(16)}
+            holds = {"holds": held} if (held := dict(self._holds())) else {}
+            data, _ = chain.line(json.dumps({**line, **holds, **first}))
             try:
-                file.write(data)
-                file.flush()
+                sent = 0
+                while sent < len(data):  # on a full disk the first part may pass without an error
+                    sent += file.write(data[sent:]) or 0
                 os.fsync(file.fileno())
             except OSError:
-                os.truncate(self.path, start)
+                os.truncate(self.path, self._size)
                 raise
+            if not chain.count:
+                sync_folder(self.path.parent)  # else a power cut may take the file itself
         chain.take(data[:-1])
+        self._size += len(data)
         self._salted = True
         return Receipt(chain.count, chain.head, before)
+
+    def _read_on(self) -> Chain:
+        """The ledger as another process left it, which goes on from what this one knows."""
+        known, size = self._chain, self._size
+        try:
+            chain = self._open()
+            chain.require(self.path, known.tail if known else (0, ""), _COPY)
+        except DataError:
+            self._chain, self._size = known, size
+            raise
+        return chain
 
 
 class Receipts:

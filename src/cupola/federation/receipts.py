@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cupola.chain import AGAIN, Chain, damaged, read_json, sealed_json
+from cupola.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
 from cupola.errors import DataError
 from cupola.federation.stored import sync_folder, write_durably
 
@@ -86,6 +86,21 @@ class Journal:
             if name in self._seen:
                 part.require(self._seen[name])
         self._holds = lambda: {name: far() for name, (_, far) in kept.items()}
+
+    @property
+    def tail(self) -> Tail:
+        """How many lines there are, and the hash that stands for them."""
+        return (self._chain or self._open()).tail
+
+    def require(self, tail: Tail) -> None:
+        """DataError unless this ledger goes on from what was seen of it."""
+        self._open().require(self.path, tail, _COPY)
+
+    @property
+    def seen(self) -> Mapping[str, Any]:
+        """How far everything was at the last line."""
+        self._open()
+        return self._seen
 
     def _open(self) -> Chain:
         """Read again: another process may have answered for this party since."""

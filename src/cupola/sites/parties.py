@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from cupola.sites.consent import (
     study_folder,
 )
 from cupola.sites.hosts import own_host
-from cupola.sites.ledger import OwnLedger
+from cupola.sites.ledger import LEDGER, OwnLedger
 from cupola.sites.log import own_log
 from cupola.sites.proposal import matches
 from cupola.sites.settings import KEYS, CompensatorSettings, SiteSettings
@@ -68,6 +68,7 @@ def _opened(
     number = own_place(identity, roster)
     host = own_host(joined, number)
     memory = Memory(joined.place / "answered.jsonl")
+    books: Any = None
     try:
         openly = _Openly(joined.settings.openly, proposal.openly)
         replay, saved = _followed(joined)
@@ -84,27 +85,54 @@ def _opened(
             real=True,
         )
         books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
+        shared = {"spent": _chained(books.book), **_released(context.data)}
+        _require_shared(joined, shared)
         journal.hold(
             {
                 "answers": (answers, lambda: answers.newest),
                 "state": (store, lambda: store.newest),
-                "answered": (memory, lambda: memory.tail),
-                "spent": (books.book, lambda: books.book.tail),
+                "answered": _chained(memory),
                 **({} if saved is None else {"replay": (saved, lambda: saved.step)}),
                 **_cohort(context.data),
+                **shared,
             }
         )
+        journal.require(books.book.seen_beside)
+        books.book.beside = lambda: journal.tail
     except BaseException:
         memory.close()
+        getattr(books, "close", lambda: None)()
         getattr(host, "close", lambda: None)()
         raise
     return Opened(context, books, (memory, host, alone), replay)
 
 
+def _chained(chain: Any) -> tuple[Any, Callable[[], Any]]:
+    return chain, lambda: chain.tail
+
+
 def _cohort(data: object) -> dict[str, Any]:
     """What a cohort remembers of what it was asked."""
     memory = getattr(data, "memory", None)
-    return {} if memory is None else {"asked": (memory, lambda: memory.tail)}
+    return {} if memory is None else {"asked": _chained(memory)}
+
+
+def _released(data: object) -> dict[str, Any]:
+    """The book of numbers that a cohort has told."""
+    book = getattr(data, "released", None)
+    return {} if book is None else {"released": _chained(book.memory)}
+
+
+def _require_shared(joined: Joined[SiteSettings], shared: dict[str, Any]) -> None:
+    """DataError for a book of the data set that an earlier study here knows to be longer: budgets
+    and limits hold for all studies."""
+    for study, consent in joined.settings.studies.items():
+        path = study_folder(joined.folder, study) / LEDGER
+        if study == joined.study or consent.data != joined.consent.data or not path.exists():
+            continue
+        seen = Journal(path).seen
+        for name in shared.keys() & seen.keys():
+            shared[name][0].require(seen[name])
 
 
 def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState | None]:

@@ -80,3 +80,15 @@ def test_a_study_put_back_beside_a_newer_book_gives_no_second_noise(private):
     first = next(data for site, data, _ in asked[0].seen if site == 0)
     sites, _ = trial.open()
     assert REFUSED in read_answer(sites.parties[0].answer(first)).code
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "compensator.jsonl"])
+def test_a_compensator_misses_what_it_has_lost(trial, name):
+    asked = []
+    Coordinator(trial).go(lambda _, third: asked.append(third))
+    trial.close()
+    next(trial.compensator.glob(f"studies/*/{name}")).unlink()
+    _, third = trial.open()
+    for _ in range(2):
+        answer = third.parties[0].answer(asked[0].seen[-1][1])
+        assert REFUSED in read_answer(answer).code

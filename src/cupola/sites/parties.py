@@ -178,22 +178,28 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
             raise Declined("a compensator runs no such task")
         return False
 
-    ledger = OwnLedger(place)
+    path = place / "compensator.jsonl"
+    ledger = OwnLedger(place, lambda: _settled(path))
 
     def make() -> Opened:
         joined = look(base, study, CompensatorSettings)
-        alone = Alone(place)
+        alone, third = Alone(place), None
         try:
-            path = place / "compensator.jsonl"
             third = Compensator(joined.identity, joined.roster, path, joined.gone)
-            memory = third.memory
-            ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
+            ledger.journal.hold({"settled": _chained(third.memory)})
         except BaseException:
+            if third is not None:
+                third.close()
             alone.close()
             raise
         return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
     return Answering(make, gate=gate, own_log=own_log(place), record=ledger.record)
+
+
+def _settled(memory: Path) -> bool:
+    """Whether a compensator has settled anything; the first line says of which study it is."""
+    return memory.exists() and memory.read_bytes().count(b"\n") > 1
 
 
 def make_keys(folder: Path, name: str) -> Identity:

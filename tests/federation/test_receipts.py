@@ -1,9 +1,11 @@
 """The other side notices a folder that was put back, and forgives an answer that was lost."""
 
+import os
 import shutil
 
 import pytest
 
+from cupola.chain import chain_of
 from cupola.errors import DataError
 from cupola.federation.receipts import Journal, Receipts, split_receipt
 
@@ -70,3 +72,66 @@ def test_equal_ledgers_of_two_parties_have_other_heads(tmp_path):
 def test_a_ledger_that_is_gone_is_noticed_where_it_is(tmp_path):
     with pytest.raises(DataError, match=r"ledger\.jsonl is damaged .*it is missing"):
         Journal(tmp_path / "ledger.jsonl", lambda: True).hold({})
+
+
+def test_a_second_process_that_is_refused_does_not_break_the_ledger_of_the_first(tmp_path):
+    first, receipts = Journal(tmp_path / "l.jsonl"), Receipts()
+    first.hold({})
+    assert receipts.refusal("a", first.write(LINE)) is None
+    Journal(tmp_path / "l.jsonl").write({"refused": "another process answers"})
+    assert receipts.refusal("a", first.write(LINE)) is None
+    assert chain_of(tmp_path / "l.jsonl").count == 4
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits on the size of files")
+def test_a_disk_that_fills_up_within_a_line_leaves_the_lines_before_it(tmp_path):
+    import resource
+    import signal
+
+    path = tmp_path / "l.jsonl"
+    journal, hard = Journal(path), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    journal.hold({})
+    before, handler = path.read_bytes(), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for room in range(1, 150, 6):  # the rest of a line may fit where its beginning did not
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, hard))
+            with pytest.raises(OSError, match="too large"):
+                journal.write({"reveals": "x" * 150})
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            assert path.read_bytes() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    journal.write(LINE)
+    assert chain_of(path).count == 2
+
+
+def test_a_refused_folder_does_not_become_the_one_that_was_seen(tmp_path):
+    class Steps:
+        newest = 7
+
+        def require(self, seen):
+            if self.newest < seen:
+                raise DataError("an old copy")
+
+    steps, journal = Steps(), Journal(tmp_path / "l.jsonl")
+    kept = {"answers": (steps, lambda: steps.newest)}
+    journal.hold(kept)
+    journal.write(LINE)
+    steps.newest = 3  # put back, while the process runs
+    for _ in range(2):
+        with pytest.raises(DataError, match="an old copy"):
+            journal.hold(kept)
+        journal.write({"refused": "not usable"})
+
+
+def test_a_ledger_that_is_put_back_under_a_running_process_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "l.jsonl"
+    journal = Journal(path)
+    journal.write(LINE)
+    old = path.read_bytes()
+    journal.write(LINE)
+    path.write_bytes(old)
+    for _ in range(2):
+        with pytest.raises(DataError, match="an old copy, or cut off"):
+            journal.write(LINE)

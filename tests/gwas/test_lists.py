@@ -1,6 +1,7 @@
 """The list of variants: who names what, what is on no list, and who is told so."""
 
 import json
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,10 @@ from cohorts import carry_out, cut, people, sites, study, write, write_bim
 from typer.testing import CliRunner
 
 from cupola.cli import app
-from cupola.errors import DataError
-from cupola.gwas import results
+from cupola.errors import DataError, FederationError
+from cupola.gwas import listing, results
+from cupola.gwas.agreement import KEPT
+from cupola.gwas.files import Variants
 from cupola.plan.study import load_study
 from cupola.plan.study_run import run_study
 
@@ -206,3 +209,47 @@ def test_a_public_list_that_changed_is_refused(tmp_path):
     write_bim(path, data.variants[slice(0, 11)])
     with pytest.raises(DataError, match="not the one that the study names"):
         run_study(chosen, tmp_path / "again")
+
+
+def test_a_variant_under_many_names_is_told_once(tmp_path):
+    """Else the noise in the place of what a cohort withholds would average away."""
+    data = people(52, n=240, m=6, missing=0)
+    bases = cut(tmp_path, data, PARTS)
+    names = np.array(["rs0", *(f"alias{i}" for i in range(9)), data.variants.name[2]])
+    v = data.variants[np.full(11, 2)]
+    swapped = np.arange(11) % 2 == 1
+    a1, a2 = np.where(swapped, v.a2, v.a1), np.where(swapped, v.a1, v.a2)
+    crafted = Variants(v.chromosome, v.position, names, a1, a2)
+    for chunk in (4096, 8):  # in one question, and in two
+        chosen = study("chi-square", chunk=chunk)
+        listed = listing.pack(crafted, chunk)
+        program, state, _ = carry_out(chosen, sites(chosen, bases), listed)
+        kept = program.variants(state).name[state.arrays["reason"] == KEPT]
+        assert kept.tolist() == [data.variants.name[2] if chunk == 4096 else "rs0"]
+
+
+def _crafted(names, a1=None):
+    """A list as bytes that no cohort of ours would pack."""
+    n = len(names)
+    columns = [bytes([1]) * n, bytes(8 * n), "\n".join(names).encode()]
+    columns += ["\n".join(a1 or ["A"] * n).encode(), b"\n".join([b"G"] * n)]
+    parts = [zlib.compress(column) for column in columns]
+    head = np.array([n, *map(len, parts)], "<i8").tobytes()
+    return np.frombuffer(head + b"".join(parts), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "name", ["rs1 9", "rs1\t9", "", "rs\0", "rs\r", "rs\x85", "rs\u2028", "\x7f"]
+)
+def test_a_name_is_one_word_of_a_table(name):
+    with pytest.raises(FederationError, match="not well formed"):
+        listing.unpack(_crafted(["rs0", name, "rs2"]))
+    assert listing.unpack(_crafted(["rs0", "é<&=1", "rs2"])).name[1] == "é<&=1"
+
+
+def test_one_long_allele_does_not_fill_the_memory_of_every_cohort():
+    many = ["A"] * 65536
+    packed = _crafted(many, [*many[1:], "A" * 100_000])  # 24 GB, were all as long
+    assert len(packed) < 3000
+    with pytest.raises(FederationError, match="not well formed"):
+        listing.unpack(packed)

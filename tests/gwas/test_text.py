@@ -149,6 +149,16 @@ def _relation(a, b):
     return agreement.INCOMPATIBLE
 
 
+def _once(found, rows, asked):
+    """A row is found once: by its name, or by whoever comes first."""
+    seen = set()
+    for i in sorted(range(len(found)), key=lambda i: rows[found[i][0]][2] != asked[i][2]):
+        if found[i][0] in seen:
+            found[i] = (-1, agreement.REPEATED)
+        seen |= {found[i][0]} - {-1}
+    return found
+
+
 @examples(max_examples=150, deadline=None, derandomize=True)
 @given(rows=_VARIANTS, asked=_VARIANTS)
 def test_variants_are_found_by_place_and_alleles(rows, asked):
@@ -156,7 +166,7 @@ def test_variants_are_found_by_place_and_alleles(rows, asked):
         return
     own, proposed = _made(rows), _made(asked)
     found = agreement.compare(proposed, own, agreement.Index(own))
-    expected = [_by_hand(one, rows) for one in asked]
+    expected = _once([_by_hand(one, rows) for one in asked], rows, asked)
     assert list(zip(found.row.tolist(), found.status.tolist())) == expected
 
 

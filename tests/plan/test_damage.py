@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from test_run import go, same, stop_after
 import cupola
 from cupola.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
+from cupola.plan.folder import CONTENTS
+from cupola.plan.holding import Aside, drop, locked
 from cupola.plan.study_run import resume_study, run_study
 
 ROOT = Path(__file__).parents[2]
@@ -239,3 +243,76 @@ def test_a_study_is_replaced_only_by_one_that_begins(tmp_path: Path) -> None:
     assert (folder / "study.assoc.logistic").read_bytes() == table
     run_study(plan | {"covariates": []}, folder, overwrite=True, report=False)
     assert (folder / "study.assoc.logistic").read_bytes() != table
+
+
+PARTS = ("plan.toml", "checkpoint", "model.safetensors", "result.json")
+
+
+def _killed(work: Callable[[], None], at: int) -> bool:
+    """Whether a process that does this work is killed at its n-th change of a name."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    count, real = itertools.count(1), os.rename
+
+    def rename(*names: Any) -> None:
+        if next(count) == at:
+            os._exit(9)
+        real(*names)
+
+    os.rename = rename
+    try:
+        work()
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX only")
+@pytest.mark.parametrize("end", ["begins", "cannot begin"])
+def test_a_replacement_killed_at_any_moment_loses_no_part_of_the_old_run(
+    tmp_path: Path, end: str
+) -> None:
+    def replace() -> None:
+        with locked(folder), Aside(folder, PARTS):
+            (folder / "plan.toml").write_text("new")
+            if end == "cannot begin":
+                raise PlanError
+            drop(folder)
+
+    for at in itertools.count(1):
+        folder = tmp_path / str(at)
+        (folder / "checkpoint").mkdir(parents=True)
+        for name in PARTS:
+            path = folder / name
+            (path / "state" if path.is_dir() else path).write_text("old")
+        if not _killed(replace, at):
+            break
+        with locked(folder):  # whoever comes next
+            new = Aside(folder, PARTS)
+            assert not any((folder / name).exists() for name in PARTS)
+            new.back()
+        assert {name for name in PARTS if (folder / name).exists()} == set(PARTS)
+        assert (folder / "plan.toml").read_text() == "old"
+    assert at > len(PARTS)
+
+
+def test_a_damaged_list_of_runs_does_not_keep_them_from_being_replaced(tmp_path: Path) -> None:
+    several = {**SMALL, "rounds": 1, "seeds": [1, 2]}
+    cupola.run_all(several, tmp_path / "r", report=False)
+    path = tmp_path / "r/runs.json"
+    path.write_text(path.read_text().replace("seed", "sead", 1))
+    with pytest.raises(PlanError):
+        cupola.run_all(several, tmp_path / "r", report=False)
+    runs = cupola.run_all(several, tmp_path / "r", overwrite=True, report=False)
+    assert [run.status for run in runs] == ["finished"] * 2
+
+
+def test_what_was_replaced_does_not_come_back_over_a_run_that_was_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    cupola.run(SMALL, folder, report=False)
+    with locked(folder):  # killed before the new run has begun
+        Aside(folder, CONTENTS)
+    cupola.run({**SMALL, "rounds": 1}, folder, report=False)
+    with pytest.raises(PlanError):
+        cupola.run({**MASKED, "sum": {"kind": "masked", "minimum": 9}}, folder, overwrite=True)
+    assert len(cupola.Run.open(folder).history) == 1

@@ -20,9 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cupola.chain import AGAIN, Chain, damaged, read_json, sealed_json
-from cupola.federation.stored import write_durably
+from cupola.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
+from cupola.errors import DataError
+from cupola.federation.stored import sync_folder, write_durably
 from cupola.frames import RECEIPT, RECEIPT_SIZE
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"
 
@@ -63,6 +69,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._answered = path, answered
         self._chain: Chain | None = None
+        self._size = 0  # bytes that are the chain's
         self._seen: dict[str, Any] = {}
         self._salted = False
         self._holds: Callable[[], Mapping[str, Any]] = dict
@@ -70,6 +77,7 @@ class Journal:
     def hold(self, kept: Mapping[str, tuple[Kept, Callable[[], Any]]]) -> None:
         """Verify what the folder holds against the last line, and note it in later ones. kept: by
         name, what it is and how far it is. Called whenever the folder is opened anew."""
+        self._holds = dict  # of a folder that is refused nothing is noted
         chain = self._open()
         if not chain.count:  # before the first answer is stored: who has one has a ledger
             self.write({"begun": True})
@@ -77,6 +85,21 @@ class Journal:
             if name in self._seen:
                 part.require(self._seen[name])
         self._holds = lambda: {name: far() for name, (_, far) in kept.items()}
+
+    @property
+    def tail(self) -> Tail:
+        """How many lines there are, and the hash that stands for them."""
+        return (self._chain or self._open()).tail
+
+    def require(self, tail: Tail) -> None:
+        """DataError unless this ledger goes on from what was seen of it."""
+        self._open().require(self.path, tail, _COPY)
+
+    @property
+    def seen(self) -> Mapping[str, Any]:
+        """How far everything was at the last line."""
+        self._open()
+        return self._seen
 
     def _open(self) -> Chain:
         """Read again: another process may have answered for this party since."""
@@ -89,30 +112,48 @@ class Journal:
         for record in chain.read(self.path, whole, _COPY):
             seen = record.get("holds") or seen
         self._chain, self._seen, self._salted = chain, seen, False
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):  # of a crash; nothing left on its account
-            os.truncate(self.path, end)
+        self._size = whole.rfind(b"\n") + 1
+        if self._size < len(whole):  # of a crash; nothing left on its account
+            os.truncate(self.path, self._size)
         return chain
 
     def write(self, line: Mapping[str, Any]) -> Receipt:
         """One more line, on disk when this returns."""
-        chain = self._chain or self._open()
-        before = chain.head or "0" * 32
-        first = {} if self._salted else {"salt": secrets.token_hex(16)}
-        holds = {"holds": held} if (held := dict(self._holds())) else {}
-        data, _ = chain.line(json.dumps({**line, **holds, **first}))
-        with self.path.open("ab") as file:
-            start = file.tell()
+        with self.path.open("ab", buffering=0) as file:
+            if fcntl is not None:  # a process that is refused says so here, too
+                fcntl.flock(file, fcntl.LOCK_EX)
+            chain = self._chain
+            if chain is None or file.seek(0, os.SEEK_END) != self._size:
+                chain = self._read_on()
+            before = chain.head or "0" * 32
+            first = {} if self._salted else {"salt": secrets.token_hex(16)}
+            holds = {"holds": held} if (held := dict(self._holds())) else {}
+            data, _ = chain.line(json.dumps({**line, **holds, **first}))
             try:
-                file.write(data)
-                file.flush()
+                sent = 0
+                while sent < len(data):  # on a full disk the first part may pass without an error
+                    sent += file.write(data[sent:]) or 0
                 os.fsync(file.fileno())
             except OSError:
-                os.truncate(self.path, start)
+                os.truncate(self.path, self._size)
                 raise
+            if not chain.count:
+                sync_folder(self.path.parent)  # else a power cut may take the file itself
         chain.take(data[:-1])
+        self._size += len(data)
         self._salted = True
         return Receipt(chain.count, chain.head, before)
+
+    def _read_on(self) -> Chain:
+        """The ledger as another process left it, which goes on from what this one knows."""
+        known, size = self._chain, self._size
+        try:
+            chain = self._open()
+            chain.require(self.path, known.tail if known else (0, ""), _COPY)
+        except DataError:
+            self._chain, self._size = known, size
+            raise
+        return chain
 
 
 class Receipts:

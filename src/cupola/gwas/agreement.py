@@ -57,10 +57,14 @@ class Found:
         return int((~self.named & (self.row >= 0)).sum())
 
 
-def compare(proposed: Variants, own: Variants, index: Index) -> Found:
+def compare(
+    proposed: Variants, own: Variants, index: Index, before: np.ndarray | None = None
+) -> Found:
     """Find proposed variants by place and alleles. A name is a label, with three uses left: it
     chooses among variants that are otherwise alike; a variant without a place has nothing else; and
-    a name that stands somewhere else speaks for another genome build."""
+    a name that stands somewhere else speaks for another genome build. before: rows that the list
+    has found already (-1: none). A row is found once: a variant that a cohort withholds would
+    else be asked for under many names, and what hides it averaged away."""
     row, crowded = index.find(proposed)
     status = np.full(len(proposed), ABSENT, np.uint8)
     named = np.zeros(len(proposed), bool)
@@ -79,8 +83,23 @@ def compare(proposed: Variants, own: Variants, index: Index) -> Found:
         elsewhere = [name in index.names for name in proposed.name[other].tolist()]
         status[other[elsewhere]] = MOVED
     row = np.where(status < ABSENT, row, -1)
+    again = _again(row, named, np.zeros(0, np.int64) if before is None else before)
+    row[again], status[again] = -1, REPEATED
     alike = [rows for i, rows in several.items() if status[i] != MOVED]
     return Found(row, status, named, np.concatenate([row[row >= 0], *alike]))
+
+
+def _again(row: np.ndarray, named: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Which proposed variants have a row that another one has, before them or by its name."""
+    found = np.flatnonzero(row >= 0)
+    last = int(before.max(initial=-1))
+    here = row[found]
+    if len(found) == 0 or (here[0] > last and bool((np.diff(here) > 0).all())):
+        return found[:0]  # along the file, as mostly
+    order = found[np.argsort(~named[found], kind="stable")]
+    first = order[np.unique(row[order], return_index=True)[1]]
+    fresh = first[~np.isin(row[first], before)]
+    return np.setdiff1d(found, fresh)
 
 
 def _choice(

@@ -164,12 +164,12 @@ class Released:
     """
 
     def __init__(self, memory: Memory, study: str, numbers: int, most: float) -> None:
-        self._memory, self._study, self._numbers, self._most = memory, study, numbers, most
+        self.memory, self._study, self._numbers, self._most = memory, study, numbers, most
 
     def entries(self) -> dict[str, float]:
         """Numbers per person, by study."""
         found, at = {}, 0
-        while (line := self._memory.get(str(at))) is not None:
+        while (line := self.memory.get(str(at))) is not None:
             found[str(line[0])] = float(line[1])
             at += 1
         return found
@@ -181,7 +181,7 @@ class Released:
             return
         if sum(entries.values()) + share > self._most:
             raise Declined("too-many-numbers-released")
-        self._memory.setdefault(str(len(entries)), [self._study, share])
+        self.memory.setdefault(str(len(entries)), [self._study, share])
 
     def close(self) -> None:
-        self._memory.close()
+        self.memory.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import zlib
 
 import numpy as np
@@ -15,7 +16,10 @@ from cupola.gwas.files import Variants
 
 MOST = 1 << 26  # variants in a list
 BLOCK = 1 << 16  # variants in a block
+_LARGEST = 1 << 23  # the same, of others
 _TEXT = 200  # bytes of names or alleles a variant may take on average
+_WIDEST = 1 << 29  # letters of a block's names or alleles, were they all as long as the longest
+_ODD = re.compile(rb"\x7f|\xc2[\x80-\xa0]|\xe2\x80[\x80-\x8a\xa8\xa9\xae\xaf]|\xe3\x80\x80")
 _HEAD = 48
 _LEVEL = 1  # what higher ones save is not worth their time
 
@@ -55,7 +59,7 @@ def blocks(packed: np.ndarray) -> list[tuple[int, np.ndarray]]:
         count, *sizes = np.frombuffer(head, "<i8").tolist()
         end = at + _HEAD + sum(sizes)
         total += count
-        if count <= 0 or min(sizes) < 0 or end > len(packed) or total > MOST:
+        if not 0 < count <= _LARGEST or min(sizes) < 0 or end > len(packed) or total > MOST:
             raise FederationError("the list of variants is not well formed")
         found.append((count, packed[at:end]))
         at = end
@@ -82,10 +86,22 @@ def _unpack(data: bytes) -> list[np.ndarray]:
     chromosome = np.frombuffer(_inflate(parts[0], count), np.uint8)
     planes = np.frombuffer(_inflate(parts[1], 8 * count), np.uint8).reshape(8, -1)
     steps = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
-    texts = [separated(_inflate(part, _TEXT * count + 1)) for part in parts[2:]]
+    texts = [_words(_inflate(part, _TEXT * count + 1), count) for part in parts[2:]]
     if {len(chromosome), len(steps), *map(len, texts)} != {count}:
         raise ValueError("columns")
     return [chromosome, np.cumsum(steps), *texts]
+
+
+def _words(text: bytes, count: int) -> np.ndarray:
+    """Names or alleles as a .bim file could have them: none is empty, or has spaces or control
+    characters, which would be other columns of a table, and none makes all of them huge."""
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    lengths = np.diff(ends, prepend=-1, append=len(data)) - 1
+    odd = ((data <= ord(" ")) & (data != ord("\n"))).any() or bool(_ODD.search(text))
+    if odd or len(lengths) != count or not 0 < lengths.min() <= lengths.max() <= _WIDEST // count:
+        raise ValueError("names or alleles")
+    return separated(text)
 
 
 def _inflate(part: bytes, most: int) -> bytes:

@@ -145,7 +145,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     before = site.recall(question) if start else {}
     own.agreeing(start, len(before.get("local", ())), sites, question.arrays["list"])
     proposed, variants = listing.unpack(question.arrays["list"]), own.cohort.variants
-    found = agreement.compare(proposed, variants, own.index)
+    found = agreement.compare(proposed, variants, own.index, before.get("local"))
     kept = {"local": found.row.astype(np.int32), "swapped": np.isin(found.status, (1, 3))}
     listed = before["listed"].copy() if before else np.zeros(len(variants), bool)
     listed[found.taken] = True

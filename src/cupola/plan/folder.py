@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from cupola.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
-from cupola.errors import CupolaError, PlanError
+from cupola.errors import CupolaError, DataError, PlanError
 from cupola.learn.frozen import FrozenPart
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.plan.checkpoint import json_line
 from cupola.plan.compose import federated_data, problem
-from cupola.plan.holding import ASIDE, LOCK, RESERVE, Aside, remove
+from cupola.plan.holding import ASIDE, HIDDEN, Aside, remove
 from cupola.plan.holding import locked as locked
 from cupola.plan.holding import read_lines as read_lines
 from cupola.plan.load import load
@@ -161,7 +161,7 @@ def claim(folder: Path, plan: Plan, overwrite: bool) -> Aside | None:
     """Make sure a new run of `plan` may fill this folder. With `overwrite` the old run goes: aside,
     until the new one has begun."""
     if overwrite and (holds(folder) or (folder / ASIDE).exists()):
-        return Aside(folder, [*CONTENTS, *_inner(folder)])
+        return Aside(folder, [*CONTENTS, *_inner(folder, plan)])
     if overwrite:
         clear(folder)
     elif holds(folder):
@@ -186,10 +186,16 @@ def claim(folder: Path, plan: Plan, overwrite: bool) -> Aside | None:
     return None
 
 
-def _inner(folder: Path) -> list[str]:
-    """The folders of runs that a folder of several holds."""
+def _inner(folder: Path, plan: Plan) -> list[str]:
+    """The folders of runs that a folder of several holds; as far as is known, those of `plan` if it
+    is damaged."""
     path = folder / "runs.json"
-    names = [Path(entry["folder"]).name for entry in read_json(path)] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        names = [Path(entry["folder"]).name for entry in read_json(path)]
+    except DataError:
+        names = [label for label, _ in plan.settings()]
     return [name for name in names if holds(folder / name)]
 
 
@@ -203,13 +209,12 @@ def same_plan(folder: Path, plan: Plan) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove what runs leave behind, and nothing else. The plan goes last: a crash leaves a run."""
-    for name in (*_inner(folder), *reversed(CONTENTS)):
+    for name in reversed(CONTENTS):
         remove(folder / name)
 
 
 def _foreign(folder: Path) -> Iterator[Path]:
-    own = (LOCK, ASIDE, RESERVE)
-    return (p for p in folder.iterdir() if p.name not in own and p.suffix != ".part")
+    return (p for p in folder.iterdir() if p.name not in HIDDEN and p.suffix != ".part")
 
 
 def _status(folder: Path) -> str:

@@ -19,7 +19,10 @@ from cupola.plan.checkpoint import write_sealed
 
 LOCK = ".lock"
 ASIDE = ".replaced"  # what --overwrite replaces, until the new run has begun
+MOVING = ".replacing"  # the same, while it is moved there or back: a crash leaves it in two places
+DROPPED = ".dropped"  # the same, once it is not needed any more
 RESERVE = ".reserve"  # room for the reason on a full disk
+HIDDEN = (LOCK, ASIDE, MOVING, DROPPED, RESERVE)
 _RESERVED = 1 << 16  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,6 +50,8 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
+        _move_back(folder)
+        shutil.rmtree(folder / DROPPED, ignore_errors=True)
         yield
 
 
@@ -99,27 +104,30 @@ def run_id(folder: Path | None, name: str) -> str:
 
 class Aside:
     """The old run of a folder, out of the way until the new one has begun: then `drop` it; or, if
-    it cannot begin, bring it `back`."""
+    it cannot begin, bring it `back`. A folder of this name is whole: a crash while files are moved
+    leaves another name, from which `locked` moves them back."""
 
     def __init__(self, folder: Path, contents: Sequence[str]) -> None:
         self._folder, self._place, self._contents = folder, folder / ASIDE, contents
-        held = [name for name in contents if (folder / name).exists()]
         if self._place.exists():  # a new run was killed before it had begun: it goes
-            self._clear(held)
+            self._clear()
             return
-        self._place.mkdir()
-        for name in held:
-            (folder / name).rename(self._place / name)
+        (folder / MOVING).mkdir()
+        for name in self._held():
+            (folder / name).rename(folder / MOVING / name)
+        (folder / MOVING).rename(self._place)
 
-    def _clear(self, names: Sequence[str]) -> None:
-        for name in names:
+    def _held(self) -> list[str]:
+        return [name for name in self._contents if (self._folder / name).exists()]
+
+    def _clear(self) -> None:
+        for name in self._held():
             remove(self._folder / name)
 
     def back(self) -> None:
-        self._clear([name for name in self._contents if (self._folder / name).exists()])
-        for path in self._place.iterdir():
-            path.rename(self._folder / path.name)
-        self._place.rmdir()
+        self._clear()
+        self._place.rename(self._folder / MOVING)
+        _move_back(self._folder)
 
     def __enter__(self) -> Aside:
         return self
@@ -128,8 +136,19 @@ class Aside:
         if kind is not None and self._place.exists():  # it had not begun
             self.back()
 
-    def drop(self) -> None:
-        shutil.rmtree(self._place, ignore_errors=True)
+
+def drop(folder: Path) -> None:
+    """A new run has begun: what it replaces goes."""
+    if (folder / ASIDE).exists():
+        (folder / ASIDE).rename(folder / DROPPED)
+        shutil.rmtree(folder / DROPPED, ignore_errors=True)
+
+
+def _move_back(folder: Path) -> None:
+    if (folder / MOVING).exists():
+        for path in (folder / MOVING).iterdir():
+            path.rename(folder / path.name)
+        (folder / MOVING).rmdir()
 
 
 def remove(path: Path) -> None:

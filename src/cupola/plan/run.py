@@ -37,7 +37,7 @@ from cupola.plan.folder import (
     locked,
 )
 from cupola.plan.forecast import forecast
-from cupola.plan.holding import FULL, Aside, room, signals
+from cupola.plan.holding import FULL, Aside, drop, room, signals
 from cupola.plan.load import load
 from cupola.plan.personal import write_group_models, write_personal
 from cupola.plan.place import Place, Simulated
@@ -92,8 +92,7 @@ def run(
         old = _begin(plan, folder, resume, overwrite)
         if not _complete(folder):
             with old or nullcontext():
-                begun = old.drop if old else (lambda: None)
-                _Session(plan, folder, progress, place or Simulated(), begun).execute()
+                _Session(plan, folder, progress, place or Simulated()).execute()
             if report:
                 _report(folder)
     return Run(folder, plan)
@@ -106,7 +105,8 @@ def _begin(plan: Plan, folder: Path, resume: bool, overwrite: bool) -> Aside | N
             raise PlanError(f"{folder} holds a run of another plan; choose another folder")
         return None
     old = claim(folder, plan, overwrite)
-    write_sealed(folder / "plan.toml", plan.to_toml())
+    with old or nullcontext():
+        write_sealed(folder / "plan.toml", plan.to_toml())
     return old
 
 
@@ -160,9 +160,8 @@ def run_all(
                     raise
                 if runs[-1].status != "failed":  # it did not even begin
                     raise
-            if old is not None:
-                old.drop()
-                old = None
+            drop(folder)
+            old = None
         if report:
             _report(folder)
     return runs
@@ -191,10 +190,8 @@ class _Session:
         folder: Path,
         watch: Watch | None,
         place: Place,
-        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
-        self.begun = begun
         self.state = State()
         self.stopping = False
         self.save_took = 0.0
@@ -238,7 +235,7 @@ class _Session:
             self.ledger = Ledger(self._book)
             with self.place.federation(self.plan, host, self.ledger, self.folder) as reach:
                 self._restore(saved, reach)
-                self.begun()
+                drop(self.folder)
                 self._drive(host, program, reach)
         except Exception as error:
             self._fail(error, {})  # unless it was told already

@@ -30,9 +30,9 @@ from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_sealed
 from cupola.plan.holding import (
     ASIDE,
     FULL,
-    LOCK,
-    RESERVE,
+    HIDDEN,
     Aside,
+    drop,
     locked,
     read_lines,
     remove,
@@ -86,11 +86,12 @@ def run_study(
                 raise PlanError(f"{folder} holds another study; choose another folder (--out)")
         else:
             old = _claim(folder, overwrite)
-            write_sealed(folder / FILE, plan.to_toml())
+            with old or nullcontext():
+                write_sealed(folder / FILE, plan.to_toml())
         if resume and (done := _finished(folder)):
             return done
         with old or nullcontext():
-            session = _Session(plan, folder, watch, place, old.drop if old else lambda: None)
+            session = _Session(plan, folder, watch, place)
             found = session.execute()
         if report:
             from cupola.report.association import write_study
@@ -141,7 +142,7 @@ def _claim(folder: Path, overwrite: bool) -> Aside | None:
             f"{folder} already holds a study; go on with `cupola gwas resume {folder}`, choose "
             "another folder (--out), or replace it (--overwrite)"
         )
-    known = {*CONTENTS, LOCK, ASIDE, RESERVE}
+    known = {*CONTENTS, *HIDDEN}
     if strange := [p.name for p in folder.iterdir() if p.name not in known and p.suffix != ".part"]:
         raise PlanError(f"{folder} holds other files ({strange[0]}); choose a new folder (--out)")
     if (folder / FILE).exists() or (folder / ASIDE).exists():
@@ -187,10 +188,8 @@ class _Session:
         folder: Path,
         watch: Watch | None,
         place: StudyPlace,
-        begun: Callable[[], None],
     ) -> None:
         self.plan, self.folder, self.watch, self.place = plan, folder, watch, place
-        self.begun = begun
         self.stopping = False
         self.shown: tuple[str, int, int] | None = None
         self.table: Table | None = None
@@ -222,7 +221,7 @@ class _Session:
                 place.federation(plan, self.ledger, self.folder) as reach,
                 signals(self._stop),
             ):
-                self.begun()
+                drop(self.folder)
                 return self._drive(program, reach, saved)
         except FederationError as error:
             text = place.explained(error)

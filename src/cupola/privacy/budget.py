@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,8 @@ class Book:
         self._file: IO[str] | None = None
         self._lost = False
         self._chain = Chain()
+        self.beside: Callable[[], Tail] | None = None  # how far the ledger of answers is
+        self._beside: dict[str, Tail] = {}  # by run
         if path is not None:
             self._open(path)
 
@@ -98,6 +100,12 @@ class Book:
         """DataError unless the file goes on from what was seen of it: it is no old copy."""
         if self.path is not None:
             self._chain.require(self.path, tail, _COPY)
+
+    @property
+    def seen_beside(self) -> Tail:
+        """How far this run's ledger of answers was at the last charge: one that is behind was put
+        back, and would let questions that were paid for be answered anew."""
+        return self._beside.get(self.run, (0, ""))
 
     # What was spent
 
@@ -221,6 +229,7 @@ class Book:
         }
         line |= {"charges": defined} if defined else {}
         line |= {"unprotected": open_answers} if open_answers else {}
+        line |= {"ledger": self.beside()} if self.beside is not None else {}
         self._append(line)
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -279,6 +288,7 @@ class Book:
                     self._names[self._known[name]] = name
                 new = {self._known[name]: sites for name, sites in line["charged"].items()}
                 key = (line["run"], line["step"])
+                self._beside[line["run"]] = line.get("ledger", (0, ""))
                 self._enter(key, line["question"], line["task"], new, line.get("unprotected", []))
             except (KeyError, TypeError, AttributeError) as error:
                 raise damaged(path, f"a line lacks {error}", _COPY) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from cupola.sites.consent import (
     study_folder,
 )
 from cupola.sites.hosts import own_host
-from cupola.sites.ledger import OwnLedger
+from cupola.sites.ledger import LEDGER, OwnLedger
 from cupola.sites.log import own_log
 from cupola.sites.proposal import matches
 from cupola.sites.settings import KEYS, CompensatorSettings, SiteSettings
@@ -85,16 +85,20 @@ def _opened(
             real=True,
         )
         books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
+        shared = {"spent": _chained(books.book), **_released(context.data)}
+        _require_shared(joined, shared)
         journal.hold(
             {
                 "answers": (answers, lambda: answers.newest),
                 "state": (store, lambda: store.newest),
-                "answered": (memory, lambda: memory.tail),
-                "spent": (books.book, lambda: books.book.tail),
+                "answered": _chained(memory),
                 **({} if saved is None else {"replay": (saved, lambda: saved.step)}),
                 **_cohort(context.data),
+                **shared,
             }
         )
+        journal.require(books.book.seen_beside)
+        books.book.beside = lambda: journal.tail
     except BaseException:
         if books is not None:
             books.close()
@@ -104,10 +108,32 @@ def _opened(
     return Opened(context, books, (memory, host, alone), replay)
 
 
+def _chained(chain: Any) -> tuple[Any, Callable[[], Any]]:
+    return chain, lambda: chain.tail
+
+
 def _cohort(data: object) -> dict[str, Any]:
     """What a cohort remembers of what it was asked."""
     memory = getattr(data, "memory", None)
-    return {} if memory is None else {"asked": (memory, lambda: memory.tail)}
+    return {} if memory is None else {"asked": _chained(memory)}
+
+
+def _released(data: object) -> dict[str, Any]:
+    """The book of numbers that a cohort has told."""
+    book = getattr(data, "released", None)
+    return {} if book is None else {"released": _chained(book.memory)}
+
+
+def _require_shared(joined: Joined[SiteSettings], shared: dict[str, Any]) -> None:
+    """DataError for a book of the data set that an earlier study here knows to be longer: budgets
+    and limits hold for all studies."""
+    for study, consent in joined.settings.studies.items():
+        path = study_folder(joined.folder, study) / LEDGER
+        if study == joined.study or consent.data != joined.consent.data or not path.exists():
+            continue
+        seen = Journal(path).seen
+        for name in shared.keys() & seen.keys():
+            shared[name][0].require(seen[name])
 
 
 def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState | None]:
@@ -153,26 +179,28 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
             raise Declined("a compensator runs no such task")
         return False
 
-    ledger = OwnLedger(place)
+    path = place / "compensator.jsonl"
+    ledger = OwnLedger(place, lambda: _settled(path))
 
     def make() -> Opened:
         joined = look(base, study, CompensatorSettings)
-        alone = Alone(place)
+        alone, third = Alone(place), None
         try:
-            path = place / "compensator.jsonl"
             third = Compensator(joined.identity, joined.roster, path, joined.gone)
-            memory = third.memory
-            try:
-                ledger.journal.hold({"settled": (memory, lambda: memory.tail)})
-            except BaseException:
-                third.close()
-                raise
+            ledger.journal.hold({"settled": _chained(third.memory)})
         except BaseException:
+            if third is not None:
+                third.close()
             alone.close()
             raise
         return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
     return Answering(make, gate=gate, own_log=own_log(place), record=ledger.record)
+
+
+def _settled(memory: Path) -> bool:
+    """Whether a compensator has settled anything; the first line says of which study it is."""
+    return memory.exists() and memory.read_bytes().count(b"\n") > 1
 
 
 def make_keys(folder: Path, name: str) -> Identity:

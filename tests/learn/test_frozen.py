@@ -1,5 +1,6 @@
 """FedPT: what is frozen, what travels, that it is Algorithm 1, and that it goes with everything."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -568,6 +569,22 @@ def _empty():
     from cupola.federation import Total
 
     return Total()
+
+
+def test_two_layers_can_be_made_to_say_the_same():
+    """A coordinator's weights: then a site that trains one layer only is told by their difference,
+    and levels of few sites are refused where sums are masked."""
+    net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3))
+    nn.init.eye_(net[1].weight)
+    torch.nn.functional.cross_entropy(net(torch.randn(7, 5)), torch.arange(7) % 3).backward()
+    assert torch.allclose(net[0].bias.grad, net[1].bias.grad)
+    data = small.digits((8,) * 8)
+    even = Local(batch_size=6, lr=0.2, weighting="uniform")
+    for sites, fine in (((1, 3), False), ((1, 3, 5), True)):
+        choice = Trainable(level=(Level(freeze=("1",), sites=sites),))
+        hidden = {"local": even, "sum": Sum(kind="masked", minimum=3)}
+        with nullcontext() if fine else pytest.raises(PlanError, match="train the same tensors"):
+            training(data, choice, rounds=1, **hidden)
 
 
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])

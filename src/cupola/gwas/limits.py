@@ -135,8 +135,9 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             )
     if study.regression:
         found.append(
-            f"at most {numbers:,} numbers per variant are told of {people:,} people: "
+            f"at most {numbers:,} numbers per variant are counted of {people:,} people: "
             f"{numbers / max(1, people):.2f} a person"
+            + ("; information matrices tell more" if study.test == "logistic" else "")
         )
         found += [f"totals about variants {rounded(study)}"] if limits.grid else []
     if study.regression and limits.outliers:

@@ -39,7 +39,8 @@ def most_iterations(study: Study) -> int:
 
 
 def released_numbers(study: Study) -> int:
-    """Numbers per variant that a regression may tell: columns, and one, at each iteration."""
+    """Numbers per variant that a regression counts as told: columns, and one, at each iteration.
+    Information matrices, and what people without a call take off, are not among them."""
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x

@@ -273,6 +273,16 @@ class Levels:
         more = (n for frozen, n in zip(self.frozen, self.counts) if name not in frozen)
         return self.rest + sum(more)
 
+    def alone(self, names: list[str], minimum: int) -> int:
+        """The fewest sites that train the same of these parameters, of those that are told: with a
+        model made for it, two layers' gradients are the same numbers, and differ by these sites."""
+        told = [name for name in names if self.trainers(name) >= minimum]
+        found: dict[frozenset[str], int] = {}
+        for frozen, count in zip((*self.frozen, frozenset()), (*self.counts, self.rest)):
+            own = frozen.intersection(told)
+            found[own] = found.get(own, 0) + count
+        return min(count for count in found.values() if count)
+
 
 def levels(training: Training) -> Levels | None:
     """The levels of a training; None if all its sites train the same."""
@@ -330,6 +340,14 @@ def require_trainable(training: Training) -> None:
         raise PlanError(
             "trainable.level with masked sums tells the weight of every tensor, and differences of "
             "these tell the samples of few sites; set local.weighting = 'uniform'"
+        )
+    least, noised = training.sum.minimum, mechanism == "dp-sgd"
+    whole = training.members is None  # groups that train apart are agreed to change
+    if training.sum.masked and whole and not noised and found.alone(names, least) < least:
+        raise PlanError(
+            f"trainable.level with masked sums: fewer than sum.minimum = {least} "
+            "sites train the same tensors, and differences of tensors tell of them; put more sites "
+            "into that level, or into another one"
         )
     if training.task != "train":
         raise PlanError(f"trainable.level needs task = 'train'; '{training.task}' is asked")

@@ -4,8 +4,9 @@ A compensator sees every total, and so the parts that all of them make (`differe
 those that it is asked to sign. So it signs less: for each array one set, but for sites that are
 free to be told of. Then the argument of `pairwise_memory` holds for all totals of an array and not
 for those of one question alone. A total takes a quorum of its cohort, of whom at most c = minimum
-- 2 work with the coordinator: at least two honest sites signed it, and sign no other set. Whatever
-combines k different totals has the honest signers of each in it, 2 k honest sites at least.
+- 2 work with the coordinator: more than half of its honest sites signed it, and sign no other set.
+So of each total the signers outnumber its other honest sites, who may have signed other totals: too
+few to cancel all signers. Whatever combines totals has two honest sites in it at least.
 
 Which survivors it signed last for totals of the same encoding a site tells at the beginning, so
 that nobody is asked in vain who dropped out before.

@@ -20,6 +20,7 @@ from cupola.errors import DataError
 from cupola.federation import Program, Question
 from cupola.federation.message import contribution_size
 from cupola.gwas import Association, Files, Site, read_variants
+from cupola.gwas.cohort import problems
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.limits import described
 from cupola.gwas.outline import outline
@@ -101,7 +102,8 @@ def foresee(
         files = settings.cohort(chosen).files(folder)
         _outline(found, files, proposal.plan, pinned)
         found.parties += nearly_the_same(settings, folder, pinned)
-        found.limits = _limits(folder, settings, proposal.plan, pinned, chosen)
+        if not problems(files, proposal.plan.wanted):  # else they are among the objections
+            found.limits = _limits(folder, settings, proposal.plan, pinned, chosen)
         return found
     consent = Consent(plan=proposal.digest, roster=pinned.digest.hex(), data=chosen)
     own = settings.model_copy(update={"studies": {pinned.study: consent}})

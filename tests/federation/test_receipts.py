@@ -135,3 +135,15 @@ def test_a_ledger_that_is_put_back_under_a_running_process_is_not_gone_on_with(t
     for _ in range(2):
         with pytest.raises(DataError, match="an old copy, or cut off"):
             journal.write(LINE)
+
+
+def test_who_only_looks_leaves_a_line_that_is_being_written(tmp_path):
+    path = tmp_path / "l.jsonl"
+    Journal(path).write(LINE)
+    whole = path.read_bytes() + b'{"step": 2, "re'
+    path.write_bytes(whole)
+    journal = Journal(path)
+    assert journal.seen == {}
+    assert path.read_bytes() == whole
+    journal.write(LINE)  # nobody writes any more: it belongs to a crash
+    assert chain_of(path).count == 2

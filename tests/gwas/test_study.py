@@ -159,6 +159,7 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
         ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile, or bed, bim and fam"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),
         ({"fingerprints": True}, "fingerprints need a salt"),
+        ({"covariates": ["AGE", "DOSE", "AGE"]}, "covariates: 'AGE' stands there twice"),
     ],
 )
 def test_studies_are_checked_like_plans(tmp_path, change, message):

@@ -113,8 +113,6 @@ class Journal:
             seen = record.get("holds") or seen
         self._chain, self._seen, self._salted = chain, seen, False
         self._size = whole.rfind(b"\n") + 1
-        if self._size < len(whole):  # of a crash; nothing left on its account
-            os.truncate(self.path, self._size)
         return chain
 
     def write(self, line: Mapping[str, Any]) -> Receipt:
@@ -125,6 +123,7 @@ class Journal:
             chain = self._chain
             if chain is None or file.seek(0, os.SEEK_END) != self._size:
                 chain = self._read_on()
+                os.truncate(self.path, self._size)  # a crash's line: nothing left on its account
             before = chain.head or "0" * 32
             first = {} if self._salted else {"salt": secrets.token_hex(16)}
             holds = {"holds": held} if (held := dict(self._holds())) else {}

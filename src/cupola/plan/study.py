@@ -114,6 +114,8 @@ class StudyPlan(Study):
             raise ValueError("cohorts: name at least one ([[cohorts]])")
         if len(set(names)) < len(names):
             raise ValueError("cohorts: two have the same name")
+        if twice := [name for name in self.covariates if self.covariates.count(name) > 1]:
+            raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
         if self.sum.changes:
             raise ValueError("sum.changes: every total of a study is of all its cohorts")
         if self.sum.masked and len(names) < self.sum.minimum:

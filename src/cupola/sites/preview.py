@@ -20,7 +20,8 @@ from cupola.errors import DataError
 from cupola.federation import Program, Question
 from cupola.federation.message import contribution_size
 from cupola.gwas import Association, Files, Site, read_variants
-from cupola.gwas.files import CohortError, Variants, read_people
+from cupola.gwas.cohort import problems
+from cupola.gwas.files import Variants, read_people
 from cupola.gwas.limits import described
 from cupola.gwas.outline import outline
 from cupola.gwas.site import released_numbers
@@ -101,10 +102,8 @@ def foresee(
         files = settings.cohort(chosen).files(folder)
         _outline(found, files, proposal.plan, pinned)
         found.parties += nearly_the_same(settings, folder, pinned)
-        try:
+        if not problems(files, proposal.plan.wanted):  # else they are among the objections
             found.limits = _limits(folder, settings, proposal.plan, pinned, chosen)
-        except CohortError as error:
-            found.limits = [f"what they cost here is not known: {error}"]
         return found
     consent = Consent(plan=proposal.digest, roster=pinned.digest.hex(), data=chosen)
     own = settings.model_copy(update={"studies": {pinned.study: consent}})

@@ -261,3 +261,19 @@ def test_a_data_set_tells_so_many_numbers_and_no_more(tmp_path):
         (tmp_path / "released.jsonl").write_text(
             "".join((tmp_path / "released.jsonl").read_text().splitlines(True)[:2])
         )
+
+
+def test_a_study_that_is_joined_anew_with_a_larger_plan_is_charged_for_the_rest(tmp_path):
+    def charged(numbers):
+        book = Released(Memory(tmp_path / "released.jsonl"), "one", numbers, 0.5)
+        try:
+            book.charge(100)
+            return book.entries()
+        finally:
+            book.close()
+
+    assert charged(20) == {"one": 0.2}
+    assert charged(10) == {"one": 0.2}
+    assert charged(40) == {"one": 0.4}
+    with pytest.raises(Declined, match="too-many-numbers"):
+        charged(60)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -169,20 +170,24 @@ class Released:
 
     def entries(self) -> dict[str, float]:
         """Numbers per person, by study."""
-        found, at = {}, 0
-        while (line := self.memory.get(str(at))) is not None:
-            found[str(line[0])] = float(line[1])
-            at += 1
+        return {str(study): float(share) for study, share in self._lines()}
+
+    def _lines(self) -> list[list[Any]]:
+        found: list[list[Any]] = []
+        while (line := self.memory.get(str(len(found)))) is not None:
+            found.append(line)
         return found
 
     def charge(self, people: int) -> None:
-        """Enter this study, durably; Declined if it would tell more than is allowed."""
+        """Enter this study, durably; Declined if it would tell more than is allowed. One that was
+        entered with fewer numbers (joined anew, with another plan) is entered with these."""
         entries, share = self.entries(), self._numbers / max(1, people)
-        if self._study in entries:
+        before = entries.get(self._study, 0.0)
+        if share <= before:
             return
-        if sum(entries.values()) + share > self._most:
+        if sum(entries.values()) - before + share > self._most:
             raise Declined("too-many-numbers-released")
-        self.memory.setdefault(str(len(entries)), [self._study, share])
+        self.memory.setdefault(str(len(self._lines())), [self._study, share])
 
     def close(self) -> None:
         self.memory.close()

@@ -32,7 +32,7 @@ from harm import harm  # noqa: E402
 
 import cupola  # noqa: E402
 from cupola import report  # noqa: E402
-from cupola.chain import read_chain, read_result  # noqa: E402
+from cupola.base.chain import read_chain, read_result  # noqa: E402
 from cupola.errors import CupolaError  # noqa: E402
 from cupola.plan.folder import held_plan  # noqa: E402
 from cupola.plan.study_run import held_study, resume_study, run_study  # noqa: E402

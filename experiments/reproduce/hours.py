@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Federation
 from cupola.learn import Evaluation, Local
 from cupola.plan import Plan, Run, compose
-from cupola.plan.checkpoint import write_atomically
 from cupola.plan.plan import changed as with_settings
 from reproduce.run import Job, distinct
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cupola import Plan, report, run
+from cupola.base.files import write_atomically
 from cupola.errors import FederationError
-from cupola.plan.checkpoint import write_atomically
 from cupola.plan.run import Watch
 from reproduce.measure import measure
 from reproduce.outcome import Values, markdown, results, scaled

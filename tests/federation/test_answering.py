@@ -145,7 +145,7 @@ def test_an_answer_that_cannot_be_stored_does_not_leave(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cupola.federation.stored.os.fsync", full)
+        patch.setattr("os.fsync", full)
         assert ask(answering, step=0) == Failure(
             "error at the site (its disk is full)", broken=True
         )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cupola.chain import (
+from cupola.base.chain import (
     Chain,
     chain_of,
     checked,

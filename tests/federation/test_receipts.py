@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cupola.chain import chain_of
+from cupola.base.chain import chain_of
 from cupola.errors import DataError
 from cupola.federation.receipts import Journal, Receipts, split_receipt
 

@@ -15,8 +15,8 @@ import pytest
 from hospitals import LEAD, MEMBER, SITES
 from test_end_to_end import difference, history, run_real, run_simulated
 
+from cupola.base.files import write_atomically
 from cupola.errors import FederationError
-from cupola.federation.stored import write_durably
 from cupola.flare import jobs, provision, refusals
 from cupola.flare.submit import _Following, submit
 
@@ -146,13 +146,13 @@ class Faults:
     def forbid(self, told, record):
         if record["sites"] == 3 and not told["away"]:
             self.seen.append("back")
-            write_durably(self.settings, [self.text.replace('"train",', "").encode()])
+            write_atomically(self.settings, self.text.replace('"train",', ""))
             self.next = self.allow
 
     def allow(self, _, record):
         if "this site does not run this task" in record["failed"]:
             self.seen.append("declined")
-            write_durably(self.settings, [self.text.encode()])
+            write_atomically(self.settings, self.text)
             self.next = self.crash
 
     def crash(self, _, record):

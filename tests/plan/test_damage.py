@@ -17,7 +17,7 @@ from samples import SMALL
 from test_run import go, same, stop_after
 
 import cupola
-from cupola.chain import read_result
+from cupola.base.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.plan.folder import CONTENTS
 from cupola.plan.holding import Aside, drop, locked

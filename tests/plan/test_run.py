@@ -23,7 +23,7 @@ from samples import SMALL
 from typer.testing import CliRunner
 
 import cupola
-from cupola.chain import read_json
+from cupola.base.chain import read_json
 from cupola.cli import app
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.plan import checkpoint as checkpoints
@@ -187,7 +187,7 @@ def test_death_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: Any, p
             raise SystemExit
         replace(part, path)
 
-    monkeypatch.setattr(checkpoints.os, "replace", dying)
+    monkeypatch.setattr("os.replace", dying)
     with pytest.raises(SystemExit):
         go(tmp_path / "broken", "checkpoint_seconds=0")
     monkeypatch.undo()

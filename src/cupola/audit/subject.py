@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from cupola.chain import read_json
+from cupola.base.chain import read_json
 from cupola.data import SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Arrays, Question, SiteContext, State, StateStore

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cupola.base.files import write_atomically
 from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson
 from cupola.cli.shell import Shell, print_json
@@ -72,7 +73,6 @@ def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = Fals
 
 
 def _init(folder: Path, file: str, text: str, name: str, as_json: bool) -> None:
-    from cupola.joining.kept import write_private
     from cupola.secure.roster import party_to_json
     from cupola.sites.parties import make_keys
 
@@ -81,7 +81,7 @@ def _init(folder: Path, file: str, text: str, name: str, as_json: bool) -> None:
     if path.exists():
         raise PlanError(f"{path} exists; edit it, or choose another folder (--folder)")
     identity = make_keys(folder, name)
-    write_private(path, text.encode())
+    write_atomically(path, text.encode(), private=True)
     public = folder / "public.json"
     public.write_text(json.dumps(party_to_json(identity.public), indent=1) + "\n")
     facts = {

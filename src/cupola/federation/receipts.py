@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cupola.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
+from cupola.base.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
+from cupola.base.files import sync_folder, write_atomically
 from cupola.errors import DataError
-from cupola.federation.stored import sync_folder, write_durably
 from cupola.frames import RECEIPT, RECEIPT_SIZE
 
 try:
@@ -193,4 +193,4 @@ class Receipts:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             text = sealed_json(self._path.name, json.dumps(self._last, indent=1))
-            write_durably(self._path, [text.encode()])
+            write_atomically(self._path, text)

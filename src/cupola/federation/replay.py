@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cupola.chain import damaged, mark, read_json, sealed_json
+from cupola.base.chain import damaged, mark, read_json, sealed_json
+from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
 from cupola.federation.message import Declined, Question, digest
 from cupola.federation.program import Ask, Program, Reply, State
-from cupola.federation.stored import write_durably
 
 OFF_PATH = "the question does not follow from the plan and the totals so far"
 OVER = "the study is over"
@@ -174,7 +174,7 @@ class SavedState:
                 continue
             data = _packed(array)
             file = f"{state.step}-{number}.npy"
-            write_durably(self._folder / file, [data])
+            write_atomically(self._folder / file, data)
             held[name] = (array, file, mark(data))
         facts = {
             "step": state.step,
@@ -182,7 +182,7 @@ class SavedState:
             "arrays": [[name, file, told] for name, (_, file, told) in held.items()],
         }
         text = json.dumps(facts, separators=(",", ":"))
-        write_durably(self._index, [sealed_json(self._index.name, text).encode()])
+        write_atomically(self._index, sealed_json(self._index.name, text))
         self.step = state.step
         kept = {file for _, file, _ in held.values()}
         for _, file, _ in self._held.values():

@@ -7,17 +7,16 @@ them.
 from __future__ import annotations
 
 import io
-import os
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from cupola.chain import checked, damaged, read_checked
+from cupola.base.chain import checked, damaged, read_checked
+from cupola.base.files import write_atomically
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Declined, Question, digest
 from cupola.federation.site import StateStore
@@ -82,7 +81,7 @@ class StoredAnswers:
             return held
         answer = compute()
         path = self._path(question.step)
-        write_durably(path, checked(path.name, _key(question, form) + answer))
+        write_atomically(path, checked(path.name, _key(question, form) + answer))
         self._steps.add(question.step)
         for step in [s for s in self._steps if s <= question.confirmed and s < question.step]:
             self._path(step).unlink(missing_ok=True)
@@ -147,7 +146,7 @@ class DiskStore(StateStore):
         kept = [s for s in self._versions[site] if s < step]
         packed, path = io.BytesIO(), self._path(site, step)
         np.savez(packed, **arrays, **{_BESIDE: np.array(kept, np.int64)})  # type: ignore[arg-type]
-        write_durably(path, checked(path.name, packed.getvalue()))
+        write_atomically(path, checked(path.name, packed.getvalue()))
         self._prune(site)
 
     def _prune(self, site: int) -> None:
@@ -162,49 +161,6 @@ def _number(text: str, path: Path) -> int:
         return int(text)
     except ValueError:
         raise damaged(path, "it does not belong here", _COPY) from None
-
-
-class _replacing:
-    """A file that takes its name when it is whole and on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._part = path, path.with_suffix(".part")
-
-    def __enter__(self) -> IO[bytes]:
-        self._file = self._part.open("wb")
-        if self._path.exists():  # who may read it stays as it was
-            self._part.chmod(self._path.stat().st_mode & 0o777)
-        return self._file
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            with self._file:
-                if kind is None:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-            if kind is None:
-                self._part.replace(self._path)
-                sync_folder(self._path.parent)
-        finally:
-            with suppress(OSError):
-                self._part.unlink(missing_ok=True)
-
-
-def write_durably(path: Path, parts: list[bytes]) -> None:
-    """Write a file whole or not at all; it is on disk when this returns."""
-    with _replacing(path) as file:
-        for part in parts:
-            file.write(part)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class Alone:

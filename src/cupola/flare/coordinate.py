@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupola.chain import read_result, sealed_json
+from cupola.base.chain import read_result, sealed_json
+from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
@@ -23,7 +24,7 @@ from cupola.flare.jobs import Job
 from cupola.gwas import Variants, read_variants
 from cupola.learn import TrainingHost
 from cupola.plan import compose
-from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.checkpoint import json_line
 from cupola.plan.folder import CONTENTS as OF_RUNS
 from cupola.plan.load import load
 from cupola.plan.plan import Plan

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from cupola.chain import checked, read_checked
+from cupola.base.chain import checked, read_checked
+from cupola.base.files import write_atomically
 from cupola.federation import Declined, Question, SiteContext
-from cupola.federation.stored import write_durably
 from cupola.gwas.agreement import Index
 from cupola.gwas.choices import Limits, Study
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
@@ -124,7 +124,7 @@ class Site:
         self.unlisted = self.cohort.variants[np.flatnonzero(~listed)]
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_durably(self.folder / UNLISTED, [as_lines(self.unlisted)])
+            write_atomically(self.folder / UNLISTED, as_lines(self.unlisted))
 
     def secret(self) -> bytes:
         """32 bytes of the operating system, the same for as long as this cohort remembers."""
@@ -152,7 +152,7 @@ class Site:
             if self.folder is not None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 place = self._place(what)
-                write_durably(place, checked(place.name, asked.tobytes()))
+                write_atomically(place, checked(place.name, asked.tobytes()))
             self._counted.add(key)
         if (asked[places] > (self.iterations if most is None else most)).any():
             raise Declined("asked-too-often")

@@ -6,7 +6,6 @@ What PLINK has not comes after its columns: standard error, people, frequency of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -175,7 +174,7 @@ def write_ssf(file: IO[bytes], found: Results, test: str) -> None:
     write_lines(file, [columns], separator="\t")
 
 
-def write_parquet(path: Path, found: Results) -> None:
+def write_parquet(file: IO[bytes], found: Results) -> None:
     """Every column of the results, unrounded."""
     try:
         import pyarrow
@@ -190,7 +189,7 @@ def write_parquet(path: Path, found: Results) -> None:
     }  # fmt: skip
     for c in found.covariates:
         columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
-    parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), path)
+    parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), file)
 
 
 def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:

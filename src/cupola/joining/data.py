@@ -8,8 +8,8 @@ from typing import Any
 
 import tomli_w
 
+from cupola.base.files import write_atomically
 from cupola.errors import DataError, PlanError
-from cupola.joining.kept import write_private
 from cupola.plan.study import StudyPlan
 from cupola.sites.proposal import Proposal
 from cupola.sites.settings import SITE, Budget, SiteSettings, read_settings
@@ -105,13 +105,13 @@ def write_settings(folder: Path, settings: SiteSettings) -> None:
     path = folder / SITE
     if not path.exists():
         facts = settings.model_dump(mode="json", exclude_none=True, exclude={"studies"})
-        write_private(path, (_HEAD + tomli_w.dumps(facts)).encode())
+        write_atomically(path, _HEAD + tomli_w.dumps(facts), private=True)
         return
     known = read_settings(folder, SiteSettings).data
     new = {name: facts for name, facts in settings.data.items() if name not in known}
     if new:
         text = "\n" + tomli_w.dumps({"data": new})
-        write_private(path, path.read_bytes() + text.encode())
+        write_atomically(path, path.read_bytes() + text.encode(), private=True)
 
 
 def needed_name(proposal: Proposal) -> str | None:

@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
-from cupola.joining.kept import keep, kept, write_private
+from cupola.joining.kept import keep, kept
 from cupola.joining.server import NotYet, Server, Unknown, plain
 from cupola.plan.changing import may_change
 from cupola.plan.study import StudyPlan
@@ -195,7 +196,7 @@ class Joining:
             write_settings(self.folder, settings)
         elif not (self.folder / COMPENSATOR).exists():
             text = f"name = {json.dumps(self.terms.name)}\n"
-            write_private(self.folder / COMPENSATOR, text.encode())
+            write_atomically(self.folder / COMPENSATOR, text.encode(), private=True)
         keys = make_keys(self.folder, self.terms.name)
         self._enrol(self.terms)
         self.accepted = {

@@ -11,8 +11,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from cupola.chain import AGAIN, Chain, Tail, damaged, mark, sealed_json, sealed_text
+from cupola.base.chain import AGAIN, Chain, Tail, damaged, mark, sealed_json, sealed_text
+from cupola.base.files import write_atomically
 from cupola.federation import State
 
 FILE = "state.safetensors"
@@ -160,39 +160,15 @@ def _unstacked(arrays: Mapping[str, np.ndarray], groups: list[str]) -> dict[str,
     }
 
 
-def write_atomically(path: Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
-    """The file has its old or its new content, whatever happens; on disk when this returns."""
-    part = path.with_name(path.name + ".part")
-    if isinstance(content, bytes | str):
-        content = [content.encode() if isinstance(content, str) else content]
-    try:
-        with part.open("wb") as file:
-            for piece in content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):  # a full disk gets its room back
-            part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def write_sealed(path: Path, text: str) -> None:
-    """A text with its checksum (see `cupola.chain`), whole or not at all."""
+    """A text with its checksum (see `cupola.base.chain`), whole or not at all."""
     seal = sealed_json if path.suffix == ".json" else sealed_text
     write_atomically(path, seal(path.name, text))
 
 
 class Log:
-    """A hash chain (see `cupola.chain`) that is cut back to where a run goes on; `length` is what
-    has been written, in bytes. tail: what it must be there."""
+    """A hash chain (see `cupola.base.chain`) that is cut back to where a run goes on; `length` is
+    what has been written, in bytes. tail: what it must be there."""
 
     def __init__(self, path: Path, length: int = 0, tail: Tail | None = None) -> None:
         self.path, self.length, self._chain = path, length, Chain()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cupola.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
+from cupola.base.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.learn.frozen import FrozenPart
 from cupola.nn.models.pretrained import INSTALLED
@@ -27,7 +27,7 @@ CONTENTS = (
     "privacy.jsonl", "privacy.id", "audit.json", "personal.json", "personal.safetensors",
     "masked.id", "compensator", "receipts.json",
 )  # fmt: skip
-#: Of these, what stays as it was once it is written, and what only grows (see `cupola.chain`).
+#: Of these, what stays as it was once it is written, and what only grows (see `cupola.base.chain`).
 FIXED = ("partition.json", "privacy.id", "masked.id")
 CHAINS = ("privacy.jsonl", "compensator/compensator.jsonl")
 #: What a finished run's result.json names with its checksum.

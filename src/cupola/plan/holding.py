@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from cupola.chain import Chain, read_sealed
+from cupola.base.chain import Chain, read_sealed
 from cupola.errors import CupolaError, PlanError
 from cupola.plan.checkpoint import write_sealed
 

@@ -16,14 +16,15 @@ from typing import Any
 
 from safetensors.numpy import save as to_safetensors
 
-from cupola.chain import marks, read_result, require_marks, require_tails, tails
+from cupola.base.chain import marks, read_result, require_marks, require_tails, tails
+from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.federation import Entry, Federation, Ledger, Program, State, drive
 from cupola.learn import Training, TrainingHost
 from cupola.learn.training import without_matrices
 from cupola.personalize import Personalisation
 from cupola.plan import compose
-from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_atomically, write_sealed
+from cupola.plan.checkpoint import Checkpoint, Log, json_line, write_sealed
 from cupola.plan.folder import (
     CHAINS,
     FINISHED,

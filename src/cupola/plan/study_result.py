@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cupola.base.files import replacing
 from cupola.federation import State
 from cupola.gwas import Association, Results, inflation, listing, tables
 from cupola.gwas.agreement import left_out
@@ -28,21 +28,24 @@ def write_tables(
     written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
     lines = tables.columns_of(found, plan.test, plan.confidence)
     shown = [c.shown for c in found.covariates]
-    _whole(folder / written[0], lambda file: tables.write_table(file, lines, shown))
+    with replacing(folder / written[0]) as file:
+        tables.write_table(file, lines, shown)
     listed, reason = program.variants(state), state.arrays["reason"]
-    _whole(folder / written[1], lambda file: tables.write_dropped(file, listed, reason, found))
+    with replacing(folder / written[1]) as file:
+        tables.write_dropped(file, listed, reason, found)
     if plan.trend:
         written.append("study.model")
         trend = tables.trend_columns(found)
-        _whole(folder / "study.model", lambda file: tables.write_table(file, trend))
+        with replacing(folder / "study.model") as file:
+            tables.write_table(file, trend)
     if plan.ssf:
         written.append("study.ssf.tsv")
-        _whole(folder / "study.ssf.tsv", lambda f: tables.write_ssf(f, found, plan.test))
+        with replacing(folder / "study.ssf.tsv") as file:
+            tables.write_ssf(file, found, plan.test)
     if plan.parquet:
         written.append("study.parquet")
-        part = folder / "study.parquet.part"
-        tables.write_parquet(part, found)
-        part.rename(folder / "study.parquet")
+        with replacing(folder / "study.parquet") as file:
+            tables.write_parquet(file, found)
     return written
 
 
@@ -70,14 +73,3 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "bonferroni": bonferroni,
         "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
     }
-
-
-def _whole(path: Path, write: Callable[[Any], None]) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            write(file)
-        part.rename(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupola.chain import (
+from cupola.base.chain import (
     Tail,
     damaged,
     marks,

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as to_safetensors
 
+from cupola.base.files import write_atomically
 from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
 from cupola.learn.central import centralised
 from cupola.learn.training import without_matrices
-from cupola.plan.checkpoint import Log, json_line, write_atomically, write_sealed
+from cupola.plan.checkpoint import Log, json_line, write_sealed
 from cupola.plan.folder import Run
 from cupola.plan.plan import Plan
 from cupola.plan.summary import result

@@ -3,8 +3,8 @@
 A site is charged before it touches data, in a file that survives crashes and later runs. The same
 question under the same step is charged once; another question under that step is refused. A
 question whose cost would exceed the budget is refused, and so is, under a budget, any answer that
-no mechanism protects. The file is a hash chain (see `cupola.chain`): lines that were edited, moved
-or taken out are damage, and nothing is charged to a damaged book.
+no mechanism protects. The file is a hash chain (see `cupola.base.chain`): lines that were edited,
+moved or taken out are damage, and nothing is charged to a damaged book.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cupola.chain import Chain, Tail, damaged
+from cupola.base.chain import Chain, Tail, damaged
 from cupola.errors import DataError, PlanError
 from cupola.federation.message import Question, digest
 from cupola.federation.site import Charge

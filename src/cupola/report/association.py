@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.chain import read_result
 from cupola.base.formatting import count, duration, number, size, text
-from cupola.chain import read_result
 from cupola.errors import DataError
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results

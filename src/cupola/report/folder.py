@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cupola.base.chain import Chain, read_json, read_result, read_sealed
 from cupola.base.formatting import LOWER_IS_BETTER, finite
-from cupola.chain import Chain, read_json, read_result, read_sealed
 from cupola.errors import DataError
 
 SPLITS = {

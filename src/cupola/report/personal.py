@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.chain import read_json
 from cupola.base.formatting import (
     SHARES,
     count,
@@ -17,7 +18,6 @@ from cupola.base.formatting import (
     text,
     title,
 )
-from cupola.chain import read_json
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import RunFolder

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
+from cupola.base.files import write_atomically
 from cupola.errors import FederationError
-from cupola.federation.stored import write_durably
 from cupola.secure.canonical import is_whole
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, agreement, is_agreed
@@ -65,7 +65,7 @@ def keep(place: Path, text: str | bytes, roster: Roster) -> Agreement:
     found = signed(text, roster)
     (place / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     body = text.encode() if isinstance(text, str) else text
-    write_durably(place / FOLDER / f"{sha256(body).hexdigest()[:32]}.json", [body])
+    write_atomically(place / FOLDER / f"{sha256(body).hexdigest()[:32]}.json", body)
     return found
 
 

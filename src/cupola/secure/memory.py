@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from cupola.chain import Chain, Tail
+from cupola.base.chain import Chain, Tail
+from cupola.base.files import sync_folder
 from cupola.errors import DataError
-from cupola.federation.stored import sync_folder
 
 try:
     import fcntl
@@ -26,7 +26,7 @@ class Memory:
 
     `setdefault` returns only after the entry is on disk. A line that was being written when the
     process died is dropped: nothing was answered on its account. One process at a time. The file
-    is a hash chain (see `cupola.chain`): a changed, moved or missing line is damage.
+    is a hash chain (see `cupola.base.chain`): a changed, moved or missing line is damage.
     """
 
     def __init__(self, path: Path | None = None) -> None:

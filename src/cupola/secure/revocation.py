@@ -11,8 +11,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from cupola.base.files import write_atomically
 from cupola.errors import FederationError
-from cupola.federation.stored import write_durably
 from cupola.secure.canonical import pack
 from cupola.secure.identity import Identity, Party
 
@@ -58,7 +58,7 @@ def keep_revocation(folder: Path, text: str | bytes) -> Party:
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     body = text.encode() if isinstance(text, str) else text
-    write_durably(place / f"{party.sign.hex()}.json", [body])
+    write_atomically(place / f"{party.sign.hex()}.json", body)
     return party
 
 

@@ -22,10 +22,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Generic
 
-from cupola.chain import damaged
+from cupola.base.chain import damaged
+from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
-from cupola.federation.stored import write_durably
 from cupola.gwas.cohort import problems
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
@@ -304,7 +304,7 @@ def withdraw(folder: Path, study: str) -> None:
     place = study_folder(folder, study)
     if not place.is_dir():
         raise DataError(f"'{study}' was not joined here")
-    write_durably(place / WITHDRAWN, [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()])
+    write_atomically(place / WITHDRAWN, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
 
 def agree_to_go_on(folder: Path, study: str, lost: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -394,8 +394,8 @@ def _pin(
     if (place / WITHDRAWN).exists():
         raise PlanError(f"this party has withdrawn from '{study}'; a new study needs a new name")
     own_folder(place)
-    write_durably(place / "roster.json", [roster.to_json().encode()])
-    write_durably(place / "plan.toml", [plan.encode()])
+    write_atomically(place / "roster.json", roster.to_json())
+    write_atomically(place / "plan.toml", plan)
     if before is None:
         path = folder / (SITE if isinstance(settings, SiteSettings) else COMPENSATOR)
         data = "" if consent.data is None else f"data = {_quoted(consent.data)}\n"
@@ -404,7 +404,7 @@ def _pin(
             f'plan = "{consent.plan}"\nroster = "{consent.roster}"\n{data}'
         )
         path.chmod(0o600)  # it can hold the salt of people's fingerprints
-        write_durably(path, [path.read_bytes(), entry.encode()])
+        write_atomically(path, [path.read_bytes(), entry.encode()])
 
 
 def _quoted(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cupola.chain import read_chain
+from cupola.base.chain import read_chain
 from cupola.errors import DataError
 from cupola.federation import Declined, Question
 from cupola.federation.receipts import Journal, Receipt

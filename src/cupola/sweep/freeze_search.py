@@ -22,12 +22,12 @@ from typing import Any
 import tomli_w
 from torch import nn
 
+from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
 from cupola.learn.choices import Subset
 from cupola.learn.frozen import frozen_names, share
 from cupola.plan import compose
-from cupola.plan.checkpoint import write_atomically
 from cupola.plan.load import load
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 import tomli_w
 
+from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.plan.checkpoint import write_atomically, write_sealed
+from cupola.plan.checkpoint import write_sealed
 from cupola.plan.load import load
 from cupola.plan.plan import Plan, changed
 from cupola.plan.run import Watch

@@ -11,9 +11,9 @@ from typing import Any
 import tomli_w
 
 from cupola import report
+from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.plan.checkpoint import write_atomically
 from cupola.plan.compose import federated_data
 from cupola.plan.plan import Plan
 from cupola.plan.run import Watch, run

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cupola.base.files import write_atomically
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -50,10 +52,7 @@ class Settings:
         path = self.folder / "secret"
         if not path.exists():
             self.make_folder()
-            part = path.with_name("secret.part")
-            part.touch(mode=0o600)
-            part.write_bytes(secrets.token_bytes(32))
-            part.rename(path)
+            write_atomically(path, secrets.token_bytes(32), private=True)
         return path.read_bytes()
 
     def make_folder(self) -> None:

@@ -12,8 +12,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
-from cupola.plan.checkpoint import json_line, write_atomically
+from cupola.plan.checkpoint import json_line
 from cupola.web.launch import REASON, STOPPED
 from cupola.web.plans import ASSOCIATION
 from cupola.web.progress import AWAY

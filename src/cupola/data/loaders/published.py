@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 
+from cupola.base.files import replacing
 from cupola.data.dataset import Dataset, SiteData
 from cupola.data.download import Files, cache_folder
 from cupola.data.loaders._common import classes
@@ -183,9 +184,8 @@ class _File:
         if len(owners) >= MANY_OWNERS:
             with contextlib.suppress(OSError):  # a cache that cannot be written is none
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                part = kept.with_name(f"{name}.part.npz")
-                np.savez(part, owners=np.array(owners), sizes=sizes)
-                part.replace(kept)
+                with replacing(kept) as file:
+                    np.savez(file, owners=np.array(owners), sizes=sizes)
         return owners, sizes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cupola.chain import read_result
+from cupola.base.chain import read_result
 from cupola.errors import PlanError
 from cupola.nn.sources.registry import Preprocessing, Trained
 

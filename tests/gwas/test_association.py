@@ -41,10 +41,10 @@ def test_federated_equals_pooled_in_any_order(
 ):
     folder = tmp_path_factory.mktemp("study")
     data = people(seed, missing=missing, chromosomes=(1, 23, 26))
-    data.age[:8] = np.nan  # two or more in each cohort: one alone would not be counted
-    data.cc[8:16], data.qt[8:16] = np.nan, np.nan
+    data.age[:3] = np.nan
+    data.cc[5], data.qt[5] = np.nan, np.nan
     rng = np.random.default_rng(seed)
-    parts = [rng.permutation(np.arange(i, len(data), cohorts)) for i in range(cohorts)]
+    parts = np.array_split(rng.permutation(len(data)), cohorts)
     chosen = study(test, one_sided=True, chunk=8, trend=test == "chi-square")
     pooled = found(chosen, [write(folder, "all", data)], data.variants)
     bases = cut(folder, data, parts)

@@ -117,8 +117,11 @@ def test_the_last_digits_of_a_withheld_total_are_not_those_of_the_other_cohorts(
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])
 @pytest.mark.parametrize("lacks", ["trait", "covariate"])
-def test_who_alone_is_not_tested_is_not_told_by_a_difference(tmp_path, monkeypatch, test, lacks):
-    """Counts of everybody less those of the people tested were one person's genotypes."""
+@pytest.mark.parametrize("least", [0, 2])
+def test_who_alone_is_not_tested_is_told_by_a_difference_unless_the_limit_is_on(
+    tmp_path, monkeypatch, test, lacks, least
+):
+    """Counts of everybody less those of the people tested are one person's genotypes."""
     from cupola.gwas.regression import Regression
 
     told, plain = [], Regression.answer
@@ -133,10 +136,10 @@ def test_who_alone_is_not_tested_is_not_told_by_a_difference(tmp_path, monkeypat
         data.age[7] = np.nan
     else:
         data.cc[7] = data.qt[7] = np.nan
-    carried_out(tmp_path, study(test), data, True)
+    carried_out(tmp_path, study(test, limits=Limits(least_cell=least)), data, True)
     (total, alleles), *_ = [(t.arrays["counts"], a) for part, t, a in told if part == "sums"]
-    everybody = alleles[..., 0].sum(axis=1)
-    assert (np.rint(total[:, 0]) == everybody).all()
+    rest = alleles[..., 0].sum(axis=1) - np.rint(total[:, 0])
+    assert (rest == (0 if least else data.copies[:, 7])).all()
 
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])

@@ -25,7 +25,6 @@ from cupola.secure.memory import Memory
 # Effective people that are enough, whatever share of all they are: where cases are rare, carriers
 # who are cases have hundreds of times the weight of others, and are what is looked for.
 ENOUGH = 50
-FEW = 2  # people of a cohort who are not tested; one alone is never counted
 WITHHELD = "withheld"  # of an answer: which variants a cohort keeps back
 
 
@@ -132,7 +131,8 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
         found.append("counts of any size are told (limits.least_cell = 0)")
         if study.regression:
             found.append(
-                "who alone has no call at a variant: covariates and trait follow from the totals"
+                "who alone has no call at a variant: covariates and trait follow from the totals; "
+                "who alone is not tested: genotypes"
             )
     if study.regression:
         found.append(

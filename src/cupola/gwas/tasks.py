@@ -11,7 +11,7 @@ from cupola.gwas import agreement, kernels, listing
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
-from cupola.gwas.limits import FEW, WITHHELD, on_grid, small, small_cells, thin, without
+from cupola.gwas.limits import WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.gwas.site import LARGEST, NULL_ITERATIONS, Site, guarded
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
@@ -39,7 +39,7 @@ def smallest(spec: Spec) -> np.dtype:
 def groups(cohort: Cohort, binary: bool, least: int) -> np.ndarray:
     """(3, people): cases, controls, others; for a quantitative trait everybody is in the last.
     least: the smallest count that is told."""
-    y, people = cohort.traits(binary), counted(cohort, max(FEW, least))
+    y, people = cohort.traits(binary), counted(cohort, least)
     if not binary:
         nobody = np.zeros(len(y), bool)
         return np.stack([nobody, nobody, people])

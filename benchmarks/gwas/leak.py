@@ -73,7 +73,7 @@ def carried_out(given: dict[str, Any]) -> dict[str, Any]:
         index = np.arange(len(program.listed))
         copies = []
         for site, made in zip(place._sites, designs):
-            rows = site.index.find(program.listed)
+            rows, _ = site.index.find(program.listed)
             calls = unpacked(site.cohort.bed.rows(rows), made.everybody)[:, made.people]
             copies.append(COPIES[calls])
     return {

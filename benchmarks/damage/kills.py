@@ -9,9 +9,12 @@ begins, until there were enough kills.
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # threads of torch do not survive a fork
+
 import argparse
 import json
-import os
 import random
 import shutil
 import signal

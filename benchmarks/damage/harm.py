@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 SPARED = (".lock", "report.html", "log.txt", "withdrawn")
 KINDS = (
@@ -78,3 +80,11 @@ def _changed(data: bytes, kind: str, draw: random.Random) -> bytes:
         second = draw.randrange(len(lines))
         lines[at], lines[second] = lines[second], lines[at]
     return b"".join(lines)
+
+
+def tell(found: dict[str, Any], out: Path | None) -> None:
+    """Print what was found, and keep it."""
+    text = json.dumps(found, indent=1)
+    print(text)
+    if out:
+        out.write_text(text + "\n")

@@ -14,7 +14,6 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # threads of torch do not survive a fork
 
 import argparse
-import json
 import random
 import shutil
 import signal
@@ -28,6 +27,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
+from harm import tell  # noqa: E402
 from runs import SMALL, content, study  # noqa: E402
 
 import cupola  # noqa: E402
@@ -88,10 +88,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         found = measure(given.kills, Path(place))
-    text = json.dumps(found, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    tell(found, given.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ exception).
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests" / "gwas")]
 
 import numpy as np  # noqa: E402
-from harm import harm  # noqa: E402
+from harm import harm, tell  # noqa: E402
 
 import cupola  # noqa: E402
 from cupola import report  # noqa: E402
@@ -251,10 +250,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             found["separate"] = measure(given.separate, Path(place), ["separate"])
     found["seconds"] = round(time.monotonic() - began)
-    text = json.dumps(found, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    tell(found, given.out)
 
 
 if __name__ == "__main__":

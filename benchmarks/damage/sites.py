@@ -12,7 +12,6 @@ file and the way out, or the coordinator refuses its receipt; 'different'; 'uncl
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -25,7 +24,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "sites")]
 
 import consortium as made  # noqa: E402
-from harm import harm  # noqa: E402
+from harm import harm, tell  # noqa: E402
 from runs import summary  # noqa: E402
 from traits import association, hidden, witnessed  # noqa: E402
 
@@ -148,10 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         found = measure(given.folders, Path(place))
     found["seconds"] = round(time.monotonic() - began)
-    text = json.dumps(found, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+    tell(found, given.out)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests" / "gwas")]
 
 import numpy as np  # noqa: E402
+from cupola.gwas.study_run import held_study, resume_study, run_study  # noqa: E402
 from harm import harm, tell  # noqa: E402
 
 import cupola  # noqa: E402
 from cupola import report  # noqa: E402
+from cupola.analysis.run_folder import held_plan  # noqa: E402
 from cupola.base.chain import read_chain, read_result  # noqa: E402
 from cupola.errors import CupolaError  # noqa: E402
-from cupola.plan.folder import held_plan  # noqa: E402
-from cupola.plan.study_run import held_study, resume_study, run_study  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "name": "small",

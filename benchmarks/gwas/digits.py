@@ -21,8 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
-
-from cupola.plan.study_run import run_study
+from cupola.gwas.study_run import run_study
 
 TESTS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
 

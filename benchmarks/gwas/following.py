@@ -26,8 +26,8 @@ from simulate import simulate
 
 from cupola.federation import Ledger, Replay, drive
 from cupola.gwas import Association, results
-from cupola.plan.study import load_study
-from cupola.plan.study_place import Gathered
+from cupola.gwas.plan import load_study
+from cupola.gwas.simulated_cohorts import Gathered
 from cupola.secure.following import Witnessed
 
 LOOKED_AT = 1e-3  # of the score test, beyond which a variant would be left

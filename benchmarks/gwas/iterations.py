@@ -25,8 +25,8 @@ import hapmap
 
 from cupola.federation import InProcess, drive
 from cupola.gwas import Association, StudyHost, fit
-from cupola.plan.study import load_study
-from cupola.plan.study_place import Gathered
+from cupola.gwas.plan import load_study
+from cupola.gwas.simulated_cohorts import Gathered
 
 MOST = 60
 

@@ -34,8 +34,8 @@ from cupola.federation import Ledger, drive
 from cupola.federation.randomness import generator
 from cupola.gwas import Association, read_variants, results
 from cupola.gwas.bed import COPIES, unpacked
-from cupola.plan.study import load_study
-from cupola.plan.study_place import Gathered
+from cupola.gwas.plan import load_study
+from cupola.gwas.simulated_cohorts import Gathered
 
 MANY = (2, 4, 10, 14)
 #: Limits of a study, by the table's name for them; and its iterations.

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import peers
 import simulate
 import turns
+from cupola.gwas.study_run import run_study
 
 from cupola.gwas import Files
 from cupola.gwas.compare import Table, compare_results, read_results
 from cupola.gwas.split import by_cases, by_covariate, write_keeps
-from cupola.plan.study_run import run_study
 
 EFFECT = 0.45  # of a copy on the log-odds, at every 500th simulated variant
 SHARES = {

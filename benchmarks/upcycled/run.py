@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import cupola
-from cupola.plan import load
+from cupola.analysis.plan_file import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import turns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupola.plan.grounds import GROUNDS, MEANING
+from cupola.analysis.grounds import GROUNDS, MEANING
 from parts.markdown import table
 
 

@@ -21,7 +21,7 @@ def _keys(model: type[BaseModel], prefix: str = "") -> str:
 
 
 def study() -> str:
-    from cupola.plan.study import StudyPlan
+    from cupola.gwas.plan import StudyPlan
 
     return _keys(StudyPlan)
 
@@ -29,7 +29,7 @@ def study() -> str:
 def parts() -> str:
     from cupola.gwas import Newton, Quality, Trait
     from cupola.gwas.choices import Limits
-    from cupola.plan.study import CohortFiles
+    from cupola.gwas.plan import CohortFiles
 
     sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton),
                 ("limits.", Limits)]  # fmt: skip

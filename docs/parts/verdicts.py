@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from cupola.analysis.plan_file import load
 from cupola.data import FederatedData
-from cupola.learn import utility
+from cupola.learn import build, utility
 from cupola.learn.recipes import RECIPES, Recipe
 from cupola.learn.utility import Verdict, check
 from cupola.nn import suitability
-from cupola.plan import compose, load
 from parts.markdown import table
 
 # Equal sites that divide into whole batches: what FedSMB needs.
@@ -29,10 +29,8 @@ ONE_STEP = ("recipe=fedavg", "local.batch_size=64")
 def verdict(*settings: str) -> Verdict:
     """What `cupola check` says of the small plan with these settings."""
     plan = load(PLAN, settings)
-    data = _data(compose.federated_data, plan.data.model_dump_json(), plan)
-    return check(
-        compose.training(plan, compose.TrainingHost(compose.problem(plan, data), data)), data
-    )
+    data = _data(build.federated_data, plan.data.model_dump_json(), plan)
+    return check(build.training(plan, build.TrainingHost(build.problem(plan, data), data)), data)
 
 
 _KNOWN: dict[str, FederatedData] = {}

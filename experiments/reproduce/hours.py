@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from cupola.analysis.run_folder import Run
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Federation
-from cupola.learn import Evaluation, Local
-from cupola.plan import Plan, Run, compose
-from cupola.plan.plan import changed as with_settings
+from cupola.learn import Evaluation, Local, build
+from cupola.learn.plan import Plan
+from cupola.learn.plan import changed as with_settings
 from reproduce.run import Job, distinct
 
 SAMPLES = 512  # of a trial round, in all
@@ -139,8 +140,8 @@ def kind_of(plan: Plan) -> str:
 def trial(plan: Plan) -> Pace:
     """Seconds of a round and an evaluation, from a round on few images."""
     plan = _plain(plan)
-    host = compose.host(**plan.to_dict())
-    program = compose.training(plan, host)
+    host = build.host(plan)
+    program = build.training(plan, host)
     share = program.training_rounds / plan.rounds  # of rounds that ask sites to train
     program = replace(program, rounds=plan.rounds + 1, evaluation=Evaluation(every=plan.rounds + 1))
     state = program.start()
@@ -156,7 +157,7 @@ def trial(plan: Plan) -> Pace:
     asked = [ask.sites[i] for i in sorted(largest)]
 
     def opened() -> AbstractContextManager[Federation]:
-        return compose.federation(plan, small)  # anew: a site may not answer twice
+        return build.federation(plan, small)  # anew: a site may not answer twice
 
     after, took = _timed(
         lambda reach: program.answer(state, reach.sum(ask.question, asked)), opened

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cupola import Plan, report, run
+from cupola.analysis.session import Watch
 from cupola.base.files import write_atomically
 from cupola.errors import FederationError
-from cupola.plan.run import Watch
 from reproduce.measure import measure
 from reproduce.outcome import Values, markdown, results, scaled
 from reproduce.section import table_section

@@ -6,20 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cupola.plan.folder import Run as Run
-    from cupola.plan.plan import Plan as Plan
-    from cupola.plan.run import resume as resume
-    from cupola.plan.run import run as run
-    from cupola.plan.run import run_all as run_all
+    from cupola.analysis.run_folder import Run as Run
+    from cupola.analysis.session import resume as resume
+    from cupola.analysis.session import run as run
+    from cupola.analysis.session import run_all as run_all
+    from cupola.learn.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Plan": "cupola.plan.plan",
-    "Run": "cupola.plan.folder",
-    "resume": "cupola.plan.run",
-    "run": "cupola.plan.run",
-    "run_all": "cupola.plan.run",
+    "Plan": "cupola.learn.plan",
+    "Run": "cupola.analysis.run_folder",
+    "resume": "cupola.analysis.session",
+    "run": "cupola.analysis.session",
+    "run_all": "cupola.analysis.session",
 }
 __all__ = ["Plan", "Run", "__version__", "resume", "run", "run_all"]
 

@@ -18,7 +18,7 @@ from cupola.errors import CupolaError
 from cupola.federation import Question, SiteContext
 from cupola.learn import noised
 from cupola.learn.local import train
-from cupola.plan import Plan
+from cupola.learn.plan import Plan
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
 

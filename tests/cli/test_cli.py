@@ -58,7 +58,7 @@ def test_help_needs_no_torch() -> None:
 def test_a_site_loads_neither_pictures_nor_accounting() -> None:
     """Every process of a site would wait for them: half of its start."""
     program = (
-        "import sys, cupola.plan.run, cupola.joining\n"
+        "import sys, cupola.analysis.session, cupola.joining\n"
         "heavy = {'matplotlib', 'dp_accounting', 'scipy.stats', 'sklearn'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -127,12 +127,11 @@ def test_usage_errors_have_code_two() -> None:
 
 
 def test_unexpected_errors_are_one_line_too(monkeypatch: Any) -> None:
-    from cupola.plan import compose
 
     def broken(**_: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied\n(3x4 and 5x6)")
 
-    monkeypatch.setattr(compose, "host", broken)
+    monkeypatch.setattr(build, "host", broken)
     result = cupola("run", "plan.toml", code=1)
     assert "cupola: unexpected RuntimeError: shapes cannot be multiplied" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from cupola.plan import load
-from cupola.plan.meanings import meanings
+from cupola.analysis.plan_file import load
+from cupola.learn.meanings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -91,7 +91,7 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
     elif note == "study":
-        from cupola.plan.study import load_study
+        from cupola.gwas.plan import load_study
 
         assert load_study(text, elsewhere="bfile" not in text).cohorts
     elif note in ("federation", "site"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupola.plan.load import load
+from cupola.analysis.plan_file import load
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 #: By how many seconds a party's clock is wrong, in all tests.

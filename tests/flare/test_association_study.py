@@ -10,6 +10,7 @@ import time
 
 import hapmap
 import pytest
+from cupola.gwas.study_run import read_result, run_study
 from hospitals import LEAD, SITES
 from typer.testing import CliRunner
 
@@ -17,7 +18,6 @@ from cupola.cli import app
 from cupola.errors import DataError
 from cupola.flare.coordinate import unpack
 from cupola.flare.submit import submit
-from cupola.plan.study_run import read_result, run_study
 from cupola.sites import read_ledger
 from cupola.sites.preview import preview
 

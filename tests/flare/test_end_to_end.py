@@ -88,7 +88,7 @@ def test_a_private_run_has_the_noise_it_states_and_nobody_can_repeat_it(trial, t
 
 
 def _start(name):
-    from cupola.plan import compose
+    from cupola.learn import build
 
-    host = compose.host(**plan(name).to_dict())
+    host = build.host(plan(name))
     return host.problem.build().state_dict()

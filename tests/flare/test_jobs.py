@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cupola.analysis.plan_file import load
 from cupola.errors import CupolaError, PlanError
 from cupola.flare import policy
 from cupola.flare.coordinate import (
@@ -27,7 +28,6 @@ from cupola.flare.coordinate import (
 from cupola.flare.engine import FlareSites
 from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
 from cupola.flare.settings import FederationSettings
-from cupola.plan.load import load
 
 LEAD = "alice@hospital-a.org"
 PLAN = """
@@ -330,7 +330,7 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
 
 
 def test_a_study_and_its_roster_must_agree():
-    from cupola.plan.study import for_real_cohorts, load_study
+    from cupola.gwas.plan import for_real_cohorts, load_study
     from cupola.secure.roster import simulated_roster
 
     cohorts = [{"name": f"site {i}", "bfile": f"secret/{i}"} for i in range(3)]

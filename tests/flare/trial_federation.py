@@ -20,9 +20,9 @@ from cupola.errors import FederationError
 from cupola.flare import provision
 from cupola.flare.jobs import Job
 from cupola.flare.settings import FederationSettings
-from cupola.plan.changing import may_change
-from cupola.plan.plan import Plan
-from cupola.plan.study import StudyPlan, for_real_cohorts
+from cupola.gwas.plan import StudyPlan, for_real_cohorts
+from cupola.learn.changing_sites import may_change
+from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
 from cupola.sites import join_compensator, join_site, make_keys
 from cupola.sites.proposal import load_any

@@ -32,9 +32,8 @@ from cases import BASE, STUDIES, cohorts_in, plans  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 import cupola  # noqa: E402
-from cupola.plan.folder import read_lines  # noqa: E402
-from cupola.plan.load import load  # noqa: E402
-from cupola.plan.study_run import run_study  # noqa: E402
+from cupola.analysis.plan_file import load  # noqa: E402
+from cupola.analysis.run_folder import read_lines  # noqa: E402
 
 FILE = HERE / "golden.json"
 CHANGING = {"seconds", "cpu_seconds", "reveals", "protection"}
@@ -77,7 +76,7 @@ def of_plan(given: tuple[str, ...], folder: Path) -> dict[str, Any]:
 
 def of_study(study: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What a study leaves behind."""
-    told = run_study(study, folder, report=False)
+    told = cupola.run(study, folder, report=False).result
     found: dict[str, Any] = {"status": told["status"]}
     for name in sorted(told["files"]):
         found[name] = _digest((folder / name).read_bytes())

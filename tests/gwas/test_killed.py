@@ -8,13 +8,12 @@ import sys
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
-
-from cupola.plan.study_run import read_result, resume_study, run_study
+from cupola.gwas.study_run import read_result, resume_study, run_study
 
 # Waits after a number of steps, so that the kill comes in the middle on any machine.
 CHILD = """
 import sys, time
-from cupola.plan.study_run import run_study
+from cupola.gwas.study_run import run_study
 folder, out, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seen = []
 def watch(*facts):

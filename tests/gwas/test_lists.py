@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cohorts import carry_out, cut, people, sites, study, write, write_bim
+from cupola.gwas.study_run import run_study
 from typer.testing import CliRunner
 
 from cupola.cli import app
@@ -14,8 +15,7 @@ from cupola.errors import DataError, FederationError
 from cupola.gwas import listing, results
 from cupola.gwas.agreement import KEPT
 from cupola.gwas.files import Variants
-from cupola.plan.study import load_study
-from cupola.plan.study_run import run_study
+from cupola.gwas.plan import load_study
 
 PARTS = [np.arange(0, 60), np.arange(60, 120), np.arange(120, 240)]
 

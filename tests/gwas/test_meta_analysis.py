@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from cupola.gwas.study_run import run_study
 from test_hm3 import COVARIATES, DATA, hm3, pytestmark  # noqa: F401 (a fixture and a mark)
 
 from cupola.gwas.compare import compare_results, read_results
-from cupola.plan.study_run import run_study
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gwas"))
 import peers

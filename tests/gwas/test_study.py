@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
+from cupola.gwas.study_run import read_result, resume_study, run_study
 from typer.testing import CliRunner
 
 from cupola.cli import app
 from cupola.errors import DataError, PlanError
 from cupola.gwas.compare import compare_results, read_results
-from cupola.plan.study import load_study
-from cupola.plan.study_run import read_result, resume_study, run_study
+from cupola.gwas.plan import load_study
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +233,7 @@ def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
 def test_a_study_starts_without_torch():
     """Its processor time is seconds: loading what it does not need would be most of it."""
     program = (
-        "import sys, cupola.cli.gwas, cupola.plan.study_run, cupola.report.association\n"
+        "import sys, cupola.cli.gwas, cupola.gwas.study_run, cupola.report.association\n"
         "heavy = {'torch', 'matplotlib', 'plotly', 'sklearn', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
+from cupola.gwas.study_run import run_study
 from typer.testing import CliRunner
 
 from cupola.cli import app
 from cupola.errors import DataError
-from cupola.plan.study import load_study
-from cupola.plan.study_forecast import foresee_study
-from cupola.plan.study_run import run_study
+from cupola.gwas.forecast import foresee_study
+from cupola.gwas.plan import load_study
 
 SUMS = ["plain", "masked", {"kind": "masked", "protocol": "pairwise"}]
 
@@ -135,7 +135,7 @@ def test_what_cohorts_are_told_is_foreseen(tmp_path):
 
     from cupola.federation import Ledger, Replay, drive
     from cupola.gwas import Association
-    from cupola.plan.study_place import Gathered
+    from cupola.gwas.simulated_cohorts import Gathered
     from cupola.secure.following import Witnessed
 
     _cohorts(tmp_path)

@@ -10,15 +10,16 @@ from small import CROSS_ENTROPY, digits, seeded
 from torch import nn
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.data.transform import Crop, Flip
 from cupola.errors import CupolaError
 from cupola.federation import SiteContext, StateStore
 from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
+from cupola.learn.build import federated_data
 from cupola.learn.local import train
+from cupola.learn.plan import changed as with_settings
 from cupola.learn.private import copies_of
 from cupola.nn import KNConv2d
-from cupola.plan import federated_data, load
-from cupola.plan.plan import changed as with_settings
 
 RECIPE = ("original", {"flip": 1}, {"crop": 2})
 CLIP = 0.05

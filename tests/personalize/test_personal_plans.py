@@ -7,9 +7,9 @@ from safetensors.numpy import load_file
 
 import cupola
 from cupola import report
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import Run, read_lines
 from cupola.errors import PlanError
-from cupola.plan import Run, load
-from cupola.plan.folder import read_lines
 from reproduce.measure import measure
 
 PLAN = {
@@ -87,7 +87,7 @@ def test_tables_measure_methods_and_groups(finished):
 
 
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(finished, tmp_path, monkeypatch):
-    from cupola.plan import run as runs
+    from cupola.analysis import session as runs
 
     steps = 0
 

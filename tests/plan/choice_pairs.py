@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import cupola
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import Run, read_lines
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Entry
-from cupola.plan import Run, load
-from cupola.plan.facts import facts
-from cupola.plan.folder import read_lines
-from cupola.plan.forecast import Forecast, foresee
+from cupola.learn.check import facts
+from cupola.learn.forecast import Forecast, foresee
 
 BASE: dict[str, Any] = {
     "name": "pair",

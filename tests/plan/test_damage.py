@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cupola.gwas.study_run import resume_study, run_study
 from samples import SMALL
 from test_run import go, same, stop_after
 
 import cupola
+from cupola.analysis.folder_lock import Aside, drop, locked
+from cupola.analysis.run_folder import CONTENTS
 from cupola.base.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
-from cupola.plan.folder import CONTENTS
-from cupola.plan.holding import Aside, drop, locked
-from cupola.plan.study_run import resume_study, run_study
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "damage"), str(ROOT / "tests" / "gwas")]

@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 import cupola
 from cupola import report
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import Run
 from cupola.cli import app
 from cupola.errors import PlanError
+from cupola.learn import build
+from cupola.learn.check import facts
+from cupola.learn.forecast import Forecast, forecast, foresee
 from cupola.learn.recipes import RECIPES
-from cupola.plan import Run, compose, load
-from cupola.plan.facts import facts
-from cupola.plan.forecast import Forecast, forecast, foresee
 from cupola.report.folder import open_run
 
 MECHANISMS = CHOICES["mechanism"]
@@ -171,10 +173,10 @@ def rehearsed_with(run: Run, groups: dict[int, int]) -> Forecast:
     """The forecast of a run whose groups are known."""
     from unittest import mock
 
-    host = compose.host(**run.plan.to_dict())
-    program = compose.training(run.plan, host)
-    whole = compose.program(run.plan, host, program)
-    with mock.patch("cupola.plan.forecast._groups", return_value=(groups, True)):
+    host = build.host(run.plan)
+    program = build.training(run.plan, host)
+    whole = build.program(run.plan, host, program)
+    with mock.patch("cupola.learn.forecast._groups", return_value=(groups, True)):
         return forecast(run.plan, host, program, whole)
 
 
@@ -232,8 +234,8 @@ def test_parts_of_a_model_go_on_in_groups(tmp_path: Path, part: str, mechanism: 
 def test_levels_of_a_group_are_those_of_its_own_sites() -> None:
     level = "trainable.level=[{sites=[0,3],freeze=['1']}]"
     plan = load(BASE, [*PFA, level])
-    host = compose.host(**plan.to_dict())
-    whole: Any = compose.program(plan, host, compose.training(plan, host))
+    host = build.host(plan)
+    whole: Any = build.program(plan, host, build.training(plan, host))
     assert whole.make((0, 3), 1).levels.counts == (2,)
     assert whole.make((1, 2, 4), 1).levels.counts == (0,)
     assert whole.make((3, 4, 5), 1).levels.rest == 2
@@ -242,8 +244,8 @@ def test_levels_of_a_group_are_those_of_its_own_sites() -> None:
 def test_a_tensor_that_no_site_of_a_group_trains_stays() -> None:
     settings = [*PFA, *MECHANISMS["central"], "trainable.level=[{sites=[0,3],freeze=['1']}]"]
     plan = load(BASE, settings)
-    host = compose.host(**plan.to_dict())
-    whole: Any = compose.program(plan, host, compose.training(plan, host))
+    host = build.host(plan)
+    whole: Any = build.program(plan, host, build.training(plan, host))
     group = whole.make((0, 3), 1)
     state = group.start()
     from cupola.federation import Total

@@ -13,11 +13,11 @@ from samples import SMALL
 from test_run import checked, go, same, stop_after
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.errors import FederationError, PlanError
-from cupola.learn import frozen
+from cupola.learn import build, frozen
+from cupola.learn.forecast import foresee
 from cupola.nn.regenerate import values
-from cupola.plan import compose, load
-from cupola.plan.forecast import foresee
 
 MLP = {"name": "mlp", "hidden": [8]}
 PART: dict[str, Any] = {
@@ -43,7 +43,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_keeps_the_whole_model(done: Path) -> None:
     saved = load_file(done / "model.safetensors")
     assert sum(a.size for a in saved.values()) == WHOLE
-    program = compose.training(load(PART))
+    program = build.training(load(PART))
     made = values(program.problem.frozen_seed, "1.weight", (8, 64), (2 / 64) ** 0.5, 0.0)
     assert np.array_equal(saved["1.weight"], made.astype(np.float32))
     run = cupola.Run.open(done)
@@ -123,7 +123,7 @@ def test_the_twin_holds_everything_too(tmp_path: Path) -> None:
 )
 def test_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        compose.training(load({**PART, "trainable": change}))
+        build.training(load({**PART, "trainable": change}))
 
 
 def test_check_says_what_is_trained_and_how_long_links_take(tmp_path: Path) -> None:

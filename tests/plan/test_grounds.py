@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cupola.analysis.grounds import ARGUED, GROUNDS, LIBRARY, MEANING, PROVEN
 from cupola.cli import app
-from cupola.plan.grounds import ARGUED, GROUNDS, LIBRARY, MEANING, PROVEN
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = """

@@ -11,14 +11,15 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import forked, go, kill_often, same, spawned, stop_after
 
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import read_lines
 from cupola.errors import FederationError, PlanError
+from cupola.learn import build
+from cupola.learn.changing_sites import may_change
+from cupola.learn.check import facts
+from cupola.learn.disclosure import learned
+from cupola.learn.forecast import foresee
 from cupola.learn.recipes import RECIPES
-from cupola.plan import compose, load
-from cupola.plan.changing import may_change
-from cupola.plan.facts import facts
-from cupola.plan.folder import read_lines
-from cupola.plan.forecast import foresee
-from cupola.plan.parties import learned
 
 MASKED = {**SMALL, "sum": "masked"}
 
@@ -131,7 +132,7 @@ def test_the_bytes_are_known_before(tmp_path: Path, protocol: str) -> None:
 
 def test_what_each_party_learns() -> None:
     def told(**changes: Any) -> dict[str, str]:
-        return dict(learned(compose.training(load({**SMALL, **changes}))))
+        return dict(learned(build.training(load({**SMALL, **changes}))))
 
     assert "own updates" in told()["coordinator"]
     masked = told(sum="masked")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from cupola.plan import compose, load
-from cupola.plan.run import run
+from cupola.analysis.plan_file import load
+from cupola.analysis.session import run
+from cupola.learn import build
 
 SPEECH = "Now is the winter of our discontent made glorious summer."
 
@@ -49,8 +50,8 @@ def plan(folder: Path, *settings: str, **more: Any) -> Any:
 
 def test_padding_is_not_learnt_and_other_tokens_are_not_counted(tmp_path):
     whole = plan(tmp_path)
-    data = compose.federated_data(whole)
-    problem = compose.problem(whole, data)
+    data = build.federated_data(whole)
+    problem = build.problem(whole, data)
     assert problem.classes == 13
     assert problem.ignore == (0, 10, 12)  # padding, unknown, end
     assert problem.loss.options["ignore_index"] == 0
@@ -65,7 +66,7 @@ def test_padding_is_not_learnt_and_other_tokens_are_not_counted(tmp_path):
 
 def test_a_loss_named_in_the_plan_leaves_padding_out_too(tmp_path):
     whole = plan(tmp_path, loss={"name": "focal", "gamma": 1.0})
-    assert compose.problem(whole).loss.options["ignore_index"] == 0
+    assert build.problem(whole).loss.options["ignore_index"] == 0
 
 
 def test_a_transformer_learns_and_masked_sums_end_in_the_same_place(tmp_path):
@@ -122,7 +123,7 @@ def test_stack_overflow_in_a_plan(tmp_path):
         "evaluation.on=public",
         data=data,
     )
-    made = compose.federated_data(whole)
+    made = build.federated_data(whole)
     assert len(made) == 4
     done = run(whole, tmp_path / "run", report=True)
     assert done.history[-1]["test"]["samples"] == 33

@@ -16,9 +16,9 @@ from samples import SMALL, of_an_earlier_version
 from test_run import checked, go, same, stop_after
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.errors import CupolaError, FederationError
-from cupola.plan import load
-from cupola.plan.forecast import foresee
+from cupola.learn.forecast import foresee
 
 CODE = """
     from pathlib import Path

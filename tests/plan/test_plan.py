@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import SMALL
 
+from cupola.analysis.plan_file import load, parse_setting
 from cupola.errors import PlanError
 from cupola.learn import Local, find_recipe
-from cupola.plan import Plan, load
-from cupola.plan.load import parse_setting
+from cupola.learn.plan import Plan
 
 
 def problem(changes: dict[str, Any], *set_: str) -> str:

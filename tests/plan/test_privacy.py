@@ -12,9 +12,10 @@ from samples import SMALL
 from test_run import go, history, same
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.errors import DataError, PlanError
-from cupola.plan import compose, load
-from cupola.plan.privacy import promised
+from cupola.learn import build
+from cupola.learn.spending import promised
 from cupola.privacy.budget import Book
 
 PRIVATE = {
@@ -33,8 +34,8 @@ def test_a_run_ends_with_what_it_promised(tmp_path: Path) -> None:
     run = go(tmp_path / "run", "rounds=4", plan=PRIVATE)
     spent = run.result["privacy"]
     plan = load(PRIVATE, ["rounds=4"])
-    host = compose.host(**plan.to_dict())
-    promise = promised(compose.training(plan, host), host)
+    host = build.host(plan)
+    promise = promised(build.training(plan, host), host)
     assert promise is not None
     assert spent["epsilon"] == pytest.approx(promise.epsilon, rel=1e-9)
     assert spent["noise"] == 1.5

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import HERE, go, history, same, stop_after
 
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import Run, read_lines
 from cupola.errors import PlanError
 from cupola.federation import raycluster
-from cupola.plan import Run, load
-from cupola.plan.folder import read_lines
 
 RAY = ["engine.kind=ray", "rounds=3"]
 PERSONAL = {

@@ -17,12 +17,13 @@ from tiny_sources import write
 from typer.testing import CliRunner
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import CupolaError, FederationError, PlanError
+from cupola.learn import build
+from cupola.learn.forecast import foresee
 from cupola.learn.frozen import CHECKSUM, SEED
 from cupola.learn.workspace import Workspace
-from cupola.plan import compose, load
-from cupola.plan.forecast import foresee
 
 DP = {"mechanism": "dp-sgd", "noise": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10
@@ -51,7 +52,7 @@ def test_only_border_and_map_are_trained_sent_and_kept(plan: dict[str, Any], don
     assert run.result["trainable"] == BORDER + MAP < run.result["parameters"]
     saved = load_file(done / "model.safetensors")
     assert set(saved) == {"border.theta", "output.weight", "output.bias"}
-    program = compose.training(load(plan))
+    program = build.training(load(plan))
     state = program.start()
     assert SEED not in state.arrays
     assert state.arrays[CHECKSUM].shape == (16,)
@@ -79,17 +80,17 @@ def test_a_finished_run_is_not_read_with_another_source(done: Path, tmp_path: Pa
 def test_a_site_with_other_weights_is_refused_before_it_trains(
     plan: dict[str, Any], tmp_path: Path
 ) -> None:
-    state = compose.training(load(plan)).start()
+    state = build.training(load(plan)).start()
     other = {**plan, "model": {"name": "pretrained", "source": write(tmp_path / "o", seed=3)}}
-    site = Workspace(compose.problem(load(other)))
+    site = Workspace(build.problem(load(other)))
     with pytest.raises(FederationError, match="source model here is not the coordinator's"):
         site.load(state.arrays)
     bare = {name: array for name, array in state.arrays.items() if name != CHECKSUM}
     with pytest.raises(FederationError, match="another kind of part"):
-        Workspace(compose.problem(load(plan))).load(bare)
+        Workspace(build.problem(load(plan))).load(bare)
     crafted = {**state.arrays, "model/trunk.0.weight": np.zeros((6, 3, 3, 3), np.float32)}
     with pytest.raises(FederationError, match=r"'model/trunk.0.weight' is no trainable"):
-        Workspace(compose.problem(load(plan))).load(crafted)
+        Workspace(build.problem(load(plan))).load(crafted)
 
 
 @pytest.mark.parametrize("adapt", ["map", "head"])
@@ -116,7 +117,7 @@ def test_kept_features_give_what_inputs_give(
 
 
 def test_features_are_those_of_the_rows_asked_for(plan: dict[str, Any]) -> None:
-    host = compose.host(**load(adapted(plan, "map")).to_dict())
+    host = build.host(load(adapted(plan, "map")))
     space, data = host.workspace(), host.data(0).train
     index = torch.tensor([5, 2, 9])
     x, y = space.batch(data, index)
@@ -169,16 +170,16 @@ def test_what_has_no_bound_or_no_meaning_is_refused(
     plan: dict[str, Any], change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PlanError, match=said):
-        compose.training(load({**plan, **change}))
+        build.training(load({**plan, **change}))
 
 
 def test_data_that_do_not_fit_are_refused(plan: dict[str, Any]) -> None:
     twice = {**plan["data"], "augment": [{"normalise": {"mean": 0.5, "std": 0.5}}]}
     with pytest.raises(PlanError, match="normalises images"):
-        compose.problem(load({**plan, "data": twice}))
+        build.problem(load({**plan, "data": twice}))
     private = {**plan["data"], "partition": {"kind": "iid", "sites": 3}}
     with pytest.raises(PlanError, match="needs public data"):
-        compose.problem(load(adapted({**plan, "data": private}, "labels"))).build()
+        build.problem(load(adapted({**plan, "data": private}, "labels"))).build()
 
 
 def test_check_says_what_is_trained_and_where_the_rest_comes_from(

@@ -23,14 +23,14 @@ from samples import SMALL
 from typer.testing import CliRunner
 
 import cupola
+from cupola.analysis import checkpoint as checkpoints
+from cupola.analysis.checkpoint import Checkpoint
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import locked, read_lines
+from cupola.analysis.session import Progress
 from cupola.base.chain import read_json
 from cupola.cli import app
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.plan import checkpoint as checkpoints
-from cupola.plan import load
-from cupola.plan.checkpoint import Checkpoint
-from cupola.plan.folder import locked, read_lines
-from cupola.plan.run import Progress
 
 HERE = Path(__file__).parent
 
@@ -89,7 +89,7 @@ def test_a_run_leaves_all_that_one_may_want_to_know(tmp_path: Path) -> None:
     assert [sum(c) for c in table["counts"]] == table["sizes"]
     assert (tmp_path / "r/report.html").exists()
     model = run.model()
-    data = cupola.plan.federated_data(run.plan).public["test"]  # type: ignore[attr-defined]
+    data = cupola.learn.build.federated_data(run.plan).public["test"]  # type: ignore[attr-defined]
     right = (model(data.inputs()).argmax(1) == data.y).float().mean()
     assert float(right) == pytest.approx(run.history[-1]["test"]["accuracy"])
     assert cupola.Run.open(tmp_path / "r").result == result
@@ -485,7 +485,7 @@ def test_only_empty_sites_leave_the_model_as_it_was(tmp_path: Path) -> None:
     run = go(tmp_path / "r", plan=own(sizes=[0, 0]))
     assert [record["sites"] for record in run.history] == [0] * 6
     weights = load_file(tmp_path / "r/model.safetensors")
-    first = cupola.plan.problem(run.plan).build().state_dict()  # type: ignore[attr-defined]
+    first = cupola.learn.build.problem(run.plan).build().state_dict()  # type: ignore[attr-defined]
     assert all(torch.equal(torch.from_numpy(weights[n]), first[n]) for n in first)
 
 
@@ -522,7 +522,7 @@ def test_rounds_without_participants(tmp_path: Path) -> None:
 
 
 def test_predicted_bytes_are_those_sent(tmp_path: Path) -> None:
-    from cupola.plan.forecast import foresee
+    from cupola.learn.forecast import foresee
 
     judged = ["data.partition.test=0.2", "evaluation.on=both", "evaluation.every=4"]
     for recipe, settings in {"scaffold": [], "fednova": judged}.items():

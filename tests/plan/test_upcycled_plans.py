@@ -12,11 +12,12 @@ from samples import SMALL
 from test_run import checked, go, history, same, stop_after
 
 import cupola
+from cupola.analysis.plan_file import load
 from cupola.audit.subject import Subject
 from cupola.errors import PlanError
-from cupola.plan import compose, load
-from cupola.plan.forecast import foresee
-from cupola.plan.privacy import promised, resolved
+from cupola.learn import build
+from cupola.learn.forecast import foresee
+from cupola.learn.spending import promised, resolved
 from cupola.privacy.budget import Book
 
 UP: dict[str, Any] = {**SMALL, "recipe": "upcycled-fedprox", "rounds": 8}
@@ -111,11 +112,11 @@ def test_masked_sums_with_free_rounds(tmp_path: Path) -> None:
 def test_a_target_is_spent_on_training_rounds(tmp_path: Path, mechanism: str) -> None:
     """The noise of 2M rounds is that of M without upcycling; check, books and result agree."""
     plan = load(private(mechanism, 6, server=FREE))
-    host = compose.host(**plan.to_dict())
+    host = build.host(plan)
     noise = resolved(plan, host)
     assert noise == resolved(load(private(mechanism, 3)), host)
     assert noise != resolved(load(private(mechanism, 6)), host)
-    promise = promised(compose.training(plan, host), host)
+    promise = promised(build.training(plan, host), host)
     assert promise is not None
     assert promise.epsilon <= 4.0
     run = go(tmp_path / "run", plan=private(mechanism, 6, server=FREE))
@@ -130,7 +131,7 @@ def test_a_budget_for_three_answers_suffices_for_six_rounds(tmp_path: Path) -> N
     plan = private("central", 6, server=FREE)
     plan["privacy"]["budget"] = budget
     assert all(not r["failed"] for r in go(tmp_path / "run", plan=plan).history)
-    noise = resolved(load(plan), compose.host(**load(plan).to_dict())).noise
+    noise = resolved(load(plan), build.host(load(plan))).noise
     every = private("central", 6)
     every["privacy"] = {"noise": noise, "budget": budget}
     failed = [sum(r["failed"].values()) for r in go(tmp_path / "more", plan=every).history]

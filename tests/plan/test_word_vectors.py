@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import cupola
-from cupola.plan import load
-from cupola.plan.compose import federated_data, problem
+from cupola.analysis.plan_file import load
+from cupola.learn.build import federated_data, problem
 
 GOOD, BAD = ("nice", "fun", "love", "sunny"), ("sad", "rain", "hate", "ill")
 

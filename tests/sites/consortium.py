@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from cupola.analysis.plan_file import load
 from cupola.federation import Answering, Contribution, Failure, Federation, Question, read_answer
 from cupola.federation.message import encode_question
 from cupola.federation.receipts import Receipts
-from cupola.plan import compose
-from cupola.plan.changing import may_change
-from cupola.plan.load import load
-from cupola.plan.plan import Plan
+from cupola.learn import build
+from cupola.learn.changing_sites import may_change
+from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
 from cupola.sites import join_compensator, join_site, make_keys, open_compensator, open_site
 
@@ -75,7 +75,7 @@ class Consortium:
         self.opened = []
 
     def training(self) -> Any:
-        return compose.training(self.plan, compose.host(**self.plan.to_dict()))
+        return build.training(self.plan, build.host(self.plan))
 
 
 class Wire(Federation):

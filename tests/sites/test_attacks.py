@@ -12,7 +12,7 @@ import pytest
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Failure, InProcess, Question, drive, read_answer
 from cupola.federation.message import decode_question, encode_question
-from cupola.plan import compose
+from cupola.learn import build
 from cupola.secure import Masked
 from cupola.secure.settlement import Request
 from cupola.sites import read_ledger, spent
@@ -212,12 +212,12 @@ def test_real_sites_give_the_model_of_the_simulation(tmp_path):
     trial = made.consortium(tmp_path / "all", made.DIGITS)
     sites, _, reach = opened(trial)
     real = drive(trial.training(), reach)
-    host = compose.host(**trial.plan.to_dict())
+    host = build.host(trial.plan)
     alone = InProcess(host, seed=trial.plan.seed)
     simulated = drive(trial.training(), alone)
     for name, array in simulated.arrays.items():
         assert np.abs(real.arrays[name] - array).max() < 1e-6
-    with compose.federation(trial.plan, host) as masked:
+    with build.federation(trial.plan, host) as masked:
         drive(trial.training(), masked)
         for site in range(3):
             assert sites.ledger.up[site] <= masked.ledger.up[site] + 200

@@ -10,7 +10,7 @@ from traits import association, witnessed
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Failure, Question, State, Total, read_answer
 from cupola.gwas import Association
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
 from cupola.secure.following import HEAR
 from cupola.secure.open_sums import OPEN
 

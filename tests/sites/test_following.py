@@ -12,8 +12,8 @@ from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
 from cupola.gwas import Association, Site, listing, results
-from cupola.plan.study import CohortFiles
-from cupola.plan.study_forecast import foresee_study
+from cupola.gwas.forecast import foresee_study
+from cupola.gwas.plan import CohortFiles
 from cupola.secure.following import FALSE, HEAR
 from cupola.sites.settings import SiteSettings
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import consortium as made
 import pytest
 
+from cupola.analysis.plan_file import load
 from cupola.federation import Question
-from cupola.plan import compose
-from cupola.plan.load import load
+from cupola.learn import build
 from cupola.sites.follows import strays
 
 PERSONAL = {
@@ -27,7 +27,7 @@ JUDGED = {**PERSONAL, "personalise": {"methods": ["finetune"]}, "evaluation": {"
 
 def training(plan):
     """The first question of a plan."""
-    program = compose.training(plan, compose.host(**plan.to_dict()))
+    program = build.training(plan, build.host(plan))
     return program.ask(program.start()).question
 
 

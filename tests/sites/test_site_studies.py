@@ -11,7 +11,7 @@ from cupola.errors import FederationError
 from cupola.federation import InProcess, drive
 from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
-from cupola.plan import compose
+from cupola.learn import build
 from cupola.secure import Masked
 from cupola.sites import read_ledger
 from cupola.sites.preview import preview
@@ -98,7 +98,7 @@ def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
     cohorts().write(tmp_path, "c", data)
     from cupola.federation import Declined, Question
     from cupola.gwas import Wanted
-    from cupola.plan.study import CohortFiles
+    from cupola.gwas.plan import CohortFiles
     from cupola.secure.memory import Memory
 
     files = CohortFiles(name="c", bfile="c").files(tmp_path)
@@ -139,8 +139,8 @@ def test_personalisation_at_real_sites(tmp_path, opened):
     shown = preview(trial.site(0), trial.base / "plan.toml", trial.base / "roster.json")
     assert {"train", "adapt"} <= {row["task"] for row in shown.answers}
     sites, third = trial.open()
-    host = compose.host(**trial.plan.to_dict())
-    program = compose.program(trial.plan, host, compose.training(trial.plan, host))
+    host = build.host(trial.plan)
+    program = build.program(trial.plan, host, build.training(trial.plan, host))
     state = drive(program, Masked(sites, third, trial.roster))
     told = [line for line in read_ledger(trial.site(0), trial.study) if "bytes" in line]
     assert {"train", "adapt"} <= {line["task"] for line in told}

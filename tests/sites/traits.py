@@ -8,7 +8,7 @@ import consortium as made
 import numpy as np
 import tomli_w
 
-from cupola.plan.study import load_study
+from cupola.gwas.plan import load_study
 from cupola.secure import Masked, Roster
 from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open

@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
+from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import PlanError
-from cupola.plan import load
 from cupola.sweep import freeze_search
 from cupola.sweep.freeze_search import Block, Trial, blocks, define, search
 

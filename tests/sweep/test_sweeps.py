@@ -10,11 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 import cupola.sweep.trials as module
+from cupola.analysis.plan_file import load
+from cupola.analysis.session import run
 from cupola.cli import study  # noqa: F401 (registers the commands)
 from cupola.cli.shell import app
 from cupola.errors import FederationError, PlanError
-from cupola.plan.load import load
-from cupola.plan.run import run
 from cupola.sweep import define, sweep
 from cupola.sweep.search_space import grid, parse_over, sample
 

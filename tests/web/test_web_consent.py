@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from cupola.gwas.study_run import run_study
 
+from cupola.analysis.session import run
 from cupola.gwas import Association
 from cupola.learn import Training
 from cupola.personalize import Personalisation
-from cupola.plan.run import run
-from cupola.plan.study_run import run_study
 from cupola.web import worker
 from cupola.web.demo import COHORTS, simulated_cohorts
 from cupola.web.here import data_sets

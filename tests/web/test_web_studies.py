@@ -116,7 +116,7 @@ def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
 
 
 def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
-    from cupola.plan.load import load
+    from cupola.analysis.plan_file import load
     from cupola.web.forecast import SAMPLES, foresee_elsewhere
 
     plan = {
@@ -139,8 +139,8 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
-    from cupola.plan.facts import facts
-    from cupola.plan.load import load
+    from cupola.analysis.plan_file import load
+    from cupola.learn.check import facts
     from cupola.web.forecast import foresee_elsewhere
 
     private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
@@ -346,7 +346,7 @@ def test_a_study_is_deleted_with_all_that_it_left_here(world):
 
 
 def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
-    from cupola.plan.study import load_study
+    from cupola.gwas.plan import load_study
     from cupola.web.demo import COHORTS, simulated_cohorts
     from cupola.web.forecast import forecast
 

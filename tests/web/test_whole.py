@@ -264,7 +264,8 @@ def test_a_first_visit_in_a_browser(server):
 
 def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp_path):
     """Cohorts join by the page; the download is what `cupola gwas run` writes for them."""
-    from cupola.plan.study_run import run_study
+    from cupola.gwas.study_run import run_study
+
     from cupola.web.demo import COHORTS, simulated_cohorts
 
     world = World(tmp_path / "web")

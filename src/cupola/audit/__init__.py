@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import cupola
+from cupola.analysis.checkpoint import json_line, write_sealed
+from cupola.analysis.run_folder import locked
 from cupola.audit.bounds import Step, canary_audit
 from cupola.audit.members import membership_audit
 from cupola.audit.parts import parts_audit
 from cupola.audit.subject import Subject, read
 from cupola.errors import CupolaError
-from cupola.plan.checkpoint import json_line, write_sealed
-from cupola.plan.folder import locked
 
 __all__ = [
     "NO_CLAIM",

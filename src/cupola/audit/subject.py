@@ -13,18 +13,17 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from cupola.analysis.run_folder import Run, read_lines
 from cupola.base.chain import read_json
 from cupola.data import SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Arrays, Question, SiteContext, State, StateStore
-from cupola.learn import Training, TrainingHost, Workspace
+from cupola.learn import Training, TrainingHost, Workspace, build
 from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import coordinator_events
 from cupola.learn.local import train
 from cupola.learn.participation import draw
 from cupola.learn.training import frozen_part
-from cupola.plan import compose
-from cupola.plan.folder import Run, read_lines
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
 
@@ -54,9 +53,9 @@ class Subject:
                 f"{folder} is not finished ({run.status}); finish it with `{run.resume}`"
             )
         plan = run.plan
-        host = compose.host(**plan.to_dict())
+        host = build.host(plan)
         host.book = None  # an audit is charged to nobody
-        program = compose.training(plan, host)
+        program = build.training(plan, host)
         start = program.start().arrays
         saved = load_file(run.folder / "model.safetensors")
         if program.levels is not None:

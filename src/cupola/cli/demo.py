@@ -27,9 +27,9 @@ def demo(
     from rich.console import Console
 
     from cupola import report
+    from cupola.analysis.plan_file import load
+    from cupola.analysis.session import run
     from cupola.cli.display import comparison, watching
-    from cupola.plan.load import load
-    from cupola.plan.run import run
 
     Shell.json = as_json
     talk = Console(stderr=True, quiet=quiet or as_json, highlight=False)

@@ -16,8 +16,8 @@ from cupola.base import formatting
 from cupola.report.privacy import cell, epsilon, heading
 
 if TYPE_CHECKING:
-    from cupola.plan.folder import Run
-    from cupola.plan.run import Progress
+    from cupola.analysis.run_folder import Run
+    from cupola.analysis.session import Progress
 
 LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
 

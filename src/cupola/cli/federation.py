@@ -177,12 +177,12 @@ def submit(
     """Run a plan or an association study at real sites, follow it, and fetch its folder. The same
     command goes on with a run that was stopped."""
     from cupola import report
+    from cupola.analysis.run_folder import Run, free_folder
     from cupola.cli.display import showing, watching
     from cupola.flare import launch
     from cupola.flare.coordinate import checked, unpack
     from cupola.flare.submit import submit as hand_in
-    from cupola.plan.folder import Run, free_folder
-    from cupola.plan.study import StudyPlan, for_real_cohorts
+    from cupola.gwas.plan import StudyPlan, for_real_cohorts
     from cupola.sites.proposal import load_any
 
     Shell.json = as_json
@@ -208,7 +208,7 @@ def submit(
     report.write(folder)
     if isinstance(whole, StudyPlan):
         from cupola.cli.gwas import show_study
-        from cupola.plan.study_run import read_result
+        from cupola.gwas.study_run import read_result
 
         show_study(read_result(folder), folder, as_json)
     else:
@@ -231,7 +231,7 @@ def _job(plan: str, roster: Path) -> Any:
 
 def _follow(watch: Any, folder: Path) -> Any:
     """What the coordinator tells, as the progress of a run or of a study."""
-    from cupola.plan.run import Progress
+    from cupola.analysis.session import Progress
 
     said: set[str] = set()
 

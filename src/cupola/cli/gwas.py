@@ -39,8 +39,8 @@ def run(
     """Carry out a study whose cohorts are all in one place."""
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    from cupola.plan.study import load_study
-    from cupola.plan.study_run import run_study
+    from cupola.gwas.plan import load_study
+    from cupola.gwas.study_run import run_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
@@ -54,9 +54,9 @@ def run(
 def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a study will send, question by question, which variants it leaves out, and which
     limits are on."""
-    from cupola.plan.grounds import of_study
-    from cupola.plan.study import load_study
-    from cupola.plan.study_forecast import foresee_study
+    from cupola.analysis.grounds import of_study
+    from cupola.gwas.forecast import foresee_study
+    from cupola.gwas.plan import load_study
 
     Shell.json = as_json
     plan = load_study(study, settings or ())
@@ -132,7 +132,7 @@ def list_of_variants(
 @gwas.command()
 def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a study that was stopped, killed, or waits for a cohort."""
-    from cupola.plan.study_run import resume_study
+    from cupola.gwas.study_run import resume_study
 
     Shell.json = as_json
     with _showing(quiet or as_json) as watch:

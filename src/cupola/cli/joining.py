@@ -155,7 +155,7 @@ def _way(
     as_json: bool,
 ) -> None:
     """From what is asked to the end of the study."""
-    from cupola.plan.holding import signals
+    from cupola.analysis.folder_lock import signals
 
     if not joining.answered:
         _asked(joining, choice)
@@ -201,7 +201,7 @@ def _asked(joining: Joining, choice: Any) -> None:
                             "the same command with other options")  # fmt: skip
         return
     if terms is not None:
-        from cupola.plan.parties import learned_of_study
+        from cupola.learn.disclosure import learned_of_study
 
         told = dict(learned_of_study(joining.proposal.plan.sum))
         typer.echo(f"\nthe compensator learns {told.get('compensator', 'nothing')}")

@@ -20,8 +20,8 @@ GROUPS_PRINTED = 5
 @app.command()
 def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a plan will do and cost, and whether it equals centralised training."""
-    from cupola.plan.facts import facts as foresee
-    from cupola.plan.load import load
+    from cupola.analysis.plan_file import load
+    from cupola.learn.check import facts as foresee
 
     Shell.json = as_json
     runs = load(plan, settings or ()).expand()
@@ -82,7 +82,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
 
 def ground_lines(grounds: list[dict[str, Any]]) -> list[str]:
     """What a plan's guarantees stand on, the proven ones first."""
-    from cupola.plan.grounds import MEANING
+    from cupola.analysis.grounds import MEANING
 
     order = list(MEANING)
     lines = [] if not grounds else ["[bold]what this stands on[/] (nobody outside has reviewed it)"]
@@ -330,8 +330,8 @@ def data_get(
 ) -> None:
     """Download a data set from its official address and check it."""
     from cupola import data as datasets
+    from cupola.analysis.plan_file import parse_setting
     from cupola.errors import PlanError
-    from cupola.plan.load import parse_setting
 
     if name in datasets.names() and "download" not in datasets.options(name):
         raise PlanError(f"{name} needs no download")
@@ -353,10 +353,10 @@ def data_show(
     ] = None,
 ) -> None:
     """Draw which site holds which classes."""
+    from cupola.analysis.plan_file import load
     from cupola.data import picture
     from cupola.errors import PlanError
-    from cupola.plan.compose import federated_data
-    from cupola.plan.load import load
+    from cupola.learn.build import federated_data
 
     whole = load(plan, settings or ()).expand()[0][1]
     path = out or Path(f"{whole.name}-sites.png")

@@ -11,7 +11,7 @@ from cupola.cli.shell import FAILED, Shell, app, print_json
 from cupola.errors import CupolaError, PlanError
 
 if TYPE_CHECKING:
-    from cupola.plan.folder import Run
+    from cupola.analysis.run_folder import Run
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan: a TOML file.")]
 Settings = Annotated[
@@ -36,9 +36,9 @@ def run(
     twin: Annotated[bool, typer.Option("--twin", help="Also run the centralised twin.")] = False,
 ) -> None:
     """Carry out a plan: one run, or several if it has seeds or a grid."""
+    from cupola.analysis.plan_file import load
+    from cupola.analysis.session import run_all
     from cupola.cli.display import watching
-    from cupola.plan.load import load
-    from cupola.plan.run import run_all
 
     Shell.json = as_json
     whole = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
@@ -50,8 +50,8 @@ def run(
 @app.command()
 def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a run that was stopped or killed; the result is the same as without the stop."""
+    from cupola.analysis.session import resume as go_on
     from cupola.cli.display import watching
-    from cupola.plan.run import resume as go_on
 
     Shell.json = as_json
     with watching(quiet, log=not as_json) as watch:
@@ -85,8 +85,8 @@ def export(
     """Write the history of a run, or of a folder of runs, for other tools."""
     import json
 
-    from cupola.plan.export import to_csv, to_tensorboard
-    from cupola.plan.folder import Run
+    from cupola.analysis.export import to_csv, to_tensorboard
+    from cupola.analysis.run_folder import Run
 
     if csv is None and tensorboard is None:
         raise PlanError("say where to: --csv FILE or --tensorboard DIR")

@@ -96,6 +96,6 @@ def main() -> None:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a command with --json."""
-    from cupola.plan.checkpoint import json_line
+    from cupola.analysis.checkpoint import json_line
 
     typer.echo(json_line(document, indent=2))

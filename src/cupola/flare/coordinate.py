@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.checkpoint import json_line
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import CONTENTS as OF_RUNS
+from cupola.analysis.session import Progress, run
 from cupola.base.chain import read_result, sealed_json
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
@@ -22,17 +26,12 @@ from cupola.federation.receipts import Receipts
 from cupola.flare.engine import Carry, FlareSites, masked
 from cupola.flare.jobs import Job
 from cupola.gwas import Variants, read_variants
-from cupola.learn import TrainingHost
-from cupola.plan import compose
-from cupola.plan.checkpoint import json_line
-from cupola.plan.folder import CONTENTS as OF_RUNS
-from cupola.plan.load import load
-from cupola.plan.plan import Plan
-from cupola.plan.run import Progress, run
-from cupola.plan.study import StudyPlan
-from cupola.plan.study_result import TABLES
-from cupola.plan.study_run import CONTENTS as OF_STUDIES
-from cupola.plan.study_run import FILE, run_study
+from cupola.gwas.plan import StudyPlan
+from cupola.gwas.result_files import TABLES
+from cupola.gwas.study_run import CONTENTS as OF_STUDIES
+from cupola.gwas.study_run import FILE, run_study
+from cupola.learn import TrainingHost, build
+from cupola.learn.plan import Plan
 from cupola.secure.choices import Sum
 from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
@@ -64,7 +63,7 @@ class RealSites:
     def host(self, plan: Plan) -> TrainingHost:
         """What the coordinator knows of the data: kind, shape and classes, from a public set."""
         plan = with_public_data(plan, self.own)
-        known = compose.federated_data(plan)
+        known = build.federated_data(plan)
         names = self.job.sites
         data = FederatedData(
             len(names),
@@ -78,7 +77,7 @@ class RealSites:
             name=known.name,
             **known.token_facts,
         )
-        return TrainingHost(compose.problem(plan, data), data)
+        return TrainingHost(build.problem(plan, data), data)
 
     def federation(
         self, plan: Plan, host: TrainingHost, ledger: Ledger, folder: Path

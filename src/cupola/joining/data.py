@@ -10,7 +10,7 @@ import tomli_w
 
 from cupola.base.files import write_atomically
 from cupola.errors import DataError, PlanError
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
 from cupola.sites.proposal import Proposal
 from cupola.sites.settings import SITE, Budget, SiteSettings, read_settings
 

@@ -26,12 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
+from cupola.gwas.plan import StudyPlan
 from cupola.joining.client import Running
 from cupola.joining.data import settings_for, write_settings
 from cupola.joining.kept import keep, kept
 from cupola.joining.server import NotYet, Server, Unknown, plain
-from cupola.plan.changing import may_change
-from cupola.plan.study import StudyPlan
+from cupola.learn.changing_sites import may_change
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
 from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw

@@ -14,27 +14,27 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cupola.report.any_run import page_of
 from cupola.report.folder import RunFolder, find_runs, is_run, open_run
 from cupola.report.groups import common_metric, easy_target, group
 from cupola.report.many import many
 from cupola.report.picture import overview_picture
-from cupola.report.single import single
+
+if TYPE_CHECKING:
+    from cupola.analysis.protocol import Analysis
 
 __all__ = ["RunFolder", "compare", "find_runs", "open_run", "overview_picture", "table", "write"]
 
 
-def write(folder: Path | str) -> Path:
-    """Make report.html in the folder of a run, of runs, or of a study; returns its path."""
+def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
+    """Make report.html in the folder of a run, or of runs; returns its path. analysis: of the run,
+    if it is at hand."""
     folder = Path(folder)
-    if (folder / "study.toml").is_file():
-        from cupola.report.association import write_study
-
-        return write_study(folder)
     runs = find_runs(folder)
     if is_run(folder) and not (folder / "runs.json").is_file():
-        html = single(runs[0])
+        html = page_of(runs[0], analysis)
     else:
         html = many(runs, folder.resolve().name, folder)
     return save(html, folder / "report.html")

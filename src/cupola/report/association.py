@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cupola.base.chain import read_result
 from cupola.base.formatting import count, duration, number, size, text
-from cupola.errors import DataError
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.tails import HALF_CHI2
-from cupola.report import charts, page, save
-from cupola.report.folder import RunFolder, _read
+from cupola.report import charts, page
+from cupola.report.any_run import plan_section
+from cupola.report.any_run import sections as run_sections
+from cupola.report.folder import RunFolder
 from cupola.report.genome import largest, manhattan, quantiles
 from cupola.report.ledger import ledger_section, traffic
 
@@ -25,29 +25,14 @@ _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA
           "STAT", "CHISQ", "P")  # fmt: skip
 
 
-def write_study(folder: Path | str, table: Table | None = None) -> Path:
-    """Make report.html in the folder of a finished study. table: its results, if at hand."""
-    folder = Path(folder)
-    result, body = sections(folder, table)
-    where = ("simulated", "warn") if result.get("simulated", True) else ("real cohorts", "")
-    chips = [("finished", "good"), where, (result["test"], "")]
-    html = page.page(result["name"], "association study", page.chips(chips), body)
-    return save(html, folder / "report.html")
-
-
-def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], list[str]]:
-    """result.json of a finished study, and what its report says, part by part, as HTML.
-
-    table: its results, if they were read already.
-    """
-    result = read_result(folder, whole=True)
+def sections(run: RunFolder, table: Table | None = None) -> list[str]:
+    """What the report of a study says, part by part, as HTML. table: its results, if at hand."""
+    result = run.result
     if result.get("status") != "finished":
-        way_out = f"go on with `cupola gwas resume {folder}`"
-        raise DataError(f"{folder} holds no finished study; {way_out}")
-    run = RunFolder(folder, folder.name, {}, _read(folder / "study.toml"), [], result, {})
+        return run_sections(run)
     # Of a study at real sites the result is the coordinator's word: it names a file in here.
-    table = table or read_results(folder / Path(str(result["files"][0])).name)
-    body = [
+    table = table or read_results(run.path / Path(str(result["files"][0])).name)
+    return [
         _warnings(run),
         _headline(run),
         _plots(table, result),
@@ -55,9 +40,8 @@ def sections(folder: Path, table: Table | None = None) -> tuple[dict[str, Any], 
         _quality(run),
         traffic(run),
         ledger_section(run),
-        page.section("The study", "", f"<pre>{text(run.plan_text)}</pre>"),
+        plan_section(run),
     ]
-    return result, body
 
 
 def _warnings(run: RunFolder) -> str:

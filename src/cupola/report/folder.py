@@ -136,7 +136,8 @@ def sent(record: dict[str, Any]) -> float:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("plan.toml", "history.jsonl", "result.json"))
+    names = ("plan.toml", "study.toml", "history.jsonl", "result.json")
+    return any((folder / name).is_file() for name in names)
 
 
 def open_run(
@@ -146,7 +147,7 @@ def open_run(
     group: str = "",
 ) -> RunFolder:
     """Read a run folder; only the plan's text and whole lines of the history count."""
-    source = _read(folder / "plan.toml")
+    source = _read(folder / "plan.toml") or _read(folder / "study.toml")
     try:
         plan = tomllib.loads(source)
     except tomllib.TOMLDecodeError:

@@ -21,11 +21,12 @@ from cupola.base.formatting import (
     title,
 )
 from cupola.report import charts, page
+from cupola.report.any_run import plan_section
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
 from cupola.report.privacy import cell, heading
-from cupola.report.single import plan_section, x_axis, y_axis
+from cupola.report.single import x_axis, y_axis
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 _MOST_CURVES = 16

@@ -24,6 +24,7 @@ from cupola.base.formatting import (
     title,
 )
 from cupola.report import charts, page
+from cupola.report.any_run import plan_section, trouble
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import SPLITS, RunFolder
 from cupola.report.groups import AXES
@@ -32,19 +33,13 @@ from cupola.report.personal import personal_section
 from cupola.report.privacy import headline as privacy_headline
 from cupola.report.privacy import privacy_section
 
-_STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished": "warn"}
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
-
-
-def single(run: RunFolder) -> str:
-    """The whole document."""
-    return page.page(run.name, "run report", _head(run), sections(run))
 
 
 def sections(run: RunFolder) -> list[str]:
     """What a report says, part by part, as HTML."""
     return [
-        _trouble(run),
+        trouble(run),
         _headline(run),
         _learning(run),
         personal_section(run),
@@ -60,35 +55,19 @@ def sections(run: RunFolder) -> list[str]:
     ]
 
 
-def _head(run: RunFolder) -> str:
-    shown = [(run.status, _STATUS.get(run.status, ""))]
-    if run.result.get("simulated", True):
-        shown.append(("simulated", "warn"))
+def chips(run: RunFolder) -> list[tuple[str, str]]:
+    """Recipe, data, model and seed."""
     data, model = run.plan.get("data"), run.plan.get("model")
-    shown += [
+    return [
         (run.recipe, ""),
         (f"data: {run.result.get('data') or _name(data)}", ""),
         (f"model: {run.result.get('model') or _name(model)}", ""),
         (f"seed {run.seed}" if run.seed is not None else "", ""),
     ]
-    return page.chips(shown)
 
 
 def _name(value: Any) -> str:
     return str(value.get("name", "–") if isinstance(value, dict) else value or "–")
-
-
-def _trouble(run: RunFolder) -> str:
-    if run.status == "unfinished":
-        return (
-            '<p class="alert">This run has not finished. What follows is its state after '
-            f"{text(count(run.rounds, 'round'))}; go on with <b>cupola resume</b>.</p>"
-        )
-    reason = run.result.get("reason")
-    if not reason:
-        return ""
-    bad = " bad" if run.status == "failed" else ""
-    return f'<p class="alert{bad}">{text(run.status.capitalize())}: {text(reason)}</p>'
 
 
 def _headline(run: RunFolder) -> str:
@@ -360,16 +339,3 @@ def _failures(run: RunFolder) -> str:
     )
     listing = page.table([("reason", False), ("times", True)], rows)
     return page.section("Failures", lead, page.pair(page.figure("", chart), listing))
-
-
-def plan_section(run: RunFolder) -> str:
-    versions = run.result.get("versions")
-    known = versions.items() if isinstance(versions, dict) else ()
-    parts = [page.facts((str(k), str(v)) for k, v in known)] if versions else []
-    if run.plan_text:
-        parts.append(
-            "<details><summary>The plan as executed</summary>"
-            f"<pre>{text(run.plan_text)}</pre></details>"
-        )
-    lead = "Everything needed to run it again: the plan with every default, and what ran it."
-    return page.section("Plan and versions", lead, *parts) if parts else ""

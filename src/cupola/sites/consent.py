@@ -27,8 +27,8 @@ from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
 from cupola.gwas.cohort import problems
-from cupola.plan.plan import Plan
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
+from cupola.learn.plan import Plan
 from cupola.secure import going_on
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked

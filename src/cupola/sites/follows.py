@@ -12,7 +12,7 @@ from typing import Any
 
 from cupola.federation import Question
 from cupola.learn.choices import Local, Participation, Privacy
-from cupola.plan.plan import Plan
+from cupola.learn.plan import Plan
 
 #: What of a plan's privacy no question tells (see `Training`): epsilon has become noise.
 _UNTOLD = ("epsilon", "budget", "delta", "accountant", "published")

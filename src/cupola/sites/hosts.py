@@ -20,10 +20,10 @@ from cupola.federation import Accounts, Charge, Question
 from cupola.federation.site import Host
 from cupola.gwas import Site
 from cupola.gwas.limits import Released
+from cupola.gwas.plan import StudyPlan
 from cupola.gwas.site import Workspace, most_iterations, released_numbers
-from cupola.plan import compose
-from cupola.plan.plan import Plan
-from cupola.plan.study import StudyPlan
+from cupola.learn import build
+from cupola.learn.plan import Plan
 from cupola.privacy.budget import Book, Limit
 from cupola.secure.memory import Memory
 from cupola.sites.consent import Joined
@@ -39,8 +39,8 @@ def own_host(joined: Joined[SiteSettings], place: int) -> Host:
     if isinstance(plan, StudyPlan):
         return cohort_host(joined, plan)
     data = own_data(joined, plan, place, len(joined.roster.sites))
-    kind = compose.CheckedHost
-    return kind(compose.problem(plan, data), data, _book(joined))
+    kind = build.CheckedHost
+    return kind(build.problem(plan, data), data, _book(joined))
 
 
 def own_data(
@@ -51,7 +51,7 @@ def own_data(
     own = _settings(joined)
     part = own.pop("part", None)
     if part is not None:  # a trial: everybody has the whole data set, and takes a part of it
-        whole = compose.federated_data(plan)
+        whole = build.federated_data(plan)
         return _only(whole, place, lambda: whole.site(int(part)), sites)
     loader = own.pop("loader", plan.data.name)
     source = datasets.load(str(loader), **_with_paths(own, joined.folder))

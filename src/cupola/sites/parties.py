@@ -12,8 +12,8 @@ from cupola.federation import Answering, Declined, Opened, Question, SiteContext
 from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
-from cupola.plan.plan import Plan
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
+from cupola.learn.plan import Plan
 from cupola.secure.compensator import Compensator
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member

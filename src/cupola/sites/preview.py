@@ -1,7 +1,7 @@
 """What a study would ask of a site, before it consents: every kind of answer, its size, its
 protection, who gets it, and what it costs.
 
-A plan's program is rehearsed (see `cupola.plan.rehearsal`) as if every site had this one's data; of
+A plan's program is rehearsed (see `cupola.analysis.rehearsal`) as if every site had this one's data; of
 a study, every kind of question is made once, as large as it gets. Nobody is asked.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.rehearsal import asked
 from cupola.errors import DataError
 from cupola.federation import Program, Question
 from cupola.federation.message import contribution_size
@@ -24,19 +25,17 @@ from cupola.gwas.cohort import problems
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.limits import described
 from cupola.gwas.outline import outline
+from cupola.gwas.plan import StudyPlan
 from cupola.gwas.site import released_numbers
 from cupola.gwas.tasks import OPENLY, withheld_for_cells
-from cupola.learn import Training, TrainingHost
+from cupola.learn import Training, TrainingHost, build
+from cupola.learn.changing_sites import told
 from cupola.learn.choices import Sum
+from cupola.learn.disclosure import learned, learned_of_study
+from cupola.learn.forecast import Forecast, forecast
 from cupola.learn.guarantee import against, unprotected
+from cupola.learn.plan import Plan
 from cupola.personalize import Personalisation
-from cupola.plan import compose
-from cupola.plan.changing import told
-from cupola.plan.forecast import Forecast, forecast
-from cupola.plan.parties import learned, learned_of_study
-from cupola.plan.plan import Plan
-from cupola.plan.rehearsal import asked
-from cupola.plan.study import StudyPlan
 from cupola.secure import masked, pairwise
 from cupola.secure.identity import Identity
 from cupola.secure.masked import protection
@@ -121,8 +120,8 @@ def _training(
 ) -> tuple[Training, TrainingHost]:
     """The plan's training, as if every site had this one's data."""
     data = own_data(joined, plan, None, sites)
-    host = TrainingHost(compose.problem(plan, data), data)
-    return compose.training(plan, host), host
+    host = TrainingHost(build.problem(plan, data), data)
+    return build.training(plan, host), host
 
 
 def _rehearse(
@@ -134,7 +133,7 @@ def _rehearse(
     roster: Roster,
 ) -> None:
     """Questions, and what answering them all costs."""
-    whole = compose.program(plan, host, training)
+    whole = build.program(plan, host, training)
     cost = forecast(plan, host, training, whole)
     found.complete = not (cost.bytes_vary or cost.epsilon_vary)
     found.epsilon = _cost(training, cost, settings)

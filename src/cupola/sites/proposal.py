@@ -15,15 +15,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.plan_file import load, read_toml
 from cupola.errors import PlanError
+from cupola.gwas.plan import StudyPlan, load_study
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.tasks import OPENLY
-from cupola.plan import registries
-from cupola.plan.changing import may_change, told
-from cupola.plan.compose import _openly
-from cupola.plan.load import load, read_toml
-from cupola.plan.plan import Plan
-from cupola.plan.study import StudyPlan, load_study
+from cupola.learn import named
+from cupola.learn.build import _openly
+from cupola.learn.changing_sites import may_change, told
+from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
 
 _DEVICE = re.compile(r"cuda:\d+$")
@@ -125,7 +125,7 @@ class Proposal:
         """What sites are asked to run."""
         if isinstance(self.plan, StudyPlan):
             return ("gwas *",)
-        own = registries.site_task(self.plan.task)
+        own = named.site_task(self.plan.task)
         more = () if self.plan.personalise is None else ("sparsity", "adapt")
         return (own, "evaluate", *more)
 

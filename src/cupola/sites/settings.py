@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cupola.analysis.plan_file import explain
 from cupola.errors import DataError, PlanError
-from cupola.plan.load import explain
-from cupola.plan.study import CohortFiles
+from cupola.gwas.plan import CohortFiles
 
 SITE, COMPENSATOR = "cupola-site.toml", "cupola-compensator.toml"
 KEYS = "identity.json"

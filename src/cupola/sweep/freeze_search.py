@@ -22,15 +22,15 @@ from typing import Any
 import tomli_w
 from torch import nn
 
+from cupola.analysis.plan_file import load
+from cupola.analysis.session import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
+from cupola.learn import build
 from cupola.learn.choices import Subset
 from cupola.learn.frozen import frozen_names, share
-from cupola.plan import compose
-from cupola.plan.load import load
-from cupola.plan.plan import Plan
-from cupola.plan.run import Watch
+from cupola.learn.plan import Plan
 from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
@@ -139,7 +139,7 @@ def define(
 
 def _model(plan: Plan) -> nn.Module:
     one = plan.change({"seed": plan.seeds[0]}) if plan.seeds else plan
-    return compose.problem(one).build()
+    return build.problem(one).build()
 
 
 def blocks(module: nn.Module, place: str, keep: Sequence[str] = ()) -> list[Block]:
@@ -251,7 +251,7 @@ def _try(trial: Trial, plan: Plan, seeds: Sequence[int], progress: Watch | None)
     scores, sent = [], []
     for seed, path in zip(seeds, trial.folders):
         one = plan.change({"seed": seed, **trial.settings})
-        counted = share(compose.problem(one).build())
+        counted = share(build.problem(one).build())
         trial.trainable = counted.trainable
         try:
             found, score = judged(one, path, progress)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.plan_file import parse_setting
 from cupola.errors import PlanError
 from cupola.federation.randomness import generator
-from cupola.plan.load import parse_setting
 
 _RANGE = re.compile(r"^\s*([-+.\deE]+)\s*\.\.\s*([-+.\deE]+?)\s*(:log)?\s*$")
 _FORBIDDEN = {"seed", "seeds", "grid", "name"}

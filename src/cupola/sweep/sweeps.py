@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import tomli_w
 
+from cupola.analysis.checkpoint import write_sealed
+from cupola.analysis.plan_file import load
+from cupola.analysis.session import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.plan.checkpoint import write_sealed
-from cupola.plan.load import load
-from cupola.plan.plan import Plan, changed
-from cupola.plan.run import Watch
+from cupola.learn.plan import Plan, changed
 from cupola.sweep.search_space import Over, grid, parse_over, sample
 from cupola.sweep.trials import (
     NOT_CHARGED,

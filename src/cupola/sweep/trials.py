@@ -11,12 +11,12 @@ from typing import Any
 import tomli_w
 
 from cupola import report
+from cupola.analysis.session import Watch, run
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.plan.compose import federated_data
-from cupola.plan.plan import Plan
-from cupola.plan.run import Watch, run
+from cupola.learn.build import federated_data
+from cupola.learn.plan import Plan
 from cupola.report import RunFolder
 
 NOT_CHARGED = (

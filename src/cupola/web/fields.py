@@ -1,7 +1,7 @@
 """The form of a study: which keys of a plan it asks for, when they apply, and what they mean.
 
 Allowed values and defaults are read from the models that check plans; sentences come from
-`cupola.plan.meanings` and, for association studies, from the models themselves.
+`cupola.learn.meanings` and, for association studies, from the models themselves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, get_args
 from cupola import data as datasets
 from cupola import nn
 from cupola.data.dataset import Kind
+from cupola.gwas.plan import StudyPlan
+from cupola.learn.meanings import meanings
+from cupola.learn.plan import Plan, changed
 from cupola.learn.recipes import RECIPES
-from cupola.plan.meanings import meanings
-from cupola.plan.plan import Plan, changed
-from cupola.plan.study import StudyPlan
 from cupola.web import layout
 from cupola.web.layout import When
 from cupola.web.plans import ASSOCIATION, ELSEWHERE, PERSONALISATION, leaves

@@ -14,13 +14,13 @@ from cupola.federation import Question
 from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
+from cupola.gwas.forecast import foresee_study
 from cupola.gwas.outline import outline
+from cupola.gwas.plan import CohortFiles, StudyPlan
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
-from cupola.plan.parties import learned_of_study
-from cupola.plan.plan import Plan
-from cupola.plan.study import CohortFiles, StudyPlan
-from cupola.plan.study_forecast import foresee_study
+from cupola.learn.disclosure import learned_of_study
+from cupola.learn.plan import Plan
 from cupola.secure import expected_traffic, simulated_parties
 from cupola.secure.choices import Sum
 from cupola.secure.roster import Roster
@@ -37,18 +37,18 @@ ESTIMATE = (
 def rehearsed(plan: Plan) -> dict[str, Any]:
     """What `cupola check` says of a training that is simulated here, and what its sites are asked,
     as real sites would see it before they consent."""
-    from cupola.plan import compose
-    from cupola.plan.facts import facts
+    from cupola.learn import build
+    from cupola.learn.check import facts
 
-    host = compose.host(**plan.to_dict())
+    host = build.host(plan)
     return {**facts(plan, host), "answers": _asked_of_training(plan, host)}
 
 
 def _asked_of_training(plan: Plan, host: TrainingHost) -> list[dict[str, Any]]:
-    from cupola.plan import compose
+    from cupola.learn import build
 
-    training = compose.training(plan, host)
-    whole = compose.program(plan, host, training)
+    training = build.training(plan, host)
+    whole = build.program(plan, host, training)
     names = [f"site {i + 1}" for i in range(min(training.sites, INVITED))]
     roster = _roster(plan.name, names, min(plan.sum.minimum, len(names)), plan.sum)
     return training_answers(plan, training, whole, roster)
@@ -138,10 +138,10 @@ SAMPLES = (100, 1000, 10_000)  # of a site whose number is its own secret; epsil
 
 def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
     """What `cupola check` says, for sites of which nothing is known: epsilon for a few sizes."""
-    from cupola.plan import compose
-    from cupola.plan.facts import facts
+    from cupola.learn import build
+    from cupola.learn.check import facts
 
-    known = compose.federated_data(plan)
+    known = build.federated_data(plan)
     told = {samples: facts(plan, _alike(plan, known, samples)) for samples in SAMPLES}
     found = told[SAMPLES[1]]
     if found["privacy"]:
@@ -157,7 +157,7 @@ def foresee_elsewhere(plan: Plan) -> dict[str, Any]:
 
 def _alike(plan: Plan, known: FederatedData, samples: int) -> TrainingHost:
     """Sites that hold so many samples each, of the plan's kind."""
-    from cupola.plan import compose
+    from cupola.learn import build
 
     none = known.site(0).train
     shape = none.x.shape[1:]
@@ -168,7 +168,7 @@ def _alike(plan: Plan, known: FederatedData, samples: int) -> TrainingHost:
         input_shape=known.input_shape, class_names=known.class_names, public=known.public,
         name=known.name, **known.token_facts,
     )  # fmt: skip
-    return TrainingHost(compose.problem(plan, data), data)
+    return TrainingHost(build.problem(plan, data), data)
 
 
 def _typical() -> Variants:

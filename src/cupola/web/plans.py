@@ -14,10 +14,10 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from cupola.analysis.explain import problems
 from cupola.errors import CupolaError
-from cupola.plan.explain import problems
-from cupola.plan.plan import Plan, changed, normal
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
+from cupola.learn.plan import Plan, changed, normal
 
 TRAINING, PERSONALISATION, ASSOCIATION = "training", "personalisation", "association"
 KINDS = {
@@ -145,7 +145,7 @@ def asks_sites(kind: str, given: dict[str, Any]) -> bool:
 
 def _partition(given: Mapping[str, Any]) -> set[str]:
     """The keys that the plan's partition takes."""
-    from cupola.plan.explain import _partitions
+    from cupola.analysis.explain import _partitions
 
     data = given.get("data")
     part = data.get("partition") if isinstance(data, dict) else None

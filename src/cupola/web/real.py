@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupola.errors import CupolaError
-from cupola.plan.plan import changed
+from cupola.learn.plan import changed
 from cupola.web.accounts import Refused
 from cupola.web.launch import ChildProcess, Job, hold, holder, is_held
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
@@ -234,8 +234,8 @@ def roster_of(study: Study) -> Roster:
 
 
 def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster:
-    from cupola.plan.changing import may_change
-    from cupola.plan.plan import Plan
+    from cupola.learn.changing_sites import may_change
+    from cupola.learn.plan import Plan
     from cupola.secure.roster import Roster
 
     plan = check(study.kind, parse(study.plan))

@@ -17,8 +17,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.errors import CupolaError
-from cupola.plan.plan import Plan, changed
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
+from cupola.learn.plan import Plan, changed
 from cupola.web import invitations, real
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets

@@ -12,9 +12,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.checkpoint import json_line
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
-from cupola.plan.checkpoint import json_line
 from cupola.web.launch import REASON, STOPPED
 from cupola.web.plans import ASSOCIATION
 from cupola.web.progress import AWAY
@@ -93,7 +93,7 @@ def _foresee(folder: Path, job: dict[str, Any]) -> None:
 
 
 def _training(job: dict[str, Any]) -> dict[str, Any]:
-    from cupola.plan.load import load
+    from cupola.analysis.plan_file import load
     from cupola.web.forecast import foresee_elsewhere, rehearsed
 
     whole = load(job["plan"])
@@ -101,7 +101,7 @@ def _training(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _association(job: dict[str, Any]) -> dict[str, Any]:
-    from cupola.plan.study import load_study
+    from cupola.gwas.plan import load_study
     from cupola.web.forecast import forecast
 
     whole = load_study(job["plan"], elsewhere=True)
@@ -138,7 +138,7 @@ def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
 
 
 def _train(where: Path, plan: dict[str, Any], events: _Events) -> None:
-    from cupola.plan.run import Progress, run
+    from cupola.analysis.session import Progress, run
 
     def watch(p: Progress) -> None:
         phase = p.folder.name if p.folder != where else "training"
@@ -148,7 +148,7 @@ def _train(where: Path, plan: dict[str, Any], events: _Events) -> None:
 
 
 def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
-    from cupola.plan.study_run import run_study
+    from cupola.gwas.study_run import run_study
 
     began = time.monotonic()
     os.chdir(job["data"])  # file names are relative to it, so that no path is written down

@@ -33,7 +33,6 @@ from cupola.federation import (
 from cupola.federation.ledger import COMPENSATOR, Entry, common
 from cupola.federation.message import Arrays, blank, contribution_size, question_fields
 from cupola.federation.site import Charge, charge_of, find_task, is_known
-from cupola.learn import TrainingHost
 from cupola.privacy.budget import Book
 from cupola.secure.differences import ALL, Sets, behind, exposed
 from cupola.secure.hidden import Sent, Traffic
@@ -48,7 +47,7 @@ LOOKED = 5000  # sites whose held-out data are looked for; others are taken to h
 class Sizes:
     """How much data sites hold, found out once."""
 
-    def __init__(self, host: TrainingHost) -> None:
+    def __init__(self, host: Any) -> None:
         self.host = host
         self.guessed = False  # whether some were not looked at
         self._held: dict[int, dict[str, int]] = {}

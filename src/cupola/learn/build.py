@@ -5,11 +5,11 @@ The same objects can be made by hand; see `examples/quickstart.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,28 +20,17 @@ from cupola.base.importing import imported
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
-from cupola.federation import (
-    Federation,
-    InProcess,
-    Ledger,
-    RayCluster,
-    SeparateProcesses,
-    SiteContext,
-    StateStore,
-)
+from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
-from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.learn import Evaluation, Problem, Training, TrainingHost, named
 from cupola.learn.batches import require_batches
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
+from cupola.learn.plan import Loss, Plan
 from cupola.learn.together import possible
 from cupola.personalize import Personalisation
-from cupola.plan import registries
-from cupola.plan.plan import Loss, Plan
 
-if TYPE_CHECKING:
-    from cupola.secure.simulation import Parties
-
+_FILES = ("public", "path", "folder")  # options of data sets that name files
 SITES_CHECKED = 1000  # of a user's own making, before a run begins
 
 
@@ -58,6 +47,14 @@ def federated_data(plan: Plan) -> FederatedData:
         for steps in map(copy_steps, plan.privacy.augmentations):
             check_images(source, steps.steps if steps else ())
     return source
+
+
+def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
+    """A plan whose public data are files of a coordinator: whoever hands a plan in has no say in
+    what else is read there."""
+    given = {key: plan.data.options[key] for key in _FILES if plan.data.options.get(key)}
+    settings = {f"data.{key}": str(public(str(value))) for key, value in given.items()}
+    return plan.change(settings) if settings else plan
 
 
 def _loaded(plan: Plan) -> Source | Owners | FederatedData:
@@ -131,15 +128,14 @@ def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
     return options
 
 
-def host(**plan: Any) -> TrainingHost:
-    """The sites' side of a plan given as plain values: what a separate process makes for itself."""
-    whole = Plan.model_validate(plan)
-    registries.site_task(whole.task)  # a site knows a task once its module is imported
-    data = federated_data(whole)
-    from cupola.plan.privacy import book
+def host(plan: Plan) -> TrainingHost:
+    """The sites' side of a plan."""
+    named.site_task(plan.task)  # a site knows a task once its module is imported
+    data = federated_data(plan)
+    from cupola.learn.spending import book
 
-    kind = CheckedHost if ":" in whole.data.name else TrainingHost
-    return kind(problem(whole, data), data, book(whole))
+    kind = CheckedHost if ":" in plan.data.name else TrainingHost
+    return kind(problem(plan, data), data, book(plan))
 
 
 class CheckedHost(TrainingHost):
@@ -162,9 +158,9 @@ class CheckedHost(TrainingHost):
 
 def training(plan: Plan, of: TrainingHost | None = None) -> Training:
     """The federated training of a plan."""
-    from cupola.plan.privacy import resolved
+    from cupola.learn.spending import resolved
 
-    of = host(**plan.to_dict()) if of is None else of
+    of = host(plan) if of is None else of
     if isinstance(of, CheckedHost):
         for site in range(min(len(of), SITES_CHECKED)):
             of.data(site)
@@ -173,7 +169,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         sites=len(of),
         rounds=plan.rounds,
         seed=plan.seed,
-        task=registries.site_task(plan.task),
+        task=named.site_task(plan.task),
         local=plan.local,
         server=plan.server,
         participation=plan.participation,
@@ -257,79 +253,3 @@ def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:
         site = data.site(i)
         found |= {split for split in ("validation", "test") if len(getattr(site, split))}
     return frozenset(found)
-
-
-def federation(
-    plan: Plan,
-    of: TrainingHost,
-    ledger: Ledger | None = None,
-    folder: Path | None = None,
-) -> Federation:
-    """The engine a plan asks for, its sums plain or masked. folder: of the run; sites keep their
-    books (and separate sites their state, under 'sites') there."""
-    if not plan.sum.masked:
-        return _engine(plan, of, ledger, folder)
-    from cupola.plan.changing import may_change
-    from cupola.plan.privacy import run_id
-    from cupola.secure import hidden_sums, simulated_parties
-
-    parties = simulated_parties(
-        f"{plan.name} {run_id(folder, 'masked')}",
-        seed=plan.seed,
-        sites=len(of),
-        minimum=plan.sum.minimum,
-        protocol=plan.sum.protocol,
-        openly=_openly(plan),
-        changes=may_change(plan),
-    )
-    engine = _engine(plan, of, ledger, folder, parties)
-    own_processes = plan.engine.kind == "separate"
-    return hidden_sums(engine, parties, folder, own_processes=own_processes)
-
-
-def _openly(plan: Plan) -> list[str]:
-    """Tasks that sites answer without masks, each for itself."""
-    if plan.personalise is not None:
-        return ["evaluate", "sparsity", "adapt"]
-    return ["evaluate"] if plan.evaluation.per_site else []
-
-
-def _engine(
-    plan: Plan,
-    of: TrainingHost,
-    ledger: Ledger | None,
-    folder: Path | None,
-    parties: Parties | None = None,
-) -> Federation:
-    engine = plan.engine
-    if engine.kind == "separate":
-        return SeparateProcesses(
-            "cupola.plan:host",
-            plan.to_dict(),
-            len(of),
-            seed=plan.seed,
-            quorum=engine.quorum,
-            timeout=engine.timeout,
-            folder=None if folder is None else folder / "sites",
-            ledger=ledger,
-            party=None if parties is None else parties.recipe,
-        )
-    facts: dict[str, Any] = {
-        "seed": plan.seed,
-        "mode": engine.mode,
-        "workers": engine.workers,
-        "quorum": engine.quorum,
-        "ledger": ledger,
-        "folder": folder,
-        "parties": None if parties is None else parties.member,
-    }
-    if engine.kind == "in-process":
-        return InProcess(of, **facts)
-    return RayCluster(
-        of,
-        address=engine.address,
-        timeout=engine.timeout,
-        gpus=plan.device != "cpu",
-        party=None if parties is None else parties.recipe,
-        **facts,
-    )

@@ -202,7 +202,8 @@ class Log:
         self.length += len(line)
 
     def sync(self) -> None:
-        os.fsync(self._opened().fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file is not None:

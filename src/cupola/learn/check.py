@@ -8,24 +8,25 @@ if TYPE_CHECKING:
     from cupola.data import FederatedData
     from cupola.federation import Program
     from cupola.learn import Training, TrainingHost
+    from cupola.learn.forecast import Forecast
+    from cupola.learn.plan import Plan
     from cupola.personalize import Personalisation
-    from cupola.plan.forecast import Forecast
-    from cupola.plan.plan import Plan
 
 
 def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     """Everything `cupola check` says, as plain values. host: of other data than the plan's."""
     import numpy as np
 
+    from cupola.analysis import grounds
+    from cupola.learn import build
+    from cupola.learn.changing_sites import told
+    from cupola.learn.disclosure import learned, masking
+    from cupola.learn.forecast import forecast
     from cupola.learn.frozen import share
-    from cupola.plan import compose, grounds
-    from cupola.plan.changing import told
-    from cupola.plan.forecast import forecast
-    from cupola.plan.parties import learned, masking
 
-    host = host or compose.host(**plan.to_dict())
-    program = compose.training(plan, host)
-    whole = compose.program(plan, host, program)
+    host = host or build.host(plan)
+    program = build.training(plan, host)
+    whole = build.program(plan, host, program)
     cost = forecast(plan, host, program, whole)
     data = host.sites
     sizes = data.sizes(np.arange(min(len(data), 100_000)))
@@ -143,7 +144,7 @@ def _release(whole: Personalisation) -> dict[str, Any] | None:
 def _privacy(program: Training, host: TrainingHost, cost: Forecast) -> dict[str, Any] | None:
     """What a plan promises: who is hidden from whom by the training's mechanism, and what the whole
     program spends."""
-    from cupola.plan.privacy import as_json, promised
+    from cupola.learn.spending import as_json, promised
 
     spent = cost.privacy
     if spent is None:

@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.rehearsal import LOOKED, Rehearsal, rehearse
+from cupola.analysis.simulated import simulated_keys
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Ask, Program, State
 from cupola.federation.message import blank, contribution_size, question_size
-from cupola.learn import Training, TrainingHost
+from cupola.learn import Training, TrainingHost, build
 from cupola.learn.choices import Participation
 from cupola.learn.participation import expected_sites, most_participations
+from cupola.learn.plan import Plan
+from cupola.learn.spending import accounted, rehearsed_book
 from cupola.personalize import Personalisation
 from cupola.personalize.choices import GROUPED
 from cupola.personalize.jobs import Job
-from cupola.plan import compose
-from cupola.plan.plan import Plan
-from cupola.plan.privacy import accounted, rehearsed_book
-from cupola.plan.rehearsal import LOOKED, Rehearsal, rehearse
 from cupola.secure.simulation import Parties, expected_traffic
 
 DIGITS = 48  # letters that a number of any size may have in a question and its protection
@@ -62,9 +62,9 @@ class Forecast:
 
 def foresee(plan: Plan) -> Forecast:
     """The forecast of a plan whose sites are simulated."""
-    host = compose.host(**plan.to_dict())
-    program = compose.training(plan, host)
-    return forecast(plan, host, program, compose.program(plan, host, program))
+    host = build.host(plan)
+    program = build.training(plan, host)
+    return forecast(plan, host, program, build.program(plan, host, program))
 
 
 def forecast(plan: Plan, host: TrainingHost, program: Training, whole: Program) -> Forecast:
@@ -109,20 +109,10 @@ def forecast(plan: Plan, host: TrainingHost, program: Training, whole: Program) 
 
 
 def _parties(plan: Plan, sites: int) -> Parties | None:
-    """Keys like those of the run: their study's name is as long."""
-    if not plan.sum.masked:
-        return None
-    from cupola.plan.changing import may_change
-    from cupola.secure import simulated_parties
+    """Keys like those of the run."""
+    from cupola.learn.analysis import TrainingAnalysis
 
-    return simulated_parties(
-        f"{plan.name} {'0' * 16}",
-        seed=plan.seed,
-        sites=sites,
-        minimum=plan.sum.minimum,
-        protocol=plan.sum.protocol,
-        changes=may_change(plan),
-    )
+    return simulated_keys(TrainingAnalysis(plan), sites) if plan.sum.masked else None
 
 
 def _phase(state: State) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 from safetensors.numpy import save as to_safetensors
 
+from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.base.files import write_atomically
 from cupola.federation import State
 from cupola.learn import TrainingHost
 from cupola.personalize import Personalisation
 from cupola.personalize.outcome import digest, outcome
-from cupola.plan.checkpoint import json_line, write_sealed
 
 NAMED = 1000  # sites whose names are written down
 

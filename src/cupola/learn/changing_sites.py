@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cupola.plan.plan import Plan
+    from cupola.learn.plan import Plan
 
 _AT_SITE = ("dp-sgd", "output", "objective", "distributed")  # noise in each site's own answer
 

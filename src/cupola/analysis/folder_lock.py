@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.checkpoint import write_sealed
 from cupola.base.chain import Chain, read_sealed
 from cupola.errors import CupolaError, PlanError
-from cupola.plan.checkpoint import write_sealed
 
 LOCK = ".lock"
 ASIDE = ".replaced"  # what --overwrite replaces, until the new run has begun

@@ -14,18 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from cupola.errors import DataError, FederationError
+from cupola.analysis.rehearsal import Rehearsal
+from cupola.analysis.simulated import Simulated, simulated_keys
+from cupola.errors import FederationError
 from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
 from cupola.federation.message import Arrays, blank
-from cupola.gwas import Association, StudyHost, listing
+from cupola.gwas import StudyHost, listing
 from cupola.gwas.agreement import left_out
+from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.limits import described
+from cupola.gwas.plan import StudyPlan
+from cupola.gwas.simulated_cohorts import SimulatedCohorts
 from cupola.gwas.site import released_numbers
 from cupola.gwas.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
-from cupola.plan.rehearsal import Rehearsal
-from cupola.plan.study import StudyPlan
-from cupola.plan.study_place import Gathered
-from cupola.secure import simulated_parties
 from cupola.secure.following import told_answers_size, told_size
 
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
@@ -118,10 +119,10 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
 
 
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
-    place = Gathered()
-    listed = place.listed(plan)
-    program = Association(plan.study(), len(plan.cohorts), listed, pinned=plan.variants_hash)
-    reach = _StudyRehearsal(plan, StudyHost(place.sites(plan)))
+    analysis = AssociationAnalysis(plan)
+    host = analysis.host()
+    analysis.program(host)
+    program, reach = analysis.association, _StudyRehearsal(analysis, host)
     state = program.start()
     try:
         while (ask := program.ask(state)) is not None:
@@ -132,26 +133,19 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
             reply = reach.reply(ask)
             state = program.skip(state) if reply is None else program.answer(state, reply)
     except FederationError as error:
-        raise DataError(place.explained(error)) from None
+        raise Simulated().explained(host, error) from None
     return state, reach
 
 
 class _StudyRehearsal(Rehearsal):
     """Cohorts that answer what takes no genotypes."""
 
-    def __init__(self, plan: StudyPlan, host: StudyHost) -> None:
-        parties, sites = None, len(host)
-        if plan.sum.masked:
-            parties = simulated_parties(
-                f"{plan.name} {'0' * 16}",
-                seed=plan.seed,
-                sites=sites,
-                minimum=sites,
-                protocol=plan.sum.protocol,
-            )
+    def __init__(self, analysis: AssociationAnalysis, host: SimulatedCohorts) -> None:
+        plan = analysis.plan
+        parties = simulated_keys(analysis, len(host)) if plan.sum.masked else None
         super().__init__(host, None, seed=plan.seed, quorum=1.0, parties=parties)
         self.plan, self.host, self.phase = plan, host, PHASE
-        self.engine = InProcess(host, seed=plan.seed, workers=plan.workers)
+        self.engine = InProcess(host, seed=plan.seed, workers=plan.engine.workers)
         self._told: dict[int, Contribution] = {}
         self.told = 0
 

@@ -12,7 +12,7 @@ from cupola.federation import State
 from cupola.gwas import Association, Results, inflation, listing, tables
 from cupola.gwas.agreement import left_out
 from cupola.gwas.fit import MEANINGS
-from cupola.plan.study import StudyPlan
+from cupola.gwas.plan import StudyPlan
 
 #: All tables that a study may leave.
 TABLES = (

@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from cupola.analysis.overrides import normal
 from cupola.base.suggest import closest, hint
 from cupola.errors import PlanError
-from cupola.plan.nested import normal
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.run_folder import Run
 from cupola.errors import CupolaError
-from cupola.plan.folder import Run
 
 
 def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save as to_safetensors
 
+from cupola.analysis.checkpoint import Log, json_line, write_sealed
 from cupola.base.files import write_atomically
 from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
 from cupola.learn.central import centralised
+from cupola.learn.plan import Plan
+from cupola.learn.summary import result
 from cupola.learn.training import without_matrices
-from cupola.plan.checkpoint import Log, json_line, write_sealed
-from cupola.plan.folder import Run
-from cupola.plan.plan import Plan
-from cupola.plan.summary import result
 
 
 def run_twin(
@@ -56,8 +55,12 @@ def run_twin(
     plain = program.space.frozen.arrays(program.problem.frozen_seed)
     plain |= {name.split("/", 1)[1]: array for name, array in trained.items()}
     write_atomically(folder / "model.safetensors", to_safetensors(plain))
-    summary = result(Run(folder, alone), "finished", None, record, host, program.space.module)
-    summary |= {"recipe": "centralised", "sites": 1}
+    summary = {
+        "status": "finished", "reason": None, "name": alone.name, "kind": alone.kind,
+        "seed": alone.seed, "simulated": True,
+        **result(alone, folder, record, host, program, private=False),
+        "recipe": "centralised", "sites": 1, "source": None,
+    }  # fmt: skip
     write_sealed(folder / "result.json", json_line(summary, indent=2))
     names = [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
     scale = max(float(np.abs(plain[n]).max()) for n in names) or 1.0

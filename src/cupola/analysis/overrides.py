@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -61,6 +61,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+def merge(
+    defaults: Mapping[str, Any], own: Mapping[str, Any], alternatives: Iterable[set[str]] = ()
+) -> dict[str, Any]:
+    """`own` on top of defaults, nested tables as well. A default goes if `own` names one of its
+    alternatives."""
+    found = {
+        key: value
+        for key, value in defaults.items()
+        if not any(key in those and (those - {key}) & own.keys() for those in alternatives)
+    }
+    for key, value in own.items():
+        inner = found.get(key)
+        both = isinstance(inner, dict) and isinstance(value, dict)
+        found[key] = merge(inner, value, alternatives) if both else value  # type: ignore[arg-type]
+    return found
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,57 +3,105 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import cupola
+from cupola.analysis.result import Facts, Result
+from cupola.analysis.run_folder import Run
 from cupola.data import FederatedData, holdings
 from cupola.learn import Training, TrainingHost
 from cupola.learn.frozen import share
-from cupola.plan.folder import Run
-from cupola.plan.privacy import spent
+from cupola.learn.plan import Plan
+from cupola.learn.spending import spent
 
 SITES_SHOWN = 200
 SIZES_LISTED = 10_000
 
 
+class Round(Facts):
+    """What was measured in a round, by where: `test`, `sites_test`, `validation`, ..."""
+
+    round: int = 0
+    test: Facts | None = None
+    sites_test: Facts | None = None
+    validation: Facts | None = None
+    sites_validation: Facts | None = None
+    train: Facts | None = None
+
+
+class Spent(Facts):
+    """What the sites have spent of their privacy: the largest epsilon of any."""
+
+    mechanism: str
+    unit: str
+    neighbours: str
+    epsilon: float
+    delta: float
+
+
+class TrainingResult(Result):
+    """What a training leaves behind. `final` is its last round, `best` the one chosen on validation
+    data. privacy: None without privacy, and of real sites, who keep their own books."""
+
+    recipe: str | None = None
+    seed: int | None = None
+    rounds: int = 0
+    planned_rounds: int | None = None
+    final: Round | None = None
+    best: Round | None = None
+    parameters: int | None = None
+    trainable: int | None = None
+    model: str | None = None
+    data: str | None = None
+    classes: int | None = None
+    sites: int | None = None
+    confusion: list[list[int]] | None = None
+    privacy: Spent | None = None
+    twin: Facts | None = None
+    personal: Facts | None = None
+
+
 def result(
-    run: Run,
-    status: str,
-    reason: str | None,
+    plan: Plan,
+    folder: Path,
     record: dict[str, Any],
     host: TrainingHost | None = None,
-    model: nn.Module | None = None,
     program: Training | None = None,
+    *,
     twin: dict[str, Any] | None = None,
     personal: dict[str, Any] | None = None,
     real: bool = False,
+    private: bool = True,
 ) -> dict[str, Any]:
-    """The summary of a run. `final` is its last round, `best` the one chosen on validation data.
+    """The summary of a run, as far as it has come.
 
     record: the training's own of the last round, which may hold a confusion matrix. real: sites
     keep their own books, so that what they spent is not known here.
     """
-    plan, history = run.plan, run.history
+    history = Run(folder, plan).history
     last = history[-1] if history else {}
-    return {
-        "status": status,
-        "reason": reason,
-        "name": plan.name,
-        "recipe": plan.recipe,
-        "seed": plan.seed,
-        "rounds": last.get("round", 0),
-        "planned_rounds": plan.rounds,
-        "final": last or None,
-        "best": _best(run, history),
+    release = None if plan.personalise is None else plan.personalise.release
+    counted = None if program is None else share(program.space.module)
+    sent = {
         "bytes_down": last.get("bytes_down", 0),
         "bytes_up": last.get("bytes_up", 0),
         "seconds": last.get("seconds", 0.0),
-        "parameters": None if model is None else share(model).parameters,
-        "trainable": None if model is None else share(model).trained,
+    }
+    rounds = last.get("round", 0)
+    told = program is not None and private and not real
+    return {
+        "recipe": plan.recipe,
+        "rounds": rounds,
+        "planned_rounds": plan.rounds,
+        "final": last or None,
+        "best": _best(plan, history),
+        **({} if personal else sent),  # which comes after the last round
+        "parameters": None if counted is None else counted.parameters,
+        "trainable": None if counted is None else counted.trained,
         "model": plan.model.name,
         "source": None if program is None else program.space.frozen.installed,
         "data": plan.data.name,
@@ -67,16 +115,7 @@ def result(
             "numpy": np.__version__,
         },
         "confusion": _confusion(record),
-        "simulated": not real,
-        "privacy": None
-        if program is None or real
-        else spent(
-            program,
-            run.folder,
-            last.get("round", 0),
-            personal is not None,
-            None if plan.personalise is None else plan.personalise.release,
-        ),
+        "privacy": spent(program, folder, rounds, personal is not None, release) if told else None,
         "twin": twin,
         "personal": personal,
     }
@@ -89,11 +128,11 @@ def _confusion(record: dict[str, Any]) -> list[list[int]] | None:
     return next((matrix for matrix in found if matrix), None)
 
 
-def _best(run: Run, history: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _best(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The evaluated round that is best on validation data; test data choose nothing."""
     from cupola.learn.training import LOWER_IS_BETTER
 
-    metric = run.plan.evaluation.metric
+    metric = plan.evaluation.metric
     sign = -1 if metric in LOWER_IS_BETTER else 1
     for where in ("validation", "sites_validation"):
         scores = [(r[where].get(metric), r) for r in history if where in r]

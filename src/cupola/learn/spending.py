@@ -8,16 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.folder_lock import run_id as run_id
 from cupola.federation import Accounts
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Privacy
 from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
+from cupola.learn.plan import Plan
 from cupola.learn.private import binary_problems
 from cupola.learn.upcycle import training_rounds
 from cupola.personalize.choices import Release
 from cupola.personalize.sparsity import noise_of
-from cupola.plan.holding import run_id as run_id
-from cupola.plan.plan import Plan
 from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.budget import Book, History, Limit
 from cupola.privacy.events import Event

@@ -1,26 +1,25 @@
-"""A study: which cohorts, which test, how sums are made; a TOML file, checked like a plan."""
+"""A study: which cohorts, which test, how sums are made; a plan of the kind 'association'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
+from cupola.analysis.explain import explain
+from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
+from cupola.analysis.plan_file import load
 from cupola.errors import PlanError
 from cupola.gwas import Files, Study, Wanted
-from cupola.plan.explain import explain, parse_setting, read_toml
-from cupola.plan.nested import changed
 from cupola.secure.choices import Sum
 
 
@@ -53,7 +52,7 @@ class CohortFiles(BaseModel):
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> CohortFiles:
         missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
-        if self.bfile is None and missing and not _elsewhere(info):
+        if self.bfile is None and missing and not is_elsewhere(info):
             raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
         return self
 
@@ -69,9 +68,16 @@ class CohortFiles(BaseModel):
         return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
 
 
-class StudyPlan(Study):
+class StudyPlan(PlanHeader, Study):
     """All of a study."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    own_affair: ClassVar[tuple[str, ...]] = (
+        "engine", "checkpoint_seconds", "folder", "salt", "cohorts",
+    )  # fmt: skip
+
+    kind: Literal["association"] = "association"
+    """Of the analysis."""
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
     """Of the study; the file's name without it."""
     seed: int = 1
@@ -87,25 +93,31 @@ class StudyPlan(Study):
     """For fingerprints: what real cohorts share, and do not tell the coordinator."""
     sum: Sum = Field(default_factory=Sum)
     """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
+    engine: Engine = Engine(quorum=1.0)
+    """How cohorts are reached, as in plans. workers: cohorts that compute at the same time.
+    timeout: seconds that a real cohort has for an answer before it is asked again."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the confidence intervals."""
     ssf: bool = False
     """Also write GWAS-SSF."""
     parquet: bool = False
     """Also write Parquet, unrounded."""
-    workers: int | None = Field(default=None, ge=1)
-    """Cohorts that compute at the same time."""
     checkpoint_seconds: float = Field(default=10.0, ge=0)
     """At most so much work is lost in a crash."""
-    timeout: float = Field(default=120.0, gt=0)
-    """Seconds that a real cohort has for an answer before it is asked again."""
     folder: str = "."
     """What file names are relative to; the study file's folder if it comes from a file."""
 
-    @field_validator("sum", mode="before")
     @classmethod
-    def _sum(cls, given: Any) -> Any:
-        return {"kind": given} if isinstance(given, str) else given
+    def with_defaults(cls, given: Any) -> Any:
+        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once."""
+        if not isinstance(given, dict):
+            return given
+        engine = given.get("engine", {})
+        if not isinstance(engine, dict):
+            return given
+        moved = {key: given[key] for key in ("workers", "timeout") if key in given}
+        rest = {key: value for key, value in given.items() if key not in moved}
+        return {**rest, "engine": {"quorum": 1.0, **moved, **engine}}
 
     @model_validator(mode="after")
     def _possible(self, info: ValidationInfo) -> StudyPlan:
@@ -118,12 +130,19 @@ class StudyPlan(Study):
             raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
         if self.sum.changes:
             raise ValueError("sum.changes: every total of a study is of all its cohorts")
+        if self.engine.quorum != 1:
+            raise ValueError("engine.quorum: every total of a study is of all its cohorts")
+        if self.engine.kind == "ray":
+            raise ValueError(
+                "engine.kind = 'ray': a cohort remembers what it was asked, in one place; use "
+                "'in-process', or 'separate' to try processes"
+            )
         if self.sum.masked and len(names) < self.sum.minimum:
             raise ValueError(
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
-        if self.fingerprints and not self.salt and not _elsewhere(info):
+        if self.fingerprints and not self.salt and not is_elsewhere(info):
             raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self
 
@@ -142,45 +161,12 @@ class StudyPlan(Study):
         """The part that the program knows."""
         return Study(**{name: getattr(self, name) for name in Study.model_fields})
 
-    def to_toml(self) -> str:
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
-
-
-def load_study(
-    source: str | Path | Mapping[str, Any] | StudyPlan,
-    settings: Iterable[str] = (),
-    *,
-    elsewhere: bool = False,
-) -> StudyPlan:
-    """A study from a TOML file, TOML text or a mapping; 'key=value' settings on top.
-
-    elsewhere: its cohorts are real, with files and salt of their own.
-    """
-    if isinstance(source, StudyPlan):
-        where, given = f"study '{source.name}'", source.model_dump(mode="json")
-    else:
-        where, given = read_toml(source)
-        if isinstance(source, str | Path) and "\n" not in str(source):
-            given = {
-                "name": Path(source).stem,
-                "folder": str(Path(source).resolve().parent),
-            } | given
-    extra = dict(parse_setting(text) for text in settings)
-    try:
-        return StudyPlan.model_validate(changed(given, extra), context={"elsewhere": elsewhere})
-    except ValidationError as error:
-        raise PlanError("\n".join(explain(error, where, extra, StudyPlan))) from None
-
 
 def for_real_cohorts(study: StudyPlan) -> StudyPlan:
     """The study as it may leave whoever wrote it: without names of files, and without the salt."""
     names = [{"name": c.name, "may_leave": c.may_leave} for c in study.cohorts]
-    told = {**study.model_dump(mode="json"), "cohorts": names, "salt": None, "folder": "."}
-    return load_study(told, elsewhere=True)
-
-
-def _elsewhere(info: ValidationInfo) -> bool:
-    return bool(info.context and info.context.get("elsewhere"))
+    told = {**study.to_dict(), "cohorts": names, "salt": None, "folder": "."}
+    return load(told, of=StudyPlan, elsewhere=True)
 
 
 def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
@@ -190,12 +176,6 @@ def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
         raise PlanError(f"no cohort is named '{unknown[0]}'; there are: {', '.join(names)}")
     left = tuple(cohort for cohort in study.cohorts if cohort.name not in set(leaving))
     try:
-        return StudyPlan.model_validate({**study.model_dump(), "cohorts": left})
+        return StudyPlan.model_validate({**study.to_dict(), "cohorts": left})
     except ValidationError as error:
         raise PlanError("\n".join(explain(error, "study", (), StudyPlan))) from None
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,227 @@
+"""An analysis: a program with a plan, and all that differs from one kind of analysis to another.
+
+Everything else is written once, for any analysis: run, check, resume, preview, consent, masked
+sums, ledger, budget, real sites, web, report. To add a kind, subclass `Analysis`, give it a `Plan`,
+and write `host`, `program` and `finish`; the other methods have defaults. Name the class in a plan
+(`kind = "module:Class"`), or register it as an entry point of the group 'cupola.analyses'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from cupola.analysis.header import PlanHeader
+from cupola.analysis.result import Result
+from cupola.errors import PlanError
+from cupola.federation import Federation, Ledger, Program, Question, State
+from cupola.federation.site import Host
+
+if TYPE_CHECKING:
+    from cupola.analysis.run_folder import Run
+    from cupola.report.folder import RunFolder
+
+P = TypeVar("P", bound=PlanHeader)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. part: what it is about ('round', 'alleles'); record: what was measured in
+    it. rate, seconds_left: by the pace of this session."""
+
+    part: str
+    done: int
+    whole: int
+    record: Mapping[str, Any]
+    rate: float
+    seconds_left: float
+    folder: Path
+
+    @property
+    def round(self) -> int:
+        return self.done
+
+    @property
+    def rounds(self) -> int:
+        return self.whole
+
+    @property
+    def rounds_per_second(self) -> float:
+        return self.rate
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass
+class OwnSite:
+    """A real site as an analysis sees it: its number among how many, and its own settings of the
+    data set that takes part. folder: what names of files in these settings are relative to; place:
+    where it keeps what belongs to this study; log: what must not cross the border."""
+
+    number: int | None
+    sites: int
+    data: Mapping[str, Any]
+    folder: Path
+    place: Path
+    log: Callable[[str], None] = field(default=lambda _: None)
+
+
+class Sites(Protocol):
+    """Where the sites of a plan are: simulated on this machine, or real, elsewhere."""
+
+    @property
+    def real(self) -> bool: ...
+
+    def host(self, analysis: Analysis[Any]) -> Host: ...
+
+    def federation(
+        self, analysis: Analysis[Any], host: Host, ledger: Ledger, folder: Path
+    ) -> Federation: ...
+
+    def explained(self, host: Host, error: Exception) -> Exception:
+        """What went wrong, in the words that are known here."""
+
+    def keep_logs(self, host: Host, folder: Path) -> None:
+        """Write down what sites complained of, where that is known here."""
+
+
+class Analysis(Generic[P]):
+    """A kind of analysis, opened for one plan.
+
+    replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
+    authenticated totals and answer only what its own copy asks next. files: what `finish` leaves in
+    a run folder, beside what every run has. fixed: those of them that are written before the first
+    question and stay as they are.
+    """
+
+    kind: ClassVar[str]
+    Plan: ClassVar[type[PlanHeader]] = PlanHeader
+    Result: ClassVar[type[Result]] = Result
+    replayable: ClassVar[bool] = False
+    files: ClassVar[tuple[str, ...]] = ()
+    fixed: ClassVar[tuple[str, ...]] = ()
+    progress_part: ClassVar[str] = "step"
+    title: ClassVar[str] = "run report"
+
+    def __init__(self, plan: P) -> None:
+        self.plan = plan
+
+    @classmethod
+    def of_report(cls, plan: Mapping[str, Any]) -> Self:  # noqa: ARG003
+        """For a report of a run whose plan is known as text only: files may be damaged, or of an
+        earlier version, and still have a report."""
+        return cls.__new__(cls)
+
+    # Data and program
+
+    def host(self) -> Host:
+        """All simulated sites, with the plan's data."""
+        raise PlanError(f"kind = '{self.kind}' cannot be simulated: it says of no data")
+
+    def own_host(self, site: OwnSite) -> Host:  # noqa: ARG002
+        """The data of one real site, at its number; nothing elsewhere."""
+        raise PlanError(f"kind = '{self.kind}' is for simulations: no real site knows its data")
+
+    def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> Host:  # noqa: ARG002
+        """What a coordinator of real sites knows of their data. public: a file that the plan names,
+        in the coordinator's folder for them."""
+        return NoData(len(names))
+
+    def program(self, host: Host) -> Program:
+        """What is asked, step by step."""
+        raise NotImplementedError
+
+    # What sites are asked
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What sites are asked to run; 'gwas *' stands for all that begin so."""
+        return ()
+
+    @property
+    def openly(self) -> tuple[str, ...]:
+        """Tasks that sites answer each for itself, where other sums are masked."""
+        return ()
+
+    @property
+    def minimum(self) -> int:
+        """Fewest sites of a masked total; 0: all of them."""
+        return self.plan.sum.minimum
+
+    @property
+    def changes(self) -> bool:
+        """Whether masked totals are told for sites that change from total to total."""
+        return False
+
+    def allows(self, question: Question) -> str | None:  # noqa: ARG002
+        """Why a question does not follow from the plan; None if it does. Asked at a real site,
+        before data are touched, of what is not replayed."""
+        return None
+
+    # A run
+
+    def prepare(self, folder: Path, real: bool) -> None:
+        """Before sites are asked for the first time: refuse, or write what is `fixed`."""
+
+    def record(self, before: State, after: State) -> dict[str, Any] | None:  # noqa: ARG002
+        """A line of the history, if this step has come to one."""
+        return None
+
+    def progress(self, state: State) -> tuple[str, int, int]:
+        """What the run is about, how much of it is done, and of how much; 0: not known."""
+        return self.progress_part, state.step, 0
+
+    def finish(self, state: State, folder: Path, watch: Watch) -> None:
+        """Leave results in the folder. watch: to be called now and then, where it takes long."""
+
+    def ended(self, state: State) -> str | None:  # noqa: ARG002
+        """Why a run ended before its plan did, if it did."""
+        return None
+
+    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:  # noqa: ARG002
+        """What result.json says beside status, bytes and seconds; also of a run that failed."""
+        return {}
+
+    def model(self, run: Run) -> Any:
+        """The trained model of a run, where there is one."""
+        raise PlanError(f"{run.folder}: a run of kind '{self.kind}' has no model")
+
+    # What people see
+
+    def show(self, run: Run, quiet: bool) -> list[Any]:
+        """What is printed of a run at its end: lines, or what `rich` prints."""
+        from cupola.base import formatting
+
+        result = run.result
+        sent = formatting.size(result.bytes_down + result.bytes_up)
+        lines = [f"{result.status}: {sent} sent, {formatting.duration(result.seconds)}"]
+        return lines if quiet else [*lines, str(run.folder)]
+
+    def chips(self, run: RunFolder) -> list[tuple[str, str]]:
+        """Words under a report's title, each with a class ('good', 'warn', 'bad' or none)."""
+        return [(run.plan.get("kind", self.kind), "")]
+
+    def sections(self, run: RunFolder) -> list[str]:
+        """The report, part by part, as HTML (see `cupola.report.page`)."""
+        from cupola.report.any_run import sections
+
+        return sections(run)
+
+
+@dataclass
+class NoData:
+    """As many sites as there are, of whose data nothing is known here."""
+
+    sites: int
+
+    def __len__(self) -> int:
+        return self.sites
+
+    def data(self, site: int) -> Any:
+        raise LookupError(f"site {site} is elsewhere")
+
+    def workspace(self) -> Any:
+        return None

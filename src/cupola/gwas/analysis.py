@@ -1,0 +1,145 @@
+"""Association studies as an analysis: from cohorts to tables of variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from cupola.analysis.protocol import Analysis, NoData, OwnSite, Watch
+from cupola.analysis.result import Facts, Result
+from cupola.federation import Program, State
+from cupola.gwas import Association, StudyHost, Variants, read_variants, results
+from cupola.gwas.compare import Table
+from cupola.gwas.plan import StudyPlan
+from cupola.gwas.questions import tasks_of
+from cupola.gwas.result_files import TABLES, summary, write_tables
+from cupola.gwas.simulated_cohorts import SimulatedCohorts, simulated_cohorts
+from cupola.gwas.tables import as_table
+from cupola.gwas.tasks import OPENLY
+
+if TYPE_CHECKING:
+    from cupola.federation.site import Host
+    from cupola.report.folder import RunFolder
+
+
+class AssociationResult(Result):
+    """What a study leaves behind. files: its tables, PLINK's first."""
+
+    test: str | None = None
+    cohorts: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0
+    files: tuple[str, ...] = ()
+    people: Facts | None = None
+    variants: int = 0
+    tested: int = 0
+    inflation: float | None = None
+    hits: Mapping[str, int] = MappingProxyType({})
+    left_out: Mapping[str, int] = MappingProxyType({})
+    without_result: Mapping[str, int] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
+    shared_people: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass
+class ListedCohorts(NoData):
+    """Real cohorts, and the public list that the coordinator brings along."""
+
+    listed: Variants | None = None
+
+
+class AssociationAnalysis(Analysis[StudyPlan]):
+    """A federated genome-wide association study (after sPLINK)."""
+
+    kind = "association"
+    Plan = StudyPlan
+    Result = AssociationResult
+    replayable = True
+    title = "association study"
+    _table: Table | None = None  # of results, once they are made
+    files = TABLES
+
+    def __init__(self, plan: StudyPlan) -> None:
+        super().__init__(plan)
+        self._facts: dict[str, Any] = {}
+
+    # Data and program
+
+    def host(self) -> SimulatedCohorts:
+        return simulated_cohorts(self.plan)
+
+    def own_host(self, site: OwnSite) -> StudyHost:
+        from cupola.gwas.own_cohort import own_host
+
+        return own_host(self.plan, site)
+
+    def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> ListedCohorts:
+        given = self.plan.variants
+        return ListedCohorts(len(names), read_variants(public(given)) if given else None)
+
+    def program(self, host: Host) -> Program:
+        """A site that follows the study gets the list from the coordinator."""
+        plan = self.plan
+        self.association = Association(
+            plan.study(),
+            len(host),
+            getattr(host, "listed", None),
+            public=plan.variants is not None,
+            pinned=plan.variants_hash,
+        )
+        return self.association
+
+    # What sites are asked
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("gwas *",)
+
+    @property
+    def openly(self) -> tuple[str, ...]:
+        asked = tasks_of(self.plan, self.plan.variants is not None)
+        return tuple(task for task in OPENLY if task in asked)
+
+    @property
+    def minimum(self) -> int:
+        """Every total is of all cohorts: a late one can be waited for."""
+        return 0
+
+    # A run
+
+    def progress(self, state: State) -> tuple[str, int, int]:
+        return self.association.progress(state)
+
+    def finish(self, state: State, folder: Path, watch: Watch) -> None:
+        """Tables first, each whole or not at all, then result.json, which says that they are."""
+        del watch
+        plan, program = self.plan, self.association
+        found = results(program, state)
+        self._table = as_table(found, plan.test, plan.confidence)
+        written = write_tables(plan, folder, program, state, found)
+        names = [cohort.name for cohort in plan.cohorts]
+        shared = [[names[a], names[b], n] for a, b, n in state.values.get("shared_people", [])]
+        proposed = [] if plan.variants else [list(p) for p in zip(names, state.values["proposed"])]
+        self._facts = {
+            **summary(plan, program, state, found),
+            "proposed": proposed,
+            "files": written,
+            "shared_people": shared,
+        }
+
+    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:
+        del state, folder, status, real
+        cohorts = [cohort.name for cohort in self.plan.cohorts]
+        return {"test": self.plan.test, "cohorts": cohorts, **self._facts}
+
+    # What people see
+
+    def chips(self, run: RunFolder) -> list[tuple[str, str]]:
+        return [(str(run.result.get("test") or run.plan.get("test")), "")]
+
+    def sections(self, run: RunFolder) -> list[str]:
+        from cupola.report.association import sections
+
+        return sections(run, self._table)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -149,6 +150,10 @@ class Analysis(Generic[P]):
         """What sites are asked to run; 'gwas *' stands for all that begin so."""
         return ()
 
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
+
     @property
     def openly(self) -> tuple[str, ...]:
         """Tasks that sites answer each for itself, where other sums are masked."""
@@ -233,6 +238,23 @@ class Analysis(Generic[P]):
         from cupola.report.any_run import sections
 
         return sections(run)
+
+
+@dataclass
+class Hosted:
+    """Sites whose data a function makes, when they are asked for."""
+
+    sites: int
+    make: Callable[[int], Any]
+
+    def __len__(self) -> int:
+        return self.sites
+
+    def data(self, site: int) -> Any:
+        return self.make(site)
+
+    def workspace(self) -> Any:
+        return None
 
 
 @dataclass

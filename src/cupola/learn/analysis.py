@@ -14,7 +14,7 @@ from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation import Program, State
-from cupola.learn import Training, TrainingHost, build
+from cupola.learn import Training, TrainingHost, build, named
 from cupola.learn.changing_sites import may_change
 from cupola.learn.forecast import forecast
 from cupola.learn.plan import Plan
@@ -103,6 +103,11 @@ class TrainingAnalysis(Analysis[Plan]):
         return self.whole
 
     # What sites are asked
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        more = () if self.plan.personalise is None else ("sparsity", "adapt")
+        return (named.site_task(self.plan.task), "evaluate", *more)
 
     @property
     def openly(self) -> tuple[str, ...]:

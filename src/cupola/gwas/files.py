@@ -13,11 +13,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cupola.errors import DataError
-from cupola.gwas.scan import variant_columns
 
 MISSING = {"-9", "na", "nan"}  # in lower case
 X, Y, XY, MT = 23, 24, 25, 26
@@ -36,7 +36,8 @@ class CohortError(DataError):
 @dataclass(frozen=True)
 class Variants:
     """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
-    Genotype 0 of the .bed file is two copies of a1."""
+    Genotype 0 of the .bed file is two copies of a1. Texts are Python objects: in numpy's strings
+    every one takes the room of the longest, and alleles may have thousands of letters."""
 
     chromosome: np.ndarray
     position: np.ndarray
@@ -80,18 +81,55 @@ def read_variants(path: Path) -> Variants:
 
 
 def _clean_variants(path: Path) -> Variants | None:
-    """Read fast; None if there is anything to be said about the file."""
+    """Read by pyarrow; None without it, or if there is anything to be said about the file."""
     try:
         text = path.read_bytes()
-        found = variant_columns(gzip.decompress(text) if text[:2] == _GZIP else text)
-    except (OSError, EOFError, zlib.error):
+        text = gzip.decompress(text) if text[:2] == _GZIP else text
+        table = _parsed(text.replace(b"\r\n", b"\n"))
+    except (OSError, EOFError, zlib.error, ImportError):
         return None
-    if found is None:
+    if table is None:
         return None
-    runs, columns = found
-    codes = {name: chromosome(name) for name in {name for name, _ in runs}}
-    numbers = np.array([codes[name] for name, _ in runs], np.uint8)
-    return Variants(np.repeat(numbers, [count for _, count in runs]), *columns)
+    few = {n: table[n].chunk(0) for n in ("chromosome", "a1", "a2")}
+    texts = {n: column.dictionary.to_pylist() for n, column in few.items()}
+    place = {n: column.indices.to_numpy() for n, column in few.items()}
+    alleles = {n: np.array([t.upper() for t in texts[n]], object)[place[n]] for n in ("a1", "a2")}
+    return Variants(
+        chromosomes(texts["chromosome"])[place["chromosome"]],
+        table["position"].to_numpy(),
+        table["name"].to_numpy(),
+        **alleles,
+    )
+
+
+def _parsed(text: bytes) -> Any:
+    """A clean .bim file as a pyarrow table; None if Python's `split` might see other columns."""
+    import pyarrow
+    from pyarrow import compute, csv
+
+    first = text[: text.find(b"\n") if b"\n" in text else None]
+    names = ["chromosome", "name", "centimorgans", "position", "a1", "a2"]
+    names = [n for n in names if n != "centimorgans" or len(first.split()) == 6]
+    few = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())  # each text is kept once
+    kinds = {n: few if n in ("chromosome", "a1", "a2") else pyarrow.string() for n in names}
+    try:
+        table = csv.read_csv(
+            pyarrow.py_buffer(text),
+            csv.ReadOptions(column_names=names, use_threads=False),
+            csv.ParseOptions(delimiter="\t" if b"\t" in first else " ", quote_char=False),
+            csv.ConvertOptions(column_types=kinds),
+        ).combine_chunks()
+        at = names.index("position")
+        # Not read as numbers at once: pyarrow would take hexadecimal ones, too.
+        fine = compute.all(compute.ascii_is_decimal(table[at])).as_py()
+        table = table.set_column(at, "position", table[at].cast(pyarrow.int64()))
+    except pyarrow.ArrowInvalid:
+        return None
+    spaces = np.count_nonzero(np.frombuffer(text, np.uint8) <= ord(" "))
+    spaces += not text.endswith(b"\n")
+    empty = any(compute.any(compute.equal(table[n], "")).as_py() for n in names if n != "position")
+    fine = fine and text.isascii() and spaces == len(names) * len(table) and not empty
+    return table if fine else None
 
 
 def slow_variants(path: Path) -> Variants:
@@ -102,13 +140,9 @@ def slow_variants(path: Path) -> Variants:
     except ValueError:
         _complain_of_position(path)
         raise
-    codes = {text: chromosome(text) for text in set(table[0])}
+    alleles = ([t.upper() for t in column] for column in table[-2:])
     return Variants(
-        np.array([codes[text] for text in table[0]], np.uint8),
-        position,
-        np.array(table[1]),
-        np.char.upper(np.array(table[-2])),
-        np.char.upper(np.array(table[-1])),
+        chromosomes(table[0]), position, *(np.array(t, object) for t in (table[1], *alleles))
     )
 
 
@@ -153,12 +187,10 @@ def chromosome(text: str) -> int:
     return int(bare) if bare.isascii() and bare.isdigit() and int(bare) <= MT else 0
 
 
-def chromosomes(texts: np.ndarray) -> np.ndarray:
-    """PLINK's numbers of many chromosomes, uint8; quick where equal ones follow one another."""
-    begins = np.flatnonzero(np.append(True, texts[1:] != texts[:-1])[: len(texts)])
-    codes = {text: chromosome(text) for text in set(texts[begins].tolist())}
-    numbers = np.array([codes[text] for text in texts[begins].tolist()], np.uint8)
-    return np.repeat(numbers, np.diff(np.append(begins, len(texts))))
+def chromosomes(texts: Sequence[str]) -> np.ndarray:
+    """PLINK's numbers of many chromosomes, uint8."""
+    codes = {text: chromosome(text) for text in set(texts)}
+    return np.array([codes[text] for text in texts], np.uint8)
 
 
 def read_people(path: Path) -> People:

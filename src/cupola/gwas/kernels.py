@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
 
 import numpy as np
 
 from cupola.gwas import reference
-from cupola.gwas.available import has_numba
 from cupola.gwas.bed import WORD, Bed, mask_of
 
 _CHUNK = 4096
+
+
+@lru_cache(maxsize=1)
+def has_numba() -> bool:
+    return find_spec("numba") is not None
 
 
 def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:

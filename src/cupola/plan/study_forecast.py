@@ -17,7 +17,7 @@ import numpy as np
 from cupola.errors import DataError, FederationError
 from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
 from cupola.federation.message import Arrays, blank
-from cupola.gwas import Association, StudyHost, listing
+from cupola.gwas import Association, StudyHost, variant_list_codec
 from cupola.gwas.agreement import left_out
 from cupola.gwas.limits import described
 from cupola.gwas.site import released_numbers
@@ -86,7 +86,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
         reach.told,
-        listing.fingerprint(listing.unpack(state.arrays["list"])),
+        variant_list_codec.fingerprint(variant_list_codec.unpack(state.arrays["list"])),
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
         tuple(state.values["warnings"]),

@@ -14,7 +14,7 @@ from cupola.base.formatting import count, duration, number, size, text
 from cupola.errors import DataError
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
-from cupola.gwas.tails import HALF_CHI2
+from cupola.gwas.pvalues import HALF_CHI2
 from cupola.report import charts, page, save
 from cupola.report.folder import RunFolder, _read
 from cupola.report.genome import largest, manhattan, quantiles

@@ -14,7 +14,7 @@ from cupola.federation import Question
 from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
-from cupola.gwas.outline import outline
+from cupola.gwas.preview import outline
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
 from cupola.plan.parties import learned_of_study

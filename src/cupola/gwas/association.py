@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -199,14 +200,14 @@ class Association:
 
     def _ask_list(self, state: State) -> Any:
         if self.public:
-            own = {} if self.listed is None else {"list": self._packed(self.listed)}
+            own = {} if self._packed is None else {"list": self._packed}
             return "alone", Question("list", own), []
         proposer = len(state.values.get("proposed", []))
         return "gather", self.asker(state).propose(state.values.get("list_bytes")), [proposer]
 
     def _proposed(self, state: State, reply: Reply) -> State:
-        if self.listed is not None:
-            packed = self._packed(self.listed)
+        if self._packed is not None:
+            packed = self._packed
             if isinstance(self.listed, Variants):
                 self._list = (packed, self.listed)
         else:
@@ -248,10 +249,12 @@ class Association:
     def _at(state: State, phase: str) -> State:
         return replace(state, values={**state.values, "phase": phase})
 
-    def _packed(self, listed: Variants | np.ndarray) -> np.ndarray:
-        if isinstance(listed, Variants):
-            return variant_list_codec.pack(listed, STRETCH * self.study.chunk)
-        return listed
+    @cached_property
+    def _packed(self) -> np.ndarray | None:
+        """The public list as bytes."""
+        if isinstance(self.listed, Variants):
+            return variant_list_codec.pack(self.listed, STRETCH * self.study.chunk)
+        return self.listed
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import gzip
+import itertools
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ MISSING = {"-9", "na", "nan"}  # in lower case
 X, Y, XY, MT = 23, 24, 25, 26
 _NAMED = {"X": X, "Y": Y, "XY": XY, "PAR1": XY, "PAR2": XY, "MT": MT, "M": MT}
 _GZIP = b"\x1f\x8b"
+_LARGER = 8  # letters of numpy strings to one of a file
 
 
 class CohortError(DataError):
@@ -36,8 +38,7 @@ class CohortError(DataError):
 @dataclass(frozen=True)
 class Variants:
     """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
-    Genotype 0 of the .bed file is two copies of a1. Texts are Python objects: in numpy's strings
-    every one takes the room of the longest, and alleles may have thousands of letters."""
+    Genotype 0 of the .bed file is two copies of a1. Texts are numpy strings, or objects."""
 
     chromosome: np.ndarray
     position: np.ndarray
@@ -85,20 +86,19 @@ def _clean_variants(path: Path) -> Variants | None:
     try:
         text = path.read_bytes()
         text = gzip.decompress(text) if text[:2] == _GZIP else text
-        table = _parsed(text.replace(b"\r\n", b"\n"))
+        table = _parsed(text.replace(b"\r\n", b"\n") if b"\r" in text else text)
     except (OSError, EOFError, zlib.error, ImportError):
         return None
     if table is None:
         return None
-    few = {n: table[n].chunk(0) for n in ("chromosome", "a1", "a2")}
-    texts = {n: column.dictionary.to_pylist() for n, column in few.items()}
-    place = {n: column.indices.to_numpy() for n, column in few.items()}
-    alleles = {n: np.array([t.upper() for t in texts[n]], object)[place[n]] for n in ("a1", "a2")}
+    place = table["chromosome"].chunk(0)
+    numbers = chromosomes(place.dictionary.to_pylist())
     return Variants(
-        chromosomes(texts["chromosome"])[place["chromosome"]],
+        numbers[place.indices.to_numpy()],
         table["position"].to_numpy(),
-        table["name"].to_numpy(),
-        **alleles,
+        _arrow_texts(table["name"].chunk(0)),
+        _arrow_texts(table["a1"].chunk(0), capitals=True),
+        _arrow_texts(table["a2"].chunk(0), capitals=True),
     )
 
 
@@ -110,15 +110,15 @@ def _parsed(text: bytes) -> Any:
     first = text[: text.find(b"\n") if b"\n" in text else None]
     names = ["chromosome", "name", "centimorgans", "position", "a1", "a2"]
     names = [n for n in names if n != "centimorgans" or len(first.split()) == 6]
-    few = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())  # each text is kept once
-    kinds = {n: few if n in ("chromosome", "a1", "a2") else pyarrow.string() for n in names}
+    few = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     try:
         table = csv.read_csv(
             pyarrow.py_buffer(text),
             csv.ReadOptions(column_names=names, use_threads=False),
             csv.ParseOptions(delimiter="\t" if b"\t" in first else " ", quote_char=False),
-            csv.ConvertOptions(column_types=kinds),
-        ).combine_chunks()
+            csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())
+                               | {"chromosome": few}),
+        ).combine_chunks()  # fmt: skip
         at = names.index("position")
         # Not read as numbers at once: pyarrow would take hexadecimal ones, too.
         fine = compute.all(compute.ascii_is_decimal(table[at])).as_py()
@@ -132,6 +132,42 @@ def _parsed(text: bytes) -> Any:
     return table if fine else None
 
 
+def _arrow_texts(column: Any, capitals: bool = False) -> np.ndarray:
+    _, places, data = column.buffers()
+    ends = np.frombuffer(places, np.int32)[column.offset :][: len(column) + 1]
+    text = bytes(data)[ends[0] : ends[-1]]
+    return as_texts(text.upper() if capitals else text, np.diff(ends))
+
+
+def as_texts(text: bytes, lengths: np.ndarray) -> np.ndarray:
+    """Texts that stand in ASCII one after another, as numpy strings. Each of these takes the room
+    of the longest, and alleles may have thousands of letters: where that is much, as objects."""
+    longest = int(lengths.max(initial=1))
+    if longest * len(lengths) > _LARGER * len(text):
+        letters, ends = text.decode(), np.cumsum(lengths).tolist()
+        parts = [letters[a:b] for a, b in itertools.pairwise([0, *ends])]
+        return np.array(parts, object)
+    cells = np.zeros((len(lengths), longest), np.uint8)
+    cells[np.arange(longest) < lengths[:, None]] = np.frombuffer(text, np.uint8)
+    return cells.astype(np.uint32).view(f"<U{longest}")[:, 0]
+
+
+def as_bytes(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The inverse: their bytes, one after another, and the length of each; None if not ASCII."""
+    if texts.dtype.kind == "O":
+        listed = texts.tolist()
+        whole = "".join(listed)
+        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
+        data = np.frombuffer(whole.encode(), np.uint8)
+        return (data, lengths) if whole.isascii() else None
+    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
+    told = codes != 0
+    data = codes[told]
+    if data.max(initial=0) > 127:
+        return None
+    return data.astype(np.uint8), np.count_nonzero(told, axis=1)
+
+
 def slow_variants(path: Path) -> Variants:
     """The obvious form, which says what is wrong with a file."""
     table = _columns(path)
@@ -140,10 +176,8 @@ def slow_variants(path: Path) -> Variants:
     except ValueError:
         _complain_of_position(path)
         raise
-    alleles = ([t.upper() for t in column] for column in table[-2:])
-    return Variants(
-        chromosomes(table[0]), position, *(np.array(t, object) for t in (table[1], *alleles))
-    )
+    a1, a2 = (np.array([text.upper() for text in column], object) for column in table[-2:])
+    return Variants(chromosomes(table[0]), position, np.array(table[1], object), a1, a2)
 
 
 def as_lines(v: Variants) -> bytes:

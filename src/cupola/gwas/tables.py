@@ -32,10 +32,11 @@ def _p(found: Results) -> Column:
 
 
 def _place(v: Variants) -> list[Column]:
-    longest = max(map(len, v.name.tolist()), default=0)
+    quick = v.name.dtype.kind == "U"
+    longest = np.char.str_len(v.name).max(initial=0) if quick else max(map(len, v.name))
     return [
         Column("CHR", 4, v.chromosome, 0),
-        Column("SNP", max(4, longest), v.name),
+        Column("SNP", max(4, int(longest)), v.name),
         Column("BP", 10, v.position, 0),
         Column("A1", 4, v.a1),
     ]

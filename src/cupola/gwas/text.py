@@ -8,6 +8,7 @@ from typing import IO
 
 import numpy as np
 
+from cupola.gwas.files import as_bytes
 from cupola.gwas.kernels import has_numba
 
 _BLOCK = 1 << 13  # rows formatted at a time: they stay in the cache
@@ -93,24 +94,28 @@ def _compiled_lines(
     from cupola.gwas import compiled_text
 
     rows, step = part.stop - part.start, len(lines)
-    layout, numbers, texts = [], [], []
+    layout, numbers, texts = [], [np.empty(rows * step)], []
     for same in zip(*lines):  # one column, in each of the lines
-        values = np.empty((rows, step), object if same[0].is_text else np.float64)
-        for i, column in enumerate(same):
-            values[:, i] = column.values if isinstance(column.values, str) else column.values[part]
-        kind = texts if same[0].is_text else numbers
-        digits = compiled_text.TEXT if same[0].is_text else same[0].digits
-        layout.append((len(kind), same[0].width, digits, same[0].log10 is not None))
-        kind.append(values.reshape(-1))
-    text, ends = _joined(texts, rows * step)
-    if not text.isascii():
+        column, values = same[0], _interleaved([c.values for c in same], part)
+        place, digits = len(numbers), column.digits
+        if column.is_text:
+            place, digits = len(texts), compiled_text.TEXT
+            texts.append(as_bytes(values))
+        else:
+            numbers.append(values)
+        layout.append((place, column.width, digits, column.log10 is not None))
+    told = [found for found in texts if found is not None]
+    if len(told) < len(texts):
         return None
+    ends = np.zeros((rows * step + 1, len(told)), np.int64)
+    for j, (_, lengths) in enumerate(told):
+        ends[0, j] = ends[-1, j - 1] if j else 0
+        ends[1:, j] = ends[0, j] + np.cumsum(lengths)
+    data = np.concatenate([np.zeros(0, np.uint8), *(found[0] for found in told)])
     skipped = np.stack([np.zeros(rows, bool), *(~where for where in shown)], axis=1).reshape(-1)
-    columns = np.array(layout, np.int64)
-    table = np.stack(numbers, axis=1) if numbers else np.empty((rows * step, 0))
-    room = len(columns) + columns[:, 1].sum() + len(numbers) * compiled_text.ROOM
-    out = np.empty(rows * step * int(room) + len(text) + compiled_text.ROOM, np.uint8)
-    data = np.array(bytearray(text.encode()), np.uint8)
+    columns, table = np.array(layout, np.int64), np.stack(numbers, axis=1)
+    room = len(columns) + int(columns[:, 1].sum()) + len(numbers) * compiled_text.ROOM
+    out = np.empty(rows * step * room + len(data), np.uint8)
     found, row = [], 0
     while row < rows * step:
         facts = (columns, table, data, ends, skipped, ord(separator), row, out)
@@ -124,15 +129,11 @@ def _compiled_lines(
     return b"".join(found)
 
 
-def _joined(columns: list[np.ndarray], rows: int) -> tuple[str, np.ndarray]:
-    """Columns of texts one after another, and (rows + 1, columns): where each text ends, after
-    where its column begins."""
-    ends = np.zeros((rows + 1, len(columns)), np.int64)
-    whole, begin = [], 0
-    for j, column in enumerate(columns):
-        texts = column.tolist()
-        ends[0, j] = begin
-        ends[1:, j] = begin + np.cumsum(np.fromiter(map(len, texts), np.int64, rows))
-        whole.append("".join(texts))
-        begin += len(whole[-1])
-    return "".join(whole), ends
+def _interleaved(columns: Sequence[np.ndarray | str], part: slice) -> np.ndarray:
+    """Rows of several columns in turn: the first of each, the second of each, ..."""
+    parts = [np.array([c]) if isinstance(c, str) else c[part] for c in columns]
+    kind = np.result_type(*parts) if parts[0].dtype.kind in "UO" else np.float64
+    values = np.empty((part.stop - part.start, len(parts)), kind)
+    for i, one in enumerate(parts):
+        values[:, i] = one
+    return values.reshape(-1)

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.gwas.files import Variants
+from cupola.gwas.files import Variants, as_bytes, as_texts
 
 MOST = 1 << 26  # variants in a list
 BLOCK = 1 << 16  # variants in a block
@@ -101,6 +101,8 @@ def _words(text: bytes, count: int) -> np.ndarray:
     odd = odd or (not text.isascii() and bool(_ODD.search(text)))
     if odd or len(lengths) != count or not 0 < lengths.min() <= lengths.max() <= _WIDEST // count:
         raise ValueError("names or alleles")
+    if text.isascii():
+        return as_texts(text.replace(b"\n", b""), lengths)
     return np.array(text.decode().split("\n"), object)
 
 
@@ -113,4 +115,13 @@ def _inflate(part: bytes, most: int) -> bytes:
 
 
 def _joined(texts: np.ndarray) -> bytes:
-    return "\n".join(texts.tolist()).encode()
+    """Lines of UTF-8: the same as '\\n'.join, many at once where all is ASCII."""
+    found = as_bytes(texts)
+    if found is None or not len(texts):
+        return "\n".join(texts.tolist()).encode()
+    data, lengths = found
+    lines = np.full(len(data) + len(lengths) - 1, ord("\n"), np.uint8)
+    is_text = np.ones(len(lines), bool)
+    is_text[np.cumsum(lengths + 1)[:-1] - 1] = False
+    lines[is_text] = data
+    return lines.tobytes()

@@ -97,14 +97,12 @@ def _along_the_genome(found: Results) -> Results:
     covariates = [
         Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
     ]
+    arrays = {n: getattr(found, n)[order] for n in ("variants", "frequency", "observed", "status")}
     return Results(
-        found.variants[order],
-        found.frequency[order],
-        found.observed[order],
-        found.status[order],
-        {name: column[order] for name, column in found.columns.items()},
-        covariates,
-        None if found.genotypes is None else found.genotypes[order],
+        **arrays,
+        columns={name: column[order] for name, column in found.columns.items()},
+        covariates=covariates,
+        genotypes=None if found.genotypes is None else found.genotypes[order],
     )
 
 

@@ -94,7 +94,8 @@ def _compiled_lines(
     from cupola.gwas import compiled_text
 
     rows, step = part.stop - part.start, len(lines)
-    layout, numbers, texts = [], [np.empty(rows * step)], []
+    layout, numbers = [], [np.empty(rows * step)]
+    texts: list[tuple[np.ndarray, np.ndarray] | None] = []
     for same in zip(*lines):  # one column, in each of the lines
         column, values = same[0], _interleaved([c.values for c in same], part)
         place, digits = len(numbers), column.digits

@@ -11,7 +11,7 @@ from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, Site, listing, results
+from cupola.gwas import Association, Site, results, variant_list_codec
 from cupola.gwas.forecast import foresee_study
 from cupola.gwas.plan import CohortFiles
 from cupola.secure.following import FALSE, HEAR
@@ -315,7 +315,7 @@ def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
     with pytest.raises(PlanError, match="author adds variants_hash"):
         association(tmp_path / "open", "chi-square", variants="public.bim")
     listed = cohorts().people(1, n=150).variants
-    hashed = listing.fingerprint(listed)
+    hashed = variant_list_codec.fingerprint(listed)
     trial, plan = association(
         tmp_path / "all", "chi-square", variants="public.bim", variants_hash=hashed
     )
@@ -331,7 +331,7 @@ def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
 
 def test_the_list_that_was_joined_is_taken(tmp_path, opened):
     listed = cohorts().people(1, n=150).variants
-    pinned = {"variants": "public.bim", "variants_hash": listing.fingerprint(listed)}
+    pinned = {"variants": "public.bim", "variants_hash": variant_list_codec.fingerprint(listed)}
     trial, plan = association(tmp_path / "all", "chi-square", **pinned)
     opened.append(trial)
     program = Association(plan.study(), 3, listed, pinned=plan.variants_hash)

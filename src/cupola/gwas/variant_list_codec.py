@@ -11,15 +11,14 @@ import zlib
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.gwas.available import has_numba
-from cupola.gwas.files import Variants
+from cupola.gwas.files import Variants, as_bytes, as_texts
 
 MOST = 1 << 26  # variants in a list
 BLOCK = 1 << 16  # variants in a block
 _LARGEST = 1 << 23  # the same, of others
 _TEXT = 200  # bytes of names or alleles a variant may take on average
 _WIDEST = 1 << 29  # letters of a block's names or alleles, were they all as long as the longest
-_ODD = re.compile(rb"\x7f|\xc2[\x80-\xa0]|\xe2\x80[\x80-\x8a\xa8\xa9\xae\xaf]|\xe3\x80\x80")
+_ODD = re.compile(rb"\xc2[\x80-\xa0]|\xe2\x80[\x80-\x8a\xa8\xa9\xae\xaf]|\xe3\x80\x80")
 _HEAD = 48
 _LEVEL = 1  # what higher ones save is not worth their time
 
@@ -35,7 +34,7 @@ def fingerprint(variants: Variants) -> str:
     found = hashlib.sha256(variants.chromosome.astype(np.uint8).tobytes())
     found.update(variants.position.astype("<i8").tobytes())
     for texts in (variants.name, variants.a1, variants.a2):
-        found.update(joined(texts) + b"\0")
+        found.update(_joined(texts) + b"\0")
     return found.hexdigest()
 
 
@@ -43,7 +42,7 @@ def _pack(variants: Variants) -> bytes:
     steps = np.diff(variants.position, prepend=0).astype("<i8")
     planes = steps.view(np.uint8).reshape(-1, 8).T  # equal bytes side by side compress better
     columns = [variants.chromosome.astype(np.uint8).tobytes(), planes.tobytes()]
-    columns += [joined(text) for text in (variants.name, variants.a1, variants.a2)]
+    columns += [_joined(text) for text in (variants.name, variants.a1, variants.a2)]
     parts = [zlib.compress(column, _LEVEL) for column in columns]
     head = np.array([len(variants), *map(len, parts)], "<i8").tobytes()
     return head + b"".join(parts)
@@ -73,7 +72,7 @@ def unpack(packed: np.ndarray) -> Variants:
     except (ValueError, zlib.error, UnicodeDecodeError) as error:
         raise FederationError("the list of variants is not well formed") from error
     if not parts:
-        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[np.zeros(0, "U1")] * 3)
+        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[np.zeros(0, object)] * 3)
     if len(parts) == 1:
         return Variants(*parts[0])
     return Variants(*(np.concatenate(column) for column in zip(*parts)))
@@ -98,10 +97,13 @@ def _words(text: bytes, count: int) -> np.ndarray:
     data = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
     lengths = np.diff(ends, prepend=-1, append=len(data)) - 1
-    odd = ((data <= ord(" ")) & (data != ord("\n"))).any() or bool(_ODD.search(text))
+    odd = np.count_nonzero(data <= ord(" ")) > len(ends) or b"\x7f" in text
+    odd = odd or (not text.isascii() and bool(_ODD.search(text)))
     if odd or len(lengths) != count or not 0 < lengths.min() <= lengths.max() <= _WIDEST // count:
         raise ValueError("names or alleles")
-    return separated(text)
+    if text.isascii():
+        return as_texts(text.replace(b"\n", b""), lengths)
+    return np.array(text.decode().split("\n"), object)
 
 
 def _inflate(part: bytes, most: int) -> bytes:
@@ -112,31 +114,14 @@ def _inflate(part: bytes, most: int) -> bytes:
     return found
 
 
-def joined(texts: np.ndarray) -> bytes:
+def _joined(texts: np.ndarray) -> bytes:
     """Lines of UTF-8: the same as '\\n'.join, many at once where all is ASCII."""
-    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
-    if codes.max(initial=0) > 127:
+    found = as_bytes(texts)
+    if found is None or not len(texts):
         return "\n".join(texts.tolist()).encode()
-    if has_numba():
-        from cupola.gwas import compiled_text
-
-        out = np.empty(codes.size + len(codes), np.uint8)
-        return out[: compiled_text.joined(codes, out)].tobytes()
-    wide = np.zeros((len(codes), codes.shape[1] + 1), np.uint8)
-    wide[:, :-1] = codes
-    wide[np.arange(len(wide)), np.count_nonzero(codes, axis=1)] = ord("\n")
-    return wide[wide != 0][:-1].tobytes()
-
-
-def separated(text: bytes) -> np.ndarray:
-    """The inverse of `joined`: numpy strings."""
-    if has_numba():
-        from cupola.gwas import compiled_text
-
-        data = np.frombuffer(text, np.uint8)
-        letters = compiled_text.longest(data)
-        if letters >= 0:
-            found = np.empty((text.count(b"\n") + 1, max(1, letters)), np.uint32)
-            compiled_text.separated(data, found)
-            return found.view(f"<U{found.shape[1]}")[:, 0]
-    return np.array(text.decode().split("\n"), str)
+    data, lengths = found
+    lines = np.full(len(data) + len(lengths) - 1, ord("\n"), np.uint8)
+    is_text = np.ones(len(lines), bool)
+    is_text[np.cumsum(lengths + 1)[:-1] - 1] = False
+    lines[is_text] = data
+    return lines.tobytes()

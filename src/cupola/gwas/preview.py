@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cupola.federation import Question
-from cupola.gwas import listing
+from cupola.gwas import variant_list_codec
 from cupola.gwas.association import STRETCH, Association
 from cupola.gwas.design import SEX_X
 from cupola.gwas.files import Variants
@@ -32,11 +32,11 @@ def outline(
         nothing = [0.0] * (len(wanted.columns) + 1)
         for of in ("mean", "distance", "square"):
             yield "sum", asker.moments(of, True, nothing, nothing), 1
-    packed = listing.pack(variants, STRETCH * wanted.chunk)
+    packed = variant_list_codec.pack(variants, STRETCH * wanted.chunk)
     if not listed:
         yield "gather", asker.propose(None), 1
         yield "gather", asker.propose(len(packed)), 1
-    stretches = listing.blocks(packed)
+    stretches = variant_list_codec.blocks(packed)
     if stretches:
         count, first = stretches[0]
         yield "sum", asker.agree(0, first, count), len(stretches)

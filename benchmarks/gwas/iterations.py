@@ -23,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
 
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.gwas import Association, StudyHost, fit
 from cupola.plan.study import load_study
 from cupola.plan.study_place import Gathered

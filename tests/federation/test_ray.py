@@ -21,10 +21,11 @@ from ports import free_ports
 from safetensors.numpy import load_file
 from test_federation import BROKEN, X
 
+from cupola.engines import InProcess, RayCluster, ray_cluster
+from cupola.engines.ray_cluster import shares
+from cupola.engines.ray_connection import connect
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, RayCluster, Spec, raycluster
-from cupola.federation.raycluster import shares
-from cupola.federation.rayconnection import connect
+from cupola.federation import Question, Spec
 
 NUMBERS = Question("test numbers", expects=X)
 N = {"n": Spec(())}
@@ -34,7 +35,7 @@ N = {"n": Spec(())}
 def loopback(monkeypatch):
     def use(**facts):
         made = Loopback(**facts)
-        monkeypatch.setattr(raycluster, "library", lambda: made)
+        monkeypatch.setattr(ray_cluster, "library", lambda: made)
         return made
 
     return use

@@ -14,9 +14,9 @@ from hospitals import LEAD, SITES
 from typer.testing import CliRunner
 
 from cupola.cli import app
+from cupola.engines.flare.submit import submit
 from cupola.errors import DataError
 from cupola.flare.coordinate import unpack
-from cupola.flare.submit import submit
 from cupola.plan.study_run import read_result, run_study
 from cupola.sites import read_ledger
 from cupola.sites.preview import preview

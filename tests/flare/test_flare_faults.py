@@ -16,9 +16,9 @@ from hospitals import LEAD, MEMBER, SITES
 from test_end_to_end import difference, history, run_real, run_simulated
 
 from cupola.base.files import write_atomically
+from cupola.engines.flare import jobs, provision, refusals
+from cupola.engines.flare.submit import _Following, submit
 from cupola.errors import FederationError
-from cupola.flare import jobs, provision, refusals
-from cupola.flare.submit import _Following, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -182,7 +182,7 @@ class Faults:
         found = []
         for process in self.trial.started_by(site):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any("separate.main" in part for part in process.cmdline()):
+                if any("child_process import main" in part for part in process.cmdline()):
                     found.append(process)
         return found
 

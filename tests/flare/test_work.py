@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cupola.flare.work import DIED, STOPPED, Worker
+from cupola.engines.child_process import DIED, STOPPED, ChildProcess
 
 pytestmark = pytest.mark.slow  # every process loads torch
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # every process loads torch
 def worker(monkeypatch):
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", path)
-    made = Worker("crashing:open_crashing", {"greeting": "A"})
+    made = ChildProcess("crashing:open_crashing", {"greeting": "A"}, os.environ)
     yield made
     made.stop()
 

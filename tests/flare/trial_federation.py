@@ -16,10 +16,10 @@ from typing import Any
 import psutil  # which nvflare needs, too
 import tomli_w
 
+from cupola.engines.flare import provision
+from cupola.engines.flare.jobs import Job
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import FederationError
-from cupola.flare import provision
-from cupola.flare.jobs import Job
-from cupola.flare.settings import FederationSettings
 from cupola.plan.changing import may_change
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan, for_real_cohorts
@@ -118,7 +118,7 @@ class Trial:
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""
-        from cupola.flare.submit import _Following
+        from cupola.engines.flare.submit import _Following
 
         lead = next(user for user, role in self.settings.users.items() if role == "lead")
         wanted = set(self.keys if names is None else names)

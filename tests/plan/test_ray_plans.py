@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import HERE, go, history, same, stop_after
 
+from cupola.engines import ray_cluster
 from cupola.errors import PlanError
-from cupola.federation import raycluster
 from cupola.plan import Run, load
 from cupola.plan.folder import read_lines
 
@@ -44,7 +44,7 @@ PERSONAL = {
 @pytest.fixture
 def loopback(monkeypatch: Any) -> Loopback:
     made = Loopback()
-    monkeypatch.setattr(raycluster, "library", lambda: made)
+    monkeypatch.setattr(ray_cluster, "library", lambda: made)
     return made
 
 

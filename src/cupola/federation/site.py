@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from cupola.federation.randomness import generator
 Plain = Callable[["SiteContext", Question], Contribution]
 Rehearsed = Callable[[Sequence["SiteContext"], Question], "list[Arrays | str]"]
 Batched = Callable[[Sequence["SiteContext"], Question], "list[Partial] | None"]
+Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 
 class Host(Protocol):

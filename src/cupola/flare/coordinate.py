@@ -16,11 +16,11 @@ from typing import Any
 from cupola.base.chain import read_result, sealed_json
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
+from cupola.engines.flare.engine import Carry, FlareSites, masked
+from cupola.engines.flare.jobs import Job
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
 from cupola.federation.receipts import Receipts
-from cupola.flare.engine import Carry, FlareSites, masked
-from cupola.flare.jobs import Job
 from cupola.gwas import Variants, read_variants
 from cupola.learn import TrainingHost
 from cupola.plan import compose

@@ -19,16 +19,9 @@ from cupola import nn
 from cupola.base.importing import imported
 from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
 from cupola.data.transform import check_images, copy_steps
+from cupola.engines import InProcess, RayCluster, SeparateProcesses
 from cupola.errors import DataError, PlanError
-from cupola.federation import (
-    Federation,
-    InProcess,
-    Ledger,
-    RayCluster,
-    SeparateProcesses,
-    SiteContext,
-    StateStore,
-)
+from cupola.federation import Federation, Ledger, SiteContext, StateStore
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.learn.batches import require_batches

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.federation.inprocess import Mode
+from cupola.federation.site import Mode
 from cupola.learn.choices import Choice
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from cupola.engines import InProcess
 from cupola.errors import DataError, FederationError
-from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
+from cupola.federation import Ask, Contribution, Failure, Question, State, Total
 from cupola.federation.message import Arrays, blank
 from cupola.gwas import Association, StudyHost, listing
 from cupola.gwas.agreement import left_out
@@ -178,7 +179,7 @@ class _StudyRehearsal(Rehearsal):
         if self.parties is not None and "shift" in question.options:
             self._slack(question, len(sites))
         if question.task in ANSWERED:
-            found = dict(self.engine._ask(question, sites))
+            found = dict(self.engine.ask(question, sites))
         else:
             found = dict.fromkeys(sites, Contribution(self._arrays(question)))
         self._told = {s: a for s, a in found.items() if isinstance(a, Contribution)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import Federation, InProcess, Ledger
+from cupola.federation import Federation, Ledger
 from cupola.gwas import Site, StudyHost, Variants, read_variants
 from cupola.gwas.files import as_lines
 from cupola.gwas.site import UNLISTED, most_iterations

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from cupola.engines.flare.provision import KIT, party
+from cupola.engines.flare.settings import Invitation, Kind
 from cupola.errors import CupolaError
-from cupola.flare.provision import KIT, party
-from cupola.flare.settings import Invitation, Kind
 
 LOCK = "party.lock"
 FOLDER, KIND = "CUPOLA_PARTY_FOLDER", "CUPOLA_PARTY_KIND"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def close_doors() -> None:
+def lock_logging() -> None:
     """Refuse to configure logging anew in this process, whoever asks."""
     from nvflare.fuel.utils import log_utils
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cupola.engines.flare import jobs
+from cupola.engines.flare.provision import KIT, party
 from cupola.errors import FederationError
-from cupola.flare import jobs
-from cupola.flare.provision import KIT, party
 
 POLL = 0.5
 LOST = 10.0  # seconds after which a job that the coordinator does not know is given up

@@ -12,22 +12,24 @@ import os
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from cupola.base.cores import cores, one_core_each
 from cupola.errors import CupolaError, DataError
-from cupola.federation.federation import Failure, Federation
+from cupola.federation.federation import Asked, Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import (
     Accounts,
     Host,
+    Mode,
     Partial,
     SiteContext,
     StateStore,
@@ -35,8 +37,6 @@ from cupola.federation.site import (
     admit,
     find_task,
 )
-
-Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 TOGETHER = 2048  # sites whose data are held at once when they are computed together
 
@@ -79,14 +79,14 @@ class InProcess(Federation):
         self._data: OrderedDict[int, Any] = OrderedDict()
         self._cache = cache
         self._lock = threading.Lock()
-        self._party = parties
+        self.parties = parties
 
     def context(self, site: int) -> SiteContext:
         """The site as its tasks see it, in the calling worker's workspace."""
         if not hasattr(self._local, "workspace"):
             self._local.workspace = self.host.workspace()
         data, workspace = self._site_data(site), self._local.workspace
-        party = None if self._party is None else self._party(site)
+        party = None if self.parties is None else self.parties(site)
         return SiteContext(
             site, data, workspace, self.store, self.seed, self.workers, self.mode, party
         )
@@ -103,7 +103,7 @@ class InProcess(Federation):
                 self._data.popitem(last=False)
         return data
 
-    def _admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+    def admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
         if self.accounts is None:
             return {}
         able = []
@@ -112,9 +112,7 @@ class InProcess(Federation):
                 able.append(self.context(site))
         return admit(self.accounts, find_task(question.task), able, question)
 
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
         task = find_task(question.task)
         workspace = self.context(sites[0]).workspace if sites else None
         if len(sites) < 2 or getattr(workspace, "serial", False):
@@ -144,9 +142,9 @@ class InProcess(Federation):
         except CupolaError as error:
             return Failure(str(error), broken=True)
 
-    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
+    def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
         task = find_task(question.task)
-        if task.batched is None or self.mode == "one-by-one" or self._party is not None:
+        if task.batched is None or self.mode == "one-by-one" or self.parties is not None:
             return None  # with keys, each site decides for itself what it answers
         partials: list[Partial] | None = []
         # Blocks: the data of a million sites need not be held at once.
@@ -171,7 +169,7 @@ class InProcess(Federation):
             self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="site")
         return self._pool
 
-    def _confirmed(self, question: Question) -> int:
+    def confirmed_for(self, question: Question) -> int:
         # Sites live and die with the coordinator, which saves their state with its own.
         return question.step - 1
 
@@ -206,26 +204,3 @@ def _keep_freed_memory() -> None:
         library.mallopt(mmap_threshold, 1 << 30)
         library.mallopt(trim_threshold, (1 << 31) - 1)
         library.mallopt(arena_max, 1)
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def one_core_each() -> Iterator[None]:
-    """One core per operation while several workers compute side by side."""
-    if "torch" not in sys.modules:  # nobody computes with it
-        yield
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-EXECUTOR = "cupola.flare.executor.CupolaExecutor"
-CONTROLLER = "cupola.flare.controller.CupolaController"
-VALIDATOR = "cupola.flare.validator.JobValidator"
+EXECUTOR = "cupola.engines.flare.executor.CupolaExecutor"
+CONTROLLER = "cupola.engines.flare.controller.CupolaController"
+VALIDATOR = "cupola.engines.flare.validator.JobValidator"
 
 _NOTHING = {
     "clone_job": "none",

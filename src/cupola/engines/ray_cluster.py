@@ -24,14 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.cores import cores
+from cupola.engines.in_process import InProcess
+from cupola.engines.ray_connection import cause, connect, library, reason, told
+from cupola.engines.ray_worker import Answers, Start, States, Sums, Worker, own, parcel
 from cupola.errors import FederationError
 from cupola.federation.federation import Failure
-from cupola.federation.inprocess import InProcess, Mode, cores
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Question
-from cupola.federation.rayconnection import cause, connect, library, reason, told
-from cupola.federation.rayworker import Answers, Start, States, Sums, Worker, own, parcel
-from cupola.federation.site import Host, Partial, find_task, task_modules, unnamed_tasks
+from cupola.federation.site import Host, Mode, Partial, find_task, task_modules, unnamed_tasks
 
 PULSE = 1.0  # seconds between two looks at a worker that computes
 STARTING = 180.0  # seconds that workers have to start, or `timeout` if that is longer
@@ -137,8 +138,8 @@ class RayCluster(InProcess):
                 "install the same version everywhere"
             )
 
-    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
-        if self._party is not None:
+    def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
+        if self.parties is not None:
             return None  # with keys, each site hides its own answer
         find_task(question.task)
         asked = self._ray.put(question)
@@ -159,7 +160,7 @@ class RayCluster(InProcess):
                 partials += came.received()
         return partials
 
-    def _ask(
+    def ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         find_task(question.task)
@@ -207,7 +208,7 @@ class RayCluster(InProcess):
     @property
     def _is_sticky(self) -> bool:
         """Whether a site must always be asked at the same worker: something of it is only there."""
-        return self._party is not None or getattr(self.host, "remembers", False)
+        return self.parties is not None or getattr(self.host, "remembers", False)
 
     def _shares(self, question: Question, sites: Sequence[int]) -> list[list[int]]:
         """Sites by worker: neighbours together, about as much work for each worker."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cupola.flare.policy import CONTROLLER, EXECUTOR
+from cupola.engines.flare.policy import CONTROLLER, EXECUTOR
 
 HELLO, ASK, RESULTS = "cupola hello", "cupola", "cupola results"  # FLARE's names of our tasks
 MARKS = {HELLO: b"H", ASK: b"Q", RESULTS: b"Z"}  # and how their bytes are told apart on a pipe

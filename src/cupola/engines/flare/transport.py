@@ -14,7 +14,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cupola.flare.jobs import LATE
+from cupola.engines.flare.jobs import LATE
 
 BODY = "message"
 GRACE = 3.0  # seconds within which a party that was away must fetch its task

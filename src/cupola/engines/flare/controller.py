@@ -15,10 +15,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cupola.flare.carrier import Carrier
-from cupola.flare.closed import close_doors
-from cupola.flare.jobs import ASK, HELLO, PROGRESS, RESULTS, RUN, Job
-from cupola.flare.launch import FOLDER
+from cupola.engines.flare.jobs import ASK, HELLO, PROGRESS, RESULTS, RUN, Job
+from cupola.engines.flare.launch import FOLDER
+from cupola.engines.flare.logging_lock import lock_logging
+from cupola.engines.flare.transport import Carrier
 
 START = 300.0  # seconds that parties have to get ready
 
@@ -36,7 +36,7 @@ class CupolaController(Controller):
         minimum: int = 1,
     ) -> None:
         super().__init__(task_check_period=0.05)
-        close_doors()
+        lock_logging()
         self.job = Job(study, plan, sites, compensator, roster, minimum)
         self._told: dict[str, Any] = {"state": "starting"}
         self._carrier: Carrier | None = None

@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.base.importing import imported
-from cupola.federation.federation import Failure, Total, check, is_broken
-from cupola.federation.inprocess import TOGETHER, InProcess, Mode
+from cupola.engines.in_process import TOGETHER, InProcess
+from cupola.federation.federation import Asked, Failure, Total, is_broken, usable
 from cupola.federation.message import Arrays, Contribution, Question
-from cupola.federation.site import Host, Partial, StateStore, is_known, register
+from cupola.federation.site import Host, Mode, Partial, StateStore, is_known, register
 
 if TYPE_CHECKING:
     import torch  # imported where it is used: a federation that trains nothing starts without it
@@ -124,9 +124,9 @@ class Worker:
         sums: dict[Layout, Partial] = {}
         for start in range(0, len(sites), TOGETHER):
             block = sites[start : start + TOGETHER]
-            partials = self._engine._ask_together(question, block)
+            partials = self._engine.ask_together(question, block)
             if partials is None or any(is_broken(partial, question) for partial in partials):
-                partials = add_up(question, self._counted(self._engine._ask(question, block)))
+                partials = add_up(question, self._counted(self._engine.ask(question, block)))
             else:
                 self._done += len(block)
             for partial in partials:
@@ -140,7 +140,7 @@ class Worker:
     def answer(self, question: Question, sites: Sequence[int], states: States) -> Answers:
         """These sites' own answers."""
         question = self._begin(question, states)
-        answers = list(self._counted(self._engine._ask(question, sites)))
+        answers = list(self._counted(self._engine.ask(question, sites)))
         return Answers(answers, self._store.written)
 
     def _begin(self, question: Question, states: States) -> Question:
@@ -153,9 +153,7 @@ class Worker:
         self._store.receive(question.step, {site: own(kept) for site, kept in states.items()})
         return replace(question, arrays=own(question.arrays))
 
-    def _counted(
-        self, answers: Iterable[tuple[int, Contribution | Failure]]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def _counted(self, answers: Asked) -> Asked:
         for site, answer in answers:
             self._done += 1
             yield site, answer
@@ -206,20 +204,13 @@ class _WithoutBook:
         return self.host.workspace()
 
 
-def add_up(
-    question: Question, answers: Iterable[tuple[int, Contribution | Failure]]
-) -> list[Partial]:
+def add_up(question: Question, answers: Asked) -> list[Partial]:
     """Sums of answers, one for each layout; the first also says who gave none."""
     totals: dict[Layout, Total] = {}
     failed: dict[int, str] = {}
     broken: list[int] = []
-    for site, answer in answers:
-        failure = answer if isinstance(answer, Failure) else check(answer, question)
-        if failure is not None:
-            failed[site] = failure.code
-            broken += [site] if failure.broken else []
-        elif isinstance(answer, Contribution):
-            totals.setdefault(layout_of(answer.arrays), Total()).add(site, answer)
+    for site, answer in usable(question, answers, failed, broken):
+        totals.setdefault(layout_of(answer.arrays), Total()).add(site, answer)
     partials = [
         Partial(total.arrays, total.weight, total.sites, {}, _blank(layout))
         for layout, total in totals.items()

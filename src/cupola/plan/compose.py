@@ -185,7 +185,7 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if plan.task != "train":
         return
     require_batches(made, of.sites.sizes(np.arange(min(len(of), SITES_CHECKED))))
-    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "separate":
+    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "processes":
         return
     ask = made.ask(made.start())
     mode = plan.engine.mode
@@ -276,7 +276,7 @@ def federation(
         changes=may_change(plan),
     )
     engine = _engine(plan, of, ledger, folder, parties)
-    own_processes = plan.engine.kind == "separate"
+    own_processes = plan.engine.kind == "processes"
     return hidden_sums(engine, parties, folder, own_processes=own_processes)
 
 
@@ -295,7 +295,7 @@ def _engine(
     parties: Parties | None = None,
 ) -> Federation:
     engine = plan.engine
-    if engine.kind == "separate":
+    if engine.kind == "processes":
         return SeparateProcesses(
             "cupola.plan:host",
             plan.to_dict(),

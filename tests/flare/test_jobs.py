@@ -150,6 +150,16 @@ def test_nobody_has_the_right_to_bring_code_or_run_a_shell(tmp_path):
             assert local["allow_log_streaming"] is False
 
 
+@pytest.mark.parametrize("kind", ["coordinator", "site"])
+def test_a_kit_of_an_earlier_version_finds_the_classes_where_they_are_now(tmp_path, kind):
+    policy.write(tmp_path, kind, tmp_path)
+    path = tmp_path / "resources.json"
+    now = path.read_text()
+    path.write_text(now.replace("cupola.engines.flare.", "cupola.flare."))
+    policy.renew(tmp_path)
+    assert path.read_text() == now
+
+
 def test_what_a_site_declines_is_audited(monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.apis.shareable import Shareable

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from cupola.engines.flare import policy
 from cupola.engines.flare.provision import KIT, party
 from cupola.engines.flare.settings import Invitation, Kind
 from cupola.errors import CupolaError
@@ -38,6 +39,7 @@ def start(folder: Path, kind: Kind) -> None:
     invited = party(folder, kind)
     line = command(folder, invited)
     _alone(folder)
+    policy.renew(folder / KIT / "local")
     where = "listening at" if kind == "coordinator" else "connecting to"
     print(f"{invited.name}: {where} {invited.coordinator}; Ctrl-C stops it", flush=True)
     os.execve(line[0], line, environment(folder, kind))

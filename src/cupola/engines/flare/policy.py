@@ -8,9 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cupola.base.files import write_atomically
+
 EXECUTOR = "cupola.engines.flare.executor.CupolaExecutor"
 CONTROLLER = "cupola.engines.flare.controller.CupolaController"
 VALIDATOR = "cupola.engines.flare.validator.JobValidator"
+_CLASSES = (EXECUTOR, CONTROLLER, VALIDATOR)
 
 _NOTHING = {
     "clone_job": "none",
@@ -53,6 +56,18 @@ def write(local: Path, kind: str, folder: Path) -> None:
         (local / "resources.json").write_text(json.dumps(_coordinator(folder), indent=1))
     elif kind in ("site", "compensator"):
         (local / "resources.json").write_text(json.dumps(_site(), indent=1))
+
+
+def renew(local: Path) -> None:
+    """Let a kit that an earlier version made name Cupola's classes where they are now."""
+    path = local / "resources.json"
+    if not path.exists():
+        return
+    before = now = path.read_text()
+    for name in _CLASSES:
+        now = now.replace(json.dumps(name.replace(".engines.flare.", ".flare.")), json.dumps(name))
+    if now != before:
+        write_atomically(path, now)
 
 
 def _common(classes: list[str]) -> dict[str, Any]:

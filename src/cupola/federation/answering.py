@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupola.base.frames import RECEIPT_SIZE
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
@@ -27,9 +27,11 @@ from cupola.federation.message import (
     encode_contribution,
 )
 from cupola.federation.receipts import Receipt, Receipts, split_receipt
-from cupola.federation.replay import Replay
 from cupola.federation.site import Accounts, SiteContext, Task, admit, find_task
-from cupola.federation.stored import StoredAnswers
+
+if TYPE_CHECKING:
+    from cupola.federation.replay import Replay
+    from cupola.federation.stored import StoredAnswers
 
 ANSWER, DECLINED, BROKEN = b"A", b"F", b"B"  # the first byte of what leaves
 _LONGEST = 200  # letters of a code

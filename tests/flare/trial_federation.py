@@ -118,15 +118,15 @@ class Trial:
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""
-        from cupola.engines.flare.submit import _Following
+        from cupola.engines.flare.submit import Follower
 
         lead = next(user for user, role in self.settings.users.items() if role == "lead")
         wanted = set(self.keys if names is None else names)
-        asks = _Following(Job("", "", []), self.folders[lead], lambda _: None, timeout)
+        asks = Follower(Job("", "", []), self.folders[lead], lambda _: None, timeout)
         deadline, missing = time.monotonic() + timeout, wanted
         try:
             while missing and time.monotonic() < deadline:
-                info = asks._call("get_system_info")
+                info = asks.call("get_system_info")
                 missing = wanted - {client.name for client in info.client_info}
                 time.sleep(0.2)
         finally:

@@ -197,8 +197,12 @@ class Federation(ABC):
         answered: list[int],
         failed: dict[int, str],
         sizes: list[int],
+        *,
+        down: int | None = None,
+        protection: str | None = None,
     ) -> None:
-        """Write a question into the ledger. sizes: bytes of the answers."""
+        """Write a question into the ledger. sizes: bytes of the answers. down, protection: where
+        they are not the question's own, because another one was asked around it."""
         self.ledger.add(
             Entry(
                 step=question.step,
@@ -207,10 +211,10 @@ class Federation(ABC):
                 kind=kind,
                 sites=answered,
                 failed=failed,
-                bytes_down=question_size(question),
+                bytes_down=question_size(question) if down is None else down,
                 bytes_up=common(sizes),
                 reveals=question.reveals,
-                protection=question.protection,
+                protection=question.protection if protection is None else protection,
             )
         )
 

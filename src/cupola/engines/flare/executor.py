@@ -18,8 +18,7 @@ from nvflare.fuel.sec.audit import AuditService
 
 from cupola.base.frames import after_receipt
 from cupola.engines.child_process import ONE_THREAD, ChildProcess
-from cupola.engines.flare.jobs import MARKS
-from cupola.engines.flare.launch import FOLDER, KIND
+from cupola.engines.flare.jobs import FOLDER, KIND, MARKS
 from cupola.engines.flare.logging_lock import lock_logging
 from cupola.engines.flare.transport import BODY
 

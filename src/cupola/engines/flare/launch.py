@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from cupola.engines.flare import policy
+from cupola.engines.flare.jobs import FOLDER, KIND
 from cupola.engines.flare.provision import KIT, party
 from cupola.engines.flare.settings import Invitation, Kind
 from cupola.errors import CupolaError
 
 LOCK = "party.lock"
-FOLDER, KIND = "CUPOLA_PARTY_FOLDER", "CUPOLA_PARTY_KIND"
 _PROCESS = "nvflare.private.fed.app"
 
 

@@ -20,7 +20,7 @@ BODY = "message"
 GRACE = 3.0  # seconds within which a party that was away must fetch its task
 
 
-class Carrier:
+class Transport:
     """Sends bytes from a running controller. away: parties that gave no answer last time; they are
     waited for again as soon as they ask for work."""
 

@@ -128,8 +128,9 @@ class ChildProcess:
         with contextlib.suppress(OSError, ValueError):
             while frame := read_frame(process.stdout, lambda: self._largest):
                 answers.put(frame)
-        answers.put(b"")
         process.kill()  # nothing it may still say can be understood: it starts anew
+        process.wait()  # before anybody hears of it, so that the next message does not go to it
+        answers.put(b"")
 
 
 def _write(pipe: IO[bytes], questions: Queue[bytes]) -> None:

@@ -105,33 +105,35 @@ def simulated_site(
 ) -> Answering:
     """A site of a simulation, in a process of its own."""
     own = None if folder is None else Path(folder)
-    answers = None if own is None else StoredAnswers(own / f"site-{site}" / "answers")
-    journal = None
-    if own is not None and answers is not None:
-        journal = Journal(own / f"site-{site}" / "ledger.jsonl", lambda: answers.newest >= 0)
 
-    def make() -> OpenSite:
-        alone = None if own is None else SingleWriterLock(own / f"site-{site}")
+    def opened(store: StateStore, *closes: Any) -> OpenSite:
         host = imported(factory)(**config)
-        store = DiskStore(own / f"site-{site}") if own else StateStore()
-        if journal is not None and isinstance(store, DiskStore) and answers is not None:
-            answers.look_again()
-            journal.hold(
-                {
-                    "answers": (answers, lambda: answers.newest),
-                    "state": (store, lambda: store.newest),
-                }
-            )
         context = SiteContext(site, host.data(site), host.workspace(), store, seed)
         if party:
             name, agreed = party
             context.party = imported(name)(site, own, **agreed)
         books = host.accounts(own, f"privacy-{site}") if hasattr(host, "accounts") else None
-        return OpenSite(context, books, (alone,))
+        return OpenSite(context, books, closes)
 
-    def record(question: Question | None, answer: bytes, stored: bool) -> Receipt | None:
+    if own is None:
+        return Answering(lambda: opened(StateStore()))
+    place = own / f"site-{site}"
+    answers = StoredAnswers(place / "answers")
+    journal = Journal(place / "ledger.jsonl", lambda: answers.newest >= 0)
+
+    def make() -> OpenSite:
+        lock, store = SingleWriterLock(place), DiskStore(place)
+        answers.look_again()
+        journal.hold(
+            {
+                "answers": (answers, lambda: answers.newest),
+                "state": (store, lambda: store.newest),
+            }
+        )
+        return opened(store, lock)
+
+    def record(question: Question | None, answer: bytes, stored: bool) -> Receipt:
         step = None if question is None else question.step
-        line = {"step": step, "bytes": len(answer), "again": stored}
-        return None if journal is None else journal.write(line)
+        return journal.write({"step": step, "bytes": len(answer), "again": stored})
 
     return Answering(make, answers=answers, record=record)

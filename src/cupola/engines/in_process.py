@@ -23,7 +23,7 @@ import numpy as np
 
 from cupola.base.cores import cores, one_core_each
 from cupola.errors import CupolaError, DataError
-from cupola.federation.federation import Asked, Failure, Federation
+from cupola.federation.federation import Answers, Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import (
@@ -112,7 +112,7 @@ class InProcess(Federation):
                 able.append(self.context(site))
         return admit(self.accounts, find_task(question.task), able, question)
 
-    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         task = find_task(question.task)
         workspace = self.context(sites[0]).workspace if sites else None
         if len(sites) < 2 or getattr(workspace, "serial", False):

@@ -15,7 +15,7 @@ from typing import Any
 from cupola.base.importing import imported
 from cupola.engines.child_process import ONE_THREAD, ChildProcess
 from cupola.federation.answering import Answering, OpenSite, read_answer
-from cupola.federation.federation import Asked, Federation
+from cupola.federation.federation import Answers, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Question, encode_question, largest_answer
 from cupola.federation.receipts import Journal, Receipt, Receipts
@@ -46,7 +46,7 @@ class Processes(Federation):
         environment = {**os.environ, **ONE_THREAD}
         self._children = [ChildProcess(*how, environment) for how in opens]
 
-    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         data, largest = encode_question(question), largest_answer(question)
         deadline = time.monotonic() + self.timeout
         asked = {site: self._children[site].send(data, largest) for site in sites}

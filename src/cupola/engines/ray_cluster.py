@@ -29,7 +29,7 @@ from cupola.engines.in_process import InProcess
 from cupola.engines.ray_connection import cause, connect, library, reason, told
 from cupola.engines.ray_worker import Came, Start, States, Worker, own, parcel, received
 from cupola.errors import FederationError
-from cupola.federation.federation import Asked, Failure
+from cupola.federation.federation import Answers, Failure
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Question
 from cupola.federation.site import Host, Mode, Partial, find_task, task_modules, unnamed_tasks
@@ -151,7 +151,7 @@ class RayCluster(InProcess):
                 partials += received(came)
         return partials
 
-    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         asked = self._put(question)
         windows: deque[tuple[Sequence[int], list[_Job]]] = deque()
         width = len(self._slots) * _bite(question, -(-len(sites) // len(self._slots)))
@@ -176,7 +176,7 @@ class RayCluster(InProcess):
             if dealt
         ]
 
-    def _collect(self, sites: Sequence[int], jobs: Sequence[_Job]) -> Asked:
+    def _collect(self, sites: Sequence[int], jobs: Sequence[_Job]) -> Answers:
         found: dict[int, Contribution | Failure] = {}
         for job in jobs:
             came = self._finish(job)

@@ -22,7 +22,7 @@ import numpy as np
 
 from cupola.base.importing import imported
 from cupola.engines.in_process import TOGETHER, InProcess
-from cupola.federation.federation import Asked, Total, is_broken, usable
+from cupola.federation.federation import Answers, Total, is_broken, usable
 from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Mode, Partial, StateStore, is_known, register
 
@@ -135,7 +135,7 @@ class Worker:
         self._store.receive(question.step, {site: own(kept) for site, kept in states.items()})
         return replace(question, arrays=own(question.arrays))
 
-    def _counted(self, answers: Asked) -> Asked:
+    def _counted(self, answers: Answers) -> Answers:
         for site, answer in answers:
             self._done += 1
             yield site, answer
@@ -168,7 +168,7 @@ def _party(make: str, agreed: Mapping[str, Any], site: int) -> Any:
     return imported(make)(site, None, **agreed)
 
 
-def add_up(question: Question, answers: Asked) -> list[Partial]:
+def add_up(question: Question, answers: Answers) -> list[Partial]:
     """Sums of answers, one for each layout; the first also says who gave none."""
     totals: dict[Layout, Total] = {}
     failed: dict[int, str] = {}

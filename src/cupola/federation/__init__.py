@@ -1,7 +1,7 @@
 """Sites, tasks, the two questions `sum` and `gather`, the ledger. `cupola.engines` carry them."""
 
 from cupola.federation.answering import Answering, OpenSite, read_answer
-from cupola.federation.federation import Failure, Federation, Total
+from cupola.federation.federation import Answers, Failure, Federation, Total
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
@@ -21,6 +21,7 @@ __all__ = [
     "ALONE",
     "Accounts",
     "Answering",
+    "Answers",
     "Arrays",
     "Ask",
     "Charge",

@@ -91,7 +91,8 @@ class Total:
         self.failed.update(partial.failed)
 
 
-Asked = Iterator[tuple[int, Contribution | Failure]]  # each site's answer
+#: Each site's answer, or why there is none.
+Answers = Iterator[tuple[int, Contribution | Failure]]
 
 
 class Federation(ABC):
@@ -121,7 +122,7 @@ class Federation(ABC):
     # What engines implement
 
     @abstractmethod
-    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         """Each site's answer, in the order of `sites`."""
 
     def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:  # noqa: ARG002
@@ -277,7 +278,7 @@ class Federation(ABC):
 
 
 def usable(
-    question: Question, answers: Asked, failed: dict[int, str], broken: list[int]
+    question: Question, answers: Answers, failed: dict[int, str], broken: list[int]
 ) -> Iterator[tuple[int, Contribution]]:
     """The answers that can be used. The other sites are noted: in `failed` with the reason, in
     `broken` if they sent what is no use."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cupola.engines.flare.jobs import LATE
 from cupola.errors import PlanError
 from cupola.federation import Federation, Ledger, Question, read_answer
-from cupola.federation.federation import Asked
+from cupola.federation.federation import Answers
 from cupola.federation.message import encode_question, largest_answer
 from cupola.federation.receipts import Receipts
 
@@ -41,7 +41,7 @@ class FlareSites(Federation):
         self.needed, self.patience = needed, patience
         self.receipts = receipts
 
-    def ask(self, question: Question, sites: Sequence[int]) -> Asked:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         message, largest = encode_question(question), largest_answer(question)
         asked = [self.names[site] for site in sites]
         answers = dict(self.carry(message, asked, self.timeout))

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -115,16 +115,14 @@ class InProcess(Federation):
     def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         task = find_task(question.task)
         workspace = self.context(sites[0]).workspace if sites else None
-        if len(sites) < 2 or getattr(workspace, "serial", False):
-            for site in sites:
-                yield site, self._answer(task, question, site)
-            return
-        with one_core_each():
-            if self.workers == 1 or getattr(workspace, "light", False):
+        alone = len(sites) < 2 or getattr(workspace, "serial", False)
+        with nullcontext() if alone else one_core_each():
+            if alone or self.workers == 1 or getattr(workspace, "light", False):
                 for site in sites:
                     yield site, self._answer(task, question, site)
                 return
-            pool = self._threads()
+            pool = self._pool or ThreadPoolExecutor(self.workers, thread_name_prefix="site")
+            self._pool = pool
             waiting: deque[tuple[int, Future[Contribution | Failure]]] = deque()
             for site in sites:
                 waiting.append((site, pool.submit(self._answer, task, question, site)))
@@ -146,7 +144,7 @@ class InProcess(Federation):
         task = find_task(question.task)
         if task.batched is None or self.mode == "one-by-one" or self.parties is not None:
             return None  # with keys, each site decides for itself what it answers
-        partials: list[Partial] | None = []
+        partials: list[Partial] = []
         # Blocks: the data of a million sites need not be held at once.
         for start in range(0, len(sites), TOGETHER):
             try:
@@ -154,20 +152,16 @@ class InProcess(Federation):
             except DataError:
                 return None  # one by one, the site with bad data is left out and named
             more = task.batched(block, question)
-            partials = None if partials is None or more is None else partials + more
-            if partials is None:
-                break
-        if partials is None and self.mode != "auto":
-            raise CupolaError(
-                f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this form "
-                "here (random or batch-dependent layers, or an unsupported choice); use 'auto'"
-            )
+            if more is None and self.mode == "auto":
+                return None
+            if more is None:
+                raise CupolaError(
+                    f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this "
+                    "form here (random or batch-dependent layers, or an unsupported choice); use "
+                    "'auto'"
+                )
+            partials += more
         return partials
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="site")
-        return self._pool
 
     def confirmed_for(self, question: Question) -> int:
         # Sites live and die with the coordinator, which saves their state with its own.

@@ -26,7 +26,7 @@ from cupola.federation.message import (
     question_size,
     refusal,
 )
-from cupola.federation.site import Partial
+from cupola.federation.site import Partial, add_arrays
 
 if TYPE_CHECKING:
     from cupola.federation.replay import Replay
@@ -80,11 +80,8 @@ class Total:
         self.sites.append(site)
 
     def add_partial(self, partial: Partial) -> None:
-        for name, array in partial.arrays.items():
-            if name in self.arrays:
-                self.arrays[name] += array
-            else:
-                self.arrays[name] = array
+        add_arrays(self.arrays, partial.arrays)
+        for name in partial.arrays:
             self.weights[name] = self.weights.get(name, 0.0) + partial.weight
         self.weight += partial.weight
         self.sites.extend(partial.answered)

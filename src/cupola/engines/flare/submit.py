@@ -40,14 +40,11 @@ def submit(
     coordinator reports. patience: seconds to wait for a coordinator that cannot be reached.
     attempts: how often a killed job is handed in again.
     """
-    follow = Follower(job, user, tell or (lambda _: None), patience)
-    try:
+    with contextlib.closing(Follower(job, user, tell or (lambda _: None), patience)) as follow:
         for attempt in range(attempts):
             ended = follow.once(first=attempt == 0)
             if ended is not None:
                 return ended
-    finally:
-        follow.close()
     raise FederationError(
         f"the job of study '{job.study}' ended {attempts} times before its plan did; look at the "
         "coordinator's log, and go on with the same command"
@@ -57,14 +54,11 @@ def submit(
 def stop(job: jobs.Job, user: Path, patience: float = 60.0) -> None:
     """End the study's job, if it runs; the coordinator keeps what was reached, and handing the
     study in again goes on from there."""
-    follow = Follower(job, user, lambda _: None, patience)
-    try:
+    with contextlib.closing(Follower(job, user, lambda _: None, patience)) as follow:
         for found in follow.call("list_jobs") or []:
             if found.get("job_name") == job.study and found.get("status") in _UNDER_WAY:
                 follow.call("abort_job", str(found["job_id"]))
                 follow.wait_until_gone(str(found["job_id"]))
-    finally:
-        follow.close()
 
 
 class Follower:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cupola.engines.flare.jobs import LATE
+from cupola.engines.child_process import LATE
 from cupola.errors import PlanError
 from cupola.federation import Federation, Ledger, Question, read_answer
 from cupola.federation.federation import Answers

@@ -1,6 +1,6 @@
-"""What a party lets FLARE do: Cupola's own classes, jobs of configuration alone, no shell, no log
-streams, nothing that a job could choose. Written into the kit's 'local' folder, which stays with
-the party; see FLARE's site policy."""
+"""Site policy: what a party lets FLARE do. Only Cupola's own classes run, a job is configuration and
+nothing else, and there is no shell and no log stream. It is written into the kit's 'local' folder,
+which stays with the party."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING = {
     "byoc": "none",
     "shell_commands": "none",
     "server-predeployed-flwr": "none",
-    "configure_job_log": "none",  # it can name code (see `closed`)
+    "configure_job_log": "none",  # it can name code (see `logging_lock`)
     "configure_site_log": "none",
 }
 #: Nobody may bring code or run shell commands, whatever the role. A lead hands jobs in; a member

@@ -1,6 +1,8 @@
-"""Handing a plan in and following it. What FLARE does not do is done here: a job that was killed
-is handed in again and goes on from the coordinator's checkpoint, and so is one that a site which
-was started anew cannot rejoin."""
+"""Submit a plan as a FLARE job and follow it.
+
+FLARE neither resumes a job that was killed nor lets a restarted site rejoin. Here such a job is
+submitted again, and goes on from the coordinator's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,8 @@ def stop(job: jobs.Job, user: Path, patience: float = 60.0) -> None:
 
 
 class Follower:
+    """A study's job as its submitter sees it. patience: seconds that a coordinator may be away."""
+
     def __init__(self, job: jobs.Job, user: Path, tell: Tell, patience: float) -> None:
         self.job, self.user, self.tell, self.patience = job, user, tell, patience
         self.name = party(user, "user").name

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -227,7 +227,7 @@ class RayCluster(InProcess):
 
     def _result(self, job: _Job) -> Came | str:
         ray, slot = self._ray, self._slots[job.place]
-        watch = _Watch(time.monotonic())
+        done, moved = -1, time.monotonic()  # when the worker was last seen to finish a site
         while True:
             ready, _ = ray.wait([job.reference], timeout=min(PULSE, self.timeout))
             if ready:
@@ -242,8 +242,12 @@ class RayCluster(InProcess):
                 if job.tries >= TRIES:
                     return why
                 self._send(job)
-                watch = _Watch(time.monotonic())
-            elif watch.idle(self._progress(slot)) > self.timeout:
+                done, moved = -1, time.monotonic()
+                continue
+            now = self._progress(slot)
+            if now not in (None, done):
+                done, moved = now, time.monotonic()
+            elif time.monotonic() - moved > self.timeout:
                 self._stop(slot)
                 return "late"
 
@@ -295,21 +299,6 @@ class _Job:
     reference: Any = None
     generation: int = 0
     tries: int = 0
-
-
-@dataclass
-class _Watch:
-    """When a worker was last seen to finish a site."""
-
-    moved: float
-    done: int | None = field(default=None)
-
-    def idle(self, done: int | None) -> float:
-        """Seconds since then."""
-        now = time.monotonic()
-        if done is not None and done != self.done:
-            self.done, self.moved = done, now
-        return now - self.moved
 
 
 def shares(sites: Sequence[int], work: np.ndarray, count: int) -> list[list[int]]:

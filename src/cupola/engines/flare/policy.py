@@ -1,6 +1,6 @@
-"""Site policy: what a party lets FLARE do. Only Cupola's own classes run, a job is configuration and
-nothing else, and there is no shell and no log stream. It is written into the kit's 'local' folder,
-which stays with the party."""
+"""Site policy: what a party lets FLARE do. Only Cupola's own classes run, jobs are configuration
+and nothing else, and there is no shell and no log stream. It is written into the kit's 'local'
+folder, which stays with the party."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.datasets import load_diabetes
 
-from cupola.federation import Ask, Contribution, InProcess, Question, Spec, State, drive, task
+from cupola.engines import InProcess
+from cupola.federation import Ask, Contribution, Question, Spec, State, drive, task
 from cupola.secure import hidden_sums, simulated_parties
 
 SITES = 5

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from loopback_ray import Loopback
 from scipy import stats
 
+from cupola.engines import InProcess, RayCluster, ray_cluster
 from cupola.errors import DataError, FederationError, PlanError
-from cupola.federation import InProcess, RayCluster, raycluster
 from cupola.gwas import fit, kernels, pvalues, results
 from cupola.gwas.files import Variants
 
@@ -344,7 +344,7 @@ def test_a_list_of_variants_survives_its_bytes(tmp_path):
 
 def test_over_workers_of_ray(tmp_path, monkeypatch):
     """Each cohort stays where it was first asked, since it remembers what it was asked."""
-    monkeypatch.setattr(raycluster, "library", Loopback)
+    monkeypatch.setattr(ray_cluster, "library", Loopback)
     data = people(3)
     bases = cut(tmp_path, data, np.array_split(np.arange(len(data)), 3))
     for chosen in (study("logistic", chunk=8), study("chi-square")):

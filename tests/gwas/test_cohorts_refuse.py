@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from cohorts import cut, people, sites, study
 
+from cupola.engines.in_process import InProcess
 from cupola.federation import Declined, State, drive
-from cupola.federation.inprocess import InProcess
 from cupola.federation.site import find_task
 from cupola.gwas import Association, StudyHost, variant_list_codec
 from cupola.gwas.questions import Asker

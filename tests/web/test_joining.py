@@ -15,9 +15,9 @@ import uvicorn
 from web_world import World
 
 from cupola.cli.joining import _agree
+from cupola.engines.flare import provision
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.flare import provision
-from cupola.flare.settings import FederationSettings
 from cupola.joining import Choice, begin
 from cupola.joining.data import described, named_data, write_settings
 from cupola.joining.join import _but_for_sites

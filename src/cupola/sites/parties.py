@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cupola.errors import DataError
-from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
+from cupola.federation import Answering, Declined, OpenSite, Question, SiteContext, StateStore
 from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
-from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.federation.stored import DiskStore, SingleWriterLock, StoredAnswers
 from cupola.gwas.plan import StudyPlan
 from cupola.learn.plan import Plan
 from cupola.secure.compensator import Compensator
@@ -48,9 +48,9 @@ def open_site(folder: str | Path, study: str) -> Answering:
     answers = StoredAnswers(place / "answers")
     ledger = OwnLedger(place, lambda: answers.newest >= 0)
 
-    def make() -> Opened:
+    def make() -> OpenSite:
         joined = gate.joined()
-        alone = Alone(place)
+        alone = SingleWriterLock(place)
         answers.look_again()
         try:
             return _opened(joined, alone, answers, ledger.journal)
@@ -62,8 +62,8 @@ def open_site(folder: str | Path, study: str) -> Answering:
 
 
 def _opened(
-    joined: Joined[SiteSettings], alone: Alone, answers: StoredAnswers, journal: Journal
-) -> Opened:
+    joined: Joined[SiteSettings], alone: SingleWriterLock, answers: StoredAnswers, journal: Journal
+) -> OpenSite:
     identity, roster, proposal = joined.identity, joined.roster, joined.proposal
     number = own_place(identity, roster)
     host = own_host(joined, number)
@@ -105,7 +105,7 @@ def _opened(
         memory.close()
         getattr(host, "close", lambda: None)()
         raise
-    return Opened(context, books, (memory, host, alone), replay)
+    return OpenSite(context, books, (memory, host, alone), replay)
 
 
 def _chained(chain: Any) -> tuple[Any, Callable[[], Any]]:
@@ -182,9 +182,9 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
     path = place / "compensator.jsonl"
     ledger = OwnLedger(place, lambda: _settled(path))
 
-    def make() -> Opened:
+    def make() -> OpenSite:
         joined = look(base, study, CompensatorSettings)
-        alone, third = Alone(place), None
+        alone, third = SingleWriterLock(place), None
         try:
             third = Compensator(joined.identity, joined.roster, path, joined.gone)
             ledger.journal.hold({"settled": _chained(third.memory)})
@@ -193,7 +193,7 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
                 third.close()
             alone.close()
             raise
-        return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
+        return OpenSite(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
     return Answering(make, gate=gate, own_log=own_log(place), record=ledger.record)
 

@@ -13,13 +13,14 @@ def write_frame(pipe: IO[bytes], data: bytes) -> None:
     pipe.flush()
 
 
-def read_frame(pipe: IO[bytes], largest: Callable[[], int] | None = None) -> bytes:
+def read_frame(pipe: IO[bytes], largest: Callable[[], int | None] = lambda: None) -> bytes:
     """One frame, or empty bytes at the end of the stream, or if it claims to be too large."""
     size = pipe.read(8)
     if len(size) < 8:
         return b""
     length = int.from_bytes(size, "little")
-    if largest is not None and length > 8 + largest():
+    most = largest()
+    if most is not None and length > 8 + most:
         return b""
     data = pipe.read(length)
     return data if len(data) == length else b""

@@ -14,9 +14,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -24,14 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.cores import cores
+from cupola.engines.in_process import InProcess
+from cupola.engines.ray_connection import cause, connect, library, reason, told
+from cupola.engines.ray_worker import Came, Start, States, Worker, own, parcel, received
 from cupola.errors import FederationError
-from cupola.federation.federation import Failure
-from cupola.federation.inprocess import InProcess, Mode, cores
+from cupola.federation.federation import Answers, Failure
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Question
-from cupola.federation.rayconnection import cause, connect, library, reason, told
-from cupola.federation.rayworker import Answers, Start, States, Sums, Worker, own, parcel
-from cupola.federation.site import Host, Partial, find_task, task_modules, unnamed_tasks
+from cupola.federation.site import Host, Mode, Partial, find_task, task_modules, unnamed_tasks
 
 PULSE = 1.0  # seconds between two looks at a worker that computes
 STARTING = 180.0  # seconds that workers have to start, or `timeout` if that is longer
@@ -137,67 +138,52 @@ class RayCluster(InProcess):
                 "install the same version everywhere"
             )
 
-    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
-        if self._party is not None:
+    def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
+        if self.parties is not None:
             return None  # with keys, each site hides its own answer
-        find_task(question.task)
-        asked = self._ray.put(question)
-        jobs = [
-            self._send(_Job(i, "add", asked, own_sites, self._states(question, own_sites)))
-            for i, own_sites in enumerate(self._shares(question, sites))
-            if own_sites
-        ]
         partials: list[Partial] = []
-        for job in jobs:
+        for job in self._deal("add", question, self._put(question), sites):
             came = self._finish(job)
             if isinstance(came, str):
                 failed = dict.fromkeys(job.sites, came)
                 partials.append(Partial({}, 0.0, [], failed, {}, list(job.sites)))
             else:
-                assert isinstance(came, Sums)
-                self._keep(question, came.kept)
-                partials += came.received()
+                partials += received(came)
         return partials
 
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
-        find_task(question.task)
-        asked = self._ray.put(question)
-        windows: deque[tuple[list[int], list[_Job]]] = deque()
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
+        asked = self._put(question)
+        windows: deque[tuple[Sequence[int], list[_Job]]] = deque()
         width = len(self._slots) * _bite(question, -(-len(sites) // len(self._slots)))
         for start in range(0, len(sites), width):
-            window = list(sites[start : start + width])
-            windows.append((window, self._deal(question, asked, window)))
+            window = sites[start : start + width]
+            windows.append((window, self._deal("answer", question, asked, window)))
             if len(windows) > 2:  # bounded: answers can be as large as models
-                yield from self._collect(question, *windows.popleft())
+                yield from self._collect(*windows.popleft())
         while windows:
-            yield from self._collect(question, *windows.popleft())
+            yield from self._collect(*windows.popleft())
 
-    def _deal(self, question: Question, asked: Any, sites: Sequence[int]) -> list[_Job]:
-        jobs = []
-        for i in range(len(self._slots)):
-            if self._is_sticky:
-                dealt = [site for site in sites if site % len(self._slots) == i]
-            else:
-                dealt = list(sites[i :: len(self._slots)])
-            if dealt:
-                states = self._states(question, dealt)
-                jobs.append(self._send(_Job(i, "answer", asked, dealt, states)))
-        return jobs
+    def _put(self, question: Question) -> Any:
+        """A question where workers find it; its task must be known."""
+        find_task(question.task)
+        return self._ray.put(question)
 
-    def _collect(
-        self, question: Question, sites: Sequence[int], jobs: Sequence[_Job]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def _deal(self, how: str, question: Question, asked: Any, sites: Sequence[int]) -> list[_Job]:
+        """Ask each worker for its share of these sites."""
+        return [
+            self._send(_Job(place, how, question, asked, dealt, self._states(question, dealt)))
+            for place, dealt in enumerate(self._shares(question, sites))
+            if dealt
+        ]
+
+    def _collect(self, sites: Sequence[int], jobs: Sequence[_Job]) -> Answers:
         found: dict[int, Contribution | Failure] = {}
         for job in jobs:
             came = self._finish(job)
             if isinstance(came, str):
                 found |= dict.fromkeys(job.sites, Failure(came, broken=True))
             else:
-                assert isinstance(came, Answers)
-                self._keep(question, came.kept)
-                found |= dict(came.answers)
+                found |= dict(came)
         for site in sites:
             answer = found.pop(site)
             if isinstance(answer, Contribution):
@@ -207,7 +193,7 @@ class RayCluster(InProcess):
     @property
     def _is_sticky(self) -> bool:
         """Whether a site must always be asked at the same worker: something of it is only there."""
-        return self._party is not None or getattr(self.host, "remembers", False)
+        return self.parties is not None or getattr(self.host, "remembers", False)
 
     def _shares(self, question: Question, sites: Sequence[int]) -> list[list[int]]:
         """Sites by worker: neighbours together, about as much work for each worker."""
@@ -222,10 +208,6 @@ class RayCluster(InProcess):
         known = ((site, self.store.read(site, question.step)) for site in sites)
         return {site: arrays for site, arrays in known if arrays}
 
-    def _keep(self, question: Question, kept: States) -> None:
-        for site, arrays in kept.items():
-            self.store.write(site, question.step, own(arrays), question.confirmed)
-
     def _send(self, job: _Job) -> _Job:
         slot = self._slots[job.place]
         if slot.actor is None:
@@ -234,10 +216,18 @@ class RayCluster(InProcess):
         job.reference = getattr(slot.actor, job.how).remote(job.asked, job.sites, job.states)
         return job
 
-    def _finish(self, job: _Job) -> Sums | Answers | str:
-        """What came of a job; if it came to nothing, why."""
+    def _finish(self, job: _Job) -> list[Any] | str:
+        """What came of a job; if it came to nothing, why. What sites keep, they keep here."""
+        came = self._result(job)
+        if isinstance(came, str):
+            return came
+        for site, arrays in came.kept.items():
+            self.store.write(site, job.question.step, own(arrays), job.question.confirmed)
+        return came.found
+
+    def _result(self, job: _Job) -> Came | str:
         ray, slot = self._ray, self._slots[job.place]
-        watch = _Watch(time.monotonic())
+        done, moved = -1, time.monotonic()  # when the worker was last seen to finish a site
         while True:
             ready, _ = ray.wait([job.reference], timeout=min(PULSE, self.timeout))
             if ready:
@@ -252,8 +242,12 @@ class RayCluster(InProcess):
                 if job.tries >= TRIES:
                     return why
                 self._send(job)
-                watch = _Watch(time.monotonic())
-            elif watch.idle(self._progress(slot)) > self.timeout:
+                done, moved = -1, time.monotonic()
+                continue
+            now = self._progress(slot)
+            if now not in (None, done):
+                done, moved = now, time.monotonic()
+            elif time.monotonic() - moved > self.timeout:
                 self._stop(slot)
                 return "late"
 
@@ -293,31 +287,18 @@ class _Slot:
 
 @dataclass
 class _Job:
-    """A question to the sites of one worker. how: 'add' or 'answer'."""
+    """A question to the sites of one worker. how: 'add' or 'answer'. asked: the question, where
+    workers find it."""
 
     place: int
     how: str
+    question: Question
     asked: Any
     sites: list[int]
     states: States
     reference: Any = None
     generation: int = 0
     tries: int = 0
-
-
-@dataclass
-class _Watch:
-    """When a worker was last seen to finish a site."""
-
-    moved: float
-    done: int | None = field(default=None)
-
-    def idle(self, done: int | None) -> float:
-        """Seconds since then."""
-        now = time.monotonic()
-        if done is not None and done != self.done:
-            self.done, self.moved = done, now
-        return now - self.moved
 
 
 def shares(sites: Sequence[int], work: np.ndarray, count: int) -> list[list[int]]:

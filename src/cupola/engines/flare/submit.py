@@ -1,6 +1,8 @@
-"""Handing a plan in and following it. What FLARE does not do is done here: a job that was killed
-is handed in again and goes on from the coordinator's checkpoint, and so is one that a site which
-was started anew cannot rejoin."""
+"""Submit a plan as a FLARE job and follow it.
+
+FLARE neither resumes a job that was killed nor lets a restarted site rejoin. Here such a job is
+submitted again, and goes on from the coordinator's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cupola.engines.flare import jobs
+from cupola.engines.flare.provision import KIT, party
 from cupola.errors import FederationError
-from cupola.flare import jobs
-from cupola.flare.provision import KIT, party
 
 POLL = 0.5
 LOST = 10.0  # seconds after which a job that the coordinator does not know is given up
@@ -40,14 +42,11 @@ def submit(
     coordinator reports. patience: seconds to wait for a coordinator that cannot be reached.
     attempts: how often a killed job is handed in again.
     """
-    follow = _Following(job, user, tell or (lambda _: None), patience)
-    try:
+    with contextlib.closing(Follower(job, user, tell or (lambda _: None), patience)) as follow:
         for attempt in range(attempts):
             ended = follow.once(first=attempt == 0)
             if ended is not None:
                 return ended
-    finally:
-        follow.close()
     raise FederationError(
         f"the job of study '{job.study}' ended {attempts} times before its plan did; look at the "
         "coordinator's log, and go on with the same command"
@@ -57,17 +56,16 @@ def submit(
 def stop(job: jobs.Job, user: Path, patience: float = 60.0) -> None:
     """End the study's job, if it runs; the coordinator keeps what was reached, and handing the
     study in again goes on from there."""
-    follow = _Following(job, user, lambda _: None, patience)
-    try:
-        for found in follow._call("list_jobs") or []:
+    with contextlib.closing(Follower(job, user, lambda _: None, patience)) as follow:
+        for found in follow.call("list_jobs") or []:
             if found.get("job_name") == job.study and found.get("status") in _UNDER_WAY:
-                follow._call("abort_job", str(found["job_id"]))
-                follow._until_gone(str(found["job_id"]))
-    finally:
-        follow.close()
+                follow.call("abort_job", str(found["job_id"]))
+                follow.wait_until_gone(str(found["job_id"]))
 
 
-class _Following:
+class Follower:
+    """A study's job as its submitter sees it. patience: seconds that a coordinator may be away."""
+
     def __init__(self, job: jobs.Job, user: Path, tell: Tell, patience: float) -> None:
         self.job, self.user, self.tell, self.patience = job, user, tell, patience
         self.name = party(user, "user").name
@@ -82,7 +80,7 @@ class _Following:
 
     def _running(self) -> str | None:
         """The study's job that is under way, if somebody handed it in before."""
-        for found in self._call("list_jobs") or []:
+        for found in self.call("list_jobs") or []:
             if found.get("job_name") == self.job.study and found.get("status") == "RUNNING":
                 job_id = str(found["job_id"])
                 if self._progress(job_id) is not None:
@@ -93,12 +91,12 @@ class _Following:
         job = self.job if first else replace(self.job, minimum=self._connected())
         with tempfile.TemporaryDirectory() as scratch:
             written = jobs.write(job, Path(scratch) / "job")
-            return str(self._call("submit_job", str(written)))
+            return str(self.call("submit_job", str(written)))
 
     def _connected(self) -> int:
         """How many sites there are now, after some time to come back."""
         for _ in range(20):
-            info = self._call("get_system_info")
+            info = self.call("get_system_info")
             there = {client.name for client in info.client_info}
             found = len(there & set(self.job.sites))
             if found == len(self.job.sites):
@@ -110,7 +108,7 @@ class _Following:
         """Until the job has ended; False if it is gone, or was stopped for a site to rejoin."""
         looked, lost = time.monotonic(), 0.0
         while True:
-            status = str(self._call("get_job_meta", job_id)["status"])
+            status = str(self.call("get_job_meta", job_id)["status"])
             if status.startswith("FINISHED") or status in ("ABORTED", "ABANDONED", "FAILED"):
                 if status.startswith("FINISHED:") and status.endswith(("COMPLETED", "ABORTED")):
                     return True
@@ -129,34 +127,34 @@ class _Following:
                 if told.get("away") and time.monotonic() - looked > REJOIN_EVERY:
                     looked = time.monotonic()
                     if self._has_returned(job_id, told["away"]):
-                        self._call("abort_job", job_id)
-                        self._until_gone(job_id)
+                        self.call("abort_job", job_id)
+                        self.wait_until_gone(job_id)
                         return False
             time.sleep(POLL)
 
     def _refused(self, job_id: str, status: str) -> None:
         """Raise what was said if the job was never run at all."""
         if status.endswith(("FAILED_TO_RUN", "CANT_SCHEDULE")):
-            meta = self._call("get_job_meta", job_id)
+            meta = self.call("get_job_meta", job_id)
             said = [s for s in meta.get("job_deploy_detail", []) if not str(s).endswith(": OK")]
             said = said or meta.get("schedule_history", [])[-1:]
             raise FederationError("the job was refused: " + ("; ".join(map(str, said)) or status))
 
     def _has_returned(self, job_id: str, away: list[str]) -> bool:
         """Whether a site that gives no answer is there, but has no part in the job."""
-        there = {client.name for client in self._call("get_system_info").client_info}
+        there = {client.name for client in self.call("get_system_info").client_info}
         returned = [name for name in away if name in there]
         if not returned:
             return False
-        statuses = self._call("get_client_job_status", returned) or []
+        statuses = self.call("get_client_job_status", returned) or []
         working = {s.get("client_name") for s in statuses if s.get("job_id") == job_id}
         idle = {s.get("client_name") for s in statuses if s.get("status") == "no_jobs"}
         idle |= {s.get("client_name") for s in statuses if s.get("job_id")}
         return any(name in idle - working for name in returned)
 
-    def _until_gone(self, job_id: str) -> None:
+    def wait_until_gone(self, job_id: str) -> None:
         for _ in range(60):
-            if str(self._call("get_job_meta", job_id)["status"]).startswith("FINISHED"):
+            if str(self.call("get_job_meta", job_id)["status"]).startswith("FINISHED"):
                 return
             time.sleep(POLL)
 
@@ -176,7 +174,7 @@ class _Following:
             return {}
 
     def _fetch(self, job_id: str) -> tuple[dict[str, Any], bytes] | None:
-        place = self._call("download_job_result", job_id)
+        place = self.call("download_job_result", job_id)
         try:
             ends = list(Path(place).rglob(f"{jobs.RUN}/end.json"))
             if not ends:
@@ -189,7 +187,7 @@ class _Following:
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """A call to the coordinator, which may be away for a while."""
         from nvflare.apis.fl_exception import FLCommunicationError
         from nvflare.fuel.flare_api import api_spec as says

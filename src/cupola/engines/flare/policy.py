@@ -1,6 +1,6 @@
-"""What a party lets FLARE do: Cupola's own classes, jobs of configuration alone, no shell, no log
-streams, nothing that a job could choose. Written into the kit's 'local' folder, which stays with
-the party; see FLARE's site policy."""
+"""Site policy: what a party lets FLARE do. Only Cupola's own classes run, jobs are configuration
+and nothing else, and there is no shell and no log stream. It is written into the kit's 'local'
+folder, which stays with the party."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-EXECUTOR = "cupola.flare.executor.CupolaExecutor"
-CONTROLLER = "cupola.flare.controller.CupolaController"
-VALIDATOR = "cupola.flare.validator.JobValidator"
+from cupola.base.files import write_atomically
+
+EXECUTOR = "cupola.engines.flare.executor.CupolaExecutor"
+CONTROLLER = "cupola.engines.flare.controller.CupolaController"
+VALIDATOR = "cupola.engines.flare.validator.JobValidator"
+_CLASSES = (EXECUTOR, CONTROLLER, VALIDATOR)
 
 _NOTHING = {
     "clone_job": "none",
     "byoc": "none",
     "shell_commands": "none",
     "server-predeployed-flwr": "none",
-    "configure_job_log": "none",  # it can name code (see `closed`)
+    "configure_job_log": "none",  # it can name code (see `logging_lock`)
     "configure_site_log": "none",
 }
 #: Nobody may bring code or run shell commands, whatever the role. A lead hands jobs in; a member
@@ -53,6 +56,18 @@ def write(local: Path, kind: str, folder: Path) -> None:
         (local / "resources.json").write_text(json.dumps(_coordinator(folder), indent=1))
     elif kind in ("site", "compensator"):
         (local / "resources.json").write_text(json.dumps(_site(), indent=1))
+
+
+def renew(local: Path) -> None:
+    """Let a kit that an earlier version made name Cupola's classes where they are now."""
+    path = local / "resources.json"
+    if not path.exists():
+        return
+    before = now = path.read_text()
+    for name in _CLASSES:
+        now = now.replace(json.dumps(name.replace(".engines.flare.", ".flare.")), json.dumps(name))
+    if now != before:
+        write_atomically(path, now)
 
 
 def _common(classes: list[str]) -> dict[str, Any]:

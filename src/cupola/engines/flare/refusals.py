@@ -1,5 +1,5 @@
-"""What a coordinator refuses, in its audit log. FLARE writes down the commands that it carries out;
-of certificates gRPC tells on the error stream alone, and of commands and users nobody."""
+"""Audit of refusals at a coordinator. FLARE itself logs only the commands that it carries out: a
+refused certificate shows on gRPC's error stream, a refused command or user nowhere."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SHOWN = 200  # letters of what came from outside
 
 
 def audit_refusals() -> None:
-    """Write down, from now on, what this process refuses."""
+    """From now on, write what this process refuses into the audit log."""
     audit_refused_parties()
     audit_refused_commands()
     audit_refused_certificates()
 
 
 def audit_refused_parties() -> None:
-    """Look at how each ends that asks to be let in, with a certificate of the federation."""
+    """Watch who asks to be let in with a certificate of this federation, and is not."""
     let_in = ClientManager.authenticate
     if getattr(let_in, "audits", False):
         return
@@ -51,7 +51,7 @@ def audit_refused_parties() -> None:
 
 
 def audit_refused_commands() -> None:
-    """Look at the answer to every command, once."""
+    """Watch the answer to every command."""
     carry_out = ServerCommandRegister.process_command
     if getattr(carry_out, "audits", False):
         return
@@ -87,7 +87,7 @@ def _plain(text: str) -> str:
 
 
 def audit_refused_certificates() -> None:
-    """Read along, from now on, what this process says on its error stream."""
+    """From now on, read along what this process writes to its error stream."""
     reading, writing = os.pipe()
     stream = os.dup(2)
     os.dup2(writing, 2)

@@ -7,12 +7,13 @@ import os
 import sys
 from pathlib import Path
 
+from cupola.engines.flare import policy
+from cupola.engines.flare.jobs import FOLDER, KIND
+from cupola.engines.flare.provision import KIT, party
+from cupola.engines.flare.settings import Invitation, Kind
 from cupola.errors import CupolaError
-from cupola.flare.provision import KIT, party
-from cupola.flare.settings import Invitation, Kind
 
 LOCK = "party.lock"
-FOLDER, KIND = "CUPOLA_PARTY_FOLDER", "CUPOLA_PARTY_KIND"
 _PROCESS = "nvflare.private.fed.app"
 
 
@@ -38,6 +39,7 @@ def start(folder: Path, kind: Kind) -> None:
     invited = party(folder, kind)
     line = command(folder, invited)
     _alone(folder)
+    policy.renew(folder / KIT / "local")
     where = "listening at" if kind == "coordinator" else "connecting to"
     print(f"{invited.name}: {where} {invited.coordinator}; Ctrl-C stops it", flush=True)
     os.execve(line[0], line, environment(folder, kind))

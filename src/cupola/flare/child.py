@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import IO
 
 from cupola.analysis.header import PlanHeader
+from cupola.engines.flare.jobs import ASK, HELLO, MARKS
+from cupola.engines.flare.jobs import RESULTS as HAND_OUT
 from cupola.errors import CupolaError
 from cupola.federation.answering import ANSWER, BROKEN, DECLINED, Answering
 from cupola.flare.coordinate import handed_out, unpack
-from cupola.flare.jobs import ASK, HELLO, MARKS
-from cupola.flare.jobs import RESULTS as HAND_OUT
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

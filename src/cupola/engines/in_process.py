@@ -12,22 +12,24 @@ import os
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from cupola.base.cores import cores, one_core_each
 from cupola.errors import CupolaError, DataError
-from cupola.federation.federation import Failure, Federation
+from cupola.federation.federation import Answers, Failure, Federation
 from cupola.federation.ledger import Ledger
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import (
     Accounts,
     Host,
+    Mode,
     Partial,
     SiteContext,
     StateStore,
@@ -35,8 +37,6 @@ from cupola.federation.site import (
     admit,
     find_task,
 )
-
-Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 TOGETHER = 2048  # sites whose data are held at once when they are computed together
 
@@ -79,14 +79,14 @@ class InProcess(Federation):
         self._data: OrderedDict[int, Any] = OrderedDict()
         self._cache = cache
         self._lock = threading.Lock()
-        self._party = parties
+        self.parties = parties
 
     def context(self, site: int) -> SiteContext:
         """The site as its tasks see it, in the calling worker's workspace."""
         if not hasattr(self._local, "workspace"):
             self._local.workspace = self.host.workspace()
         data, workspace = self._site_data(site), self._local.workspace
-        party = None if self._party is None else self._party(site)
+        party = None if self.parties is None else self.parties(site)
         return SiteContext(
             site, data, workspace, self.store, self.seed, self.workers, self.mode, party
         )
@@ -103,7 +103,7 @@ class InProcess(Federation):
                 self._data.popitem(last=False)
         return data
 
-    def _admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+    def admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
         if self.accounts is None:
             return {}
         able = []
@@ -112,21 +112,17 @@ class InProcess(Federation):
                 able.append(self.context(site))
         return admit(self.accounts, find_task(question.task), able, question)
 
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         task = find_task(question.task)
         workspace = self.context(sites[0]).workspace if sites else None
-        if len(sites) < 2 or getattr(workspace, "serial", False):
-            for site in sites:
-                yield site, self._answer(task, question, site)
-            return
-        with one_core_each():
-            if self.workers == 1 or getattr(workspace, "light", False):
+        alone = len(sites) < 2 or getattr(workspace, "serial", False)
+        with nullcontext() if alone else one_core_each():
+            if alone or self.workers == 1 or getattr(workspace, "light", False):
                 for site in sites:
                     yield site, self._answer(task, question, site)
                 return
-            pool = self._threads()
+            pool = self._pool or ThreadPoolExecutor(self.workers, thread_name_prefix="site")
+            self._pool = pool
             waiting: deque[tuple[int, Future[Contribution | Failure]]] = deque()
             for site in sites:
                 waiting.append((site, pool.submit(self._answer, task, question, site)))
@@ -144,11 +140,11 @@ class InProcess(Federation):
         except CupolaError as error:
             return Failure(str(error), broken=True)
 
-    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
+    def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:
         task = find_task(question.task)
-        if task.batched is None or self.mode == "one-by-one" or self._party is not None:
+        if task.batched is None or self.mode == "one-by-one" or self.parties is not None:
             return None  # with keys, each site decides for itself what it answers
-        partials: list[Partial] | None = []
+        partials: list[Partial] = []
         # Blocks: the data of a million sites need not be held at once.
         for start in range(0, len(sites), TOGETHER):
             try:
@@ -156,22 +152,18 @@ class InProcess(Federation):
             except DataError:
                 return None  # one by one, the site with bad data is left out and named
             more = task.batched(block, question)
-            partials = None if partials is None or more is None else partials + more
-            if partials is None:
-                break
-        if partials is None and self.mode != "auto":
-            raise CupolaError(
-                f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this form "
-                "here (random or batch-dependent layers, or an unsupported choice); use 'auto'"
-            )
+            if more is None and self.mode == "auto":
+                return None
+            if more is None:
+                raise CupolaError(
+                    f"engine.mode = '{self.mode}': '{question.task}' cannot be computed in this "
+                    "form here (random or batch-dependent layers, or an unsupported choice); use "
+                    "'auto'"
+                )
+            partials += more
         return partials
 
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="site")
-        return self._pool
-
-    def _confirmed(self, question: Question) -> int:
+    def confirmed_for(self, question: Question) -> int:
         # Sites live and die with the coordinator, which saves their state with its own.
         return question.step - 1
 
@@ -206,26 +198,3 @@ def _keep_freed_memory() -> None:
         library.mallopt(mmap_threshold, 1 << 30)
         library.mallopt(trim_threshold, (1 << 31) - 1)
         library.mallopt(arena_max, 1)
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def one_core_each() -> Iterator[None]:
-    """One core per operation while several workers compute side by side."""
-    if "torch" not in sys.modules:  # nobody computes with it
-        yield
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from cupola.engines.child_process import LATE
 from cupola.errors import PlanError
-from cupola.federation import Contribution, Failure, Federation, Ledger, Question
-from cupola.federation.answering import read_answer
+from cupola.federation import Federation, Ledger, Question, read_answer
+from cupola.federation.federation import Answers
 from cupola.federation.message import encode_question, largest_answer
 from cupola.federation.receipts import Receipts
-from cupola.flare.jobs import LATE
-from cupola.frames import RECEIPT_SIZE
 
 PATIENCE = 600.0  # a party that is started anew takes part after the job was handed in again
 
@@ -42,9 +41,7 @@ class FlareSites(Federation):
         self.needed, self.patience = needed, patience
         self.receipts = receipts
 
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         message, largest = encode_question(question), largest_answer(question)
         asked = [self.names[site] for site in sites]
         answers = dict(self.carry(message, asked, self.timeout))
@@ -56,13 +53,8 @@ class FlareSites(Federation):
                 break
             answers |= self.carry(message, late, self.timeout)
         for site in sites:
-            answer = answers[self.names[site]]
-            if isinstance(answer, str):
-                yield site, Failure(answer)
-            elif len(answer) > largest + RECEIPT_SIZE:
-                yield site, Failure("answer is too large", broken=True)
-            else:
-                yield site, read_answer(answer, self.receipts, self.names[site])
+            name = self.names[site]
+            yield site, read_answer(answers[name], self.receipts, name, largest)
 
 
 def masked(engine: Federation, third: Federation | None, roster: str) -> Federation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,22 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cupola.flare.carrier import Carrier
-from cupola.flare.closed import close_doors
-from cupola.flare.jobs import ASK, HELLO, PROGRESS, RESULTS, RUN, Job
-from cupola.flare.launch import FOLDER
+from cupola.engines.flare.jobs import ASK, FOLDER, HELLO, PROGRESS, RESULTS, RUN, Job
+from cupola.engines.flare.logging_lock import lock_logging
+from cupola.engines.flare.transport import Transport
 
 START = 300.0  # seconds that parties have to get ready
 
 
 class CupolaController(Controller):
-    """Takes the arguments of a Job (see there)."""
+    """job: the fields of a `Job`."""
 
-    def __init__(
-        self,
-        study: str,
-        plan: str,
-        sites: list[str],
-        compensator: str | None = None,
-        roster: str | None = None,
-        minimum: int = 1,
-    ) -> None:
+    def __init__(self, **job: Any) -> None:
         super().__init__(task_check_period=0.05)
-        close_doors()
-        self.job = Job(study, plan, sites, compensator, roster, minimum)
+        lock_logging()
+        self.job = Job(**job)
         self._told: dict[str, Any] = {"state": "starting"}
-        self._carrier: Carrier | None = None
+        self._transport: Transport | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
@@ -49,15 +39,15 @@ class CupolaController(Controller):
         from cupola.errors import CupolaError
         from cupola.flare.coordinate import carry_out, own_run, packed, run_folder
 
-        carrier = self._carrier = Carrier(self, fl_ctx, abort_signal)
+        transport = self._transport = Transport(self, fl_ctx, abort_signal)
         own = Path(os.environ[FOLDER])
         kept = _run_folder(fl_ctx) / RUN
         try:
             third = [self.job.compensator] if self.job.compensator else []
-            carrier.ask(b"", [*self.job.sites, *third], START, HELLO)
-            status = carry_out(self.job, partial(_ask, carrier), own, self._watch)
+            transport.ask(b"", [*self.job.sites, *third], START, HELLO)
+            status = carry_out(self.job, partial(transport.ask, kind=ASK), own, self._watch)
             results = packed(run_folder(own, self.job), for_sites=True)
-            carrier.ask(results, self.job.sites, 60.0, RESULTS)
+            transport.ask(results, self.job.sites, 60.0, RESULTS)
             self._told |= {"state": status}
         except CupolaError as error:
             self._told |= {"state": "failed", "reason": str(error)}
@@ -75,7 +65,7 @@ class CupolaController(Controller):
 
     def _progress(self, *_: Any, **__: Any) -> dict[str, Any]:
         """How far the run is, for those who follow it."""
-        away = sorted(self._carrier.away) if self._carrier is not None else []
+        away = sorted(self._transport.away) if self._transport is not None else []
         return {**self._told, "away": away}
 
     def stop_controller(self, fl_ctx: FLContext) -> None: ...
@@ -89,12 +79,6 @@ class CupolaController(Controller):
         fl_ctx: FLContext,
     ) -> None:
         """An answer that came too late; nobody waits for it."""
-
-
-def _ask(
-    carrier: Carrier, message: bytes, parties: Sequence[str], timeout: float
-) -> Mapping[str, bytes | str]:
-    return carrier.ask(message, parties, timeout, ASK)
 
 
 def _run_folder(fl_ctx: FLContext) -> Path:

@@ -1,4 +1,4 @@
-"""Carrying one message to parties and their answers back, as FLARE tasks of plain bytes."""
+"""Transport over FLARE: one message to parties and their answers back, as tasks of plain bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cupola.flare.jobs import LATE
+from cupola.engines.child_process import LATE
 
 BODY = "message"
 GRACE = 3.0  # seconds within which a party that was away must fetch its task
 
 
-class Carrier:
+class Transport:
     """Sends bytes from a running controller. away: parties that gave no answer last time; they are
     waited for again as soon as they ask for work."""
 

@@ -16,14 +16,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
-from cupola.flare.carrier import BODY
-from cupola.flare.closed import close_doors
-from cupola.flare.jobs import MARKS
-from cupola.flare.launch import FOLDER, KIND
-from cupola.flare.work import Worker
-from cupola.frames import after_receipt
+from cupola.base.frames import after_receipt
+from cupola.engines.child_process import ONE_THREAD, ChildProcess
+from cupola.engines.flare.jobs import FOLDER, KIND, MARKS
+from cupola.engines.flare.logging_lock import lock_logging
+from cupola.engines.flare.transport import BODY
 
-OPENS = "cupola.flare.parties:open_party"
+OPENS = "cupola.flare.child:open_party"
 
 
 class CupolaExecutor(Executor):
@@ -31,17 +30,17 @@ class CupolaExecutor(Executor):
 
     def __init__(self, study: str) -> None:
         super().__init__()
-        close_doors()
+        lock_logging()
         if not isinstance(study, str):
             raise TypeError("a study is named by text")
         self._study = study
-        self._worker: Worker | None = None
+        self._child: ChildProcess | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         del fl_ctx
-        if event_type in (EventType.END_RUN, EventType.ABORT_TASK) and self._worker is not None:
-            self._worker.stop()
-            self._worker = None
+        if event_type in (EventType.END_RUN, EventType.ABORT_TASK) and self._child is not None:
+            self._child.stop()
+            self._child = None
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
@@ -50,12 +49,13 @@ class CupolaExecutor(Executor):
         body = shareable.get(BODY)
         if task_name not in MARKS or not isinstance(body, bytes):
             return make_reply(ReturnCode.BAD_TASK_DATA)
-        if self._worker is None:
+        if self._child is None:
             # Where this party keeps things is told by its own command, never by a job.
             folder, kind = os.environ[FOLDER], os.environ[KIND]
             facts = {"folder": folder, "kind": kind, "study": self._study}
-            self._worker = Worker(OPENS, facts)
-        answer = self._worker.ask(MARKS[task_name] + body, lambda: bool(abort_signal.triggered))
+            # What the party's own environment says of threads holds.
+            self._child = ChildProcess(OPENS, facts, {**ONE_THREAD, **os.environ})
+        answer = self._child.ask(MARKS[task_name] + body, lambda: bool(abort_signal.triggered))
         told = after_receipt(answer)
         if told[:1] == b"F":  # it declined
             AuditService.add_event(

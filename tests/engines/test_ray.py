@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from types import SimpleNamespace
 
 import hosts
@@ -21,10 +23,12 @@ from ports import free_ports
 from safetensors.numpy import load_file
 from test_federation import BROKEN, X
 
+from cupola.engines import InProcess, RayCluster, ray_cluster
+from cupola.engines.ray_cluster import shares
+from cupola.engines.ray_connection import connect
+from cupola.engines.ray_worker import Came
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, RayCluster, Spec, raycluster
-from cupola.federation.raycluster import shares
-from cupola.federation.rayconnection import connect
+from cupola.federation import Question, Spec
 
 NUMBERS = Question("test numbers", expects=X)
 N = {"n": Spec(())}
@@ -34,7 +38,7 @@ N = {"n": Spec(())}
 def loopback(monkeypatch):
     def use(**facts):
         made = Loopback(**facts)
-        monkeypatch.setattr(raycluster, "library", lambda: made)
+        monkeypatch.setattr(ray_cluster, "library", lambda: made)
         return made
 
     return use
@@ -123,6 +127,36 @@ def test_a_worker_that_dies_again_takes_its_sites_along(loopback):
         pytest.raises(FederationError, match=r"0 of 4 sites answered.*site 0: its worker died"),
     ):
         federation.sum(NUMBERS, range(4))
+
+
+class Slow(Loopback):
+    """What workers compute is ready after so many looks."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks = looks
+
+    def wait(self, references, num_returns=1, timeout=0):
+        if isinstance(references[0].value(), Came) and self.looks:
+            self.looks -= 1
+            time.sleep(timeout)
+            return [], references
+        return super().wait(references, num_returns, timeout)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_worker_is_late_when_it_finishes_no_site_for_too_long(monkeypatch, moves):
+    monkeypatch.setattr(ray_cluster, "PULSE", 0.01)
+    monkeypatch.setattr(ray_cluster, "library", lambda: Slow(looks=40))
+    with RayCluster(hosts.Numbers(), workers=1) as federation:
+        federation.timeout = 0.2  # 40 looks take twice as long
+        if moves:
+            done = itertools.count()
+            monkeypatch.setattr(federation, "_progress", lambda _: next(done))
+            assert federation.sum(NUMBERS, range(4)).sites == [0, 1, 2, 3]
+        else:
+            with pytest.raises(FederationError, match="site 0: late"):
+                federation.sum(NUMBERS, range(4))
 
 
 def test_errors_are_told_in_a_line(loopback):

@@ -9,9 +9,8 @@ from pathlib import Path
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.sec.audit import AuditService
 
-from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, expected_for
-from cupola.flare.launch import KIND
-from cupola.flare.refusals import audit_refusals
+from cupola.engines.flare.jobs import COORDINATOR_FILE, KIND, SITE_FILE, expected_for
+from cupola.engines.flare.refusals import audit_refusals
 
 _SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # the submitter's, which FLARE checks
 

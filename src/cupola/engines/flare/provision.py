@@ -20,9 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cupola.errors import FederationError, PlanError
-from cupola.flare import policy
-from cupola.flare.settings import (
+from cupola.engines.flare import policy
+from cupola.engines.flare.settings import (
     FederationSettings,
     Invitation,
     Kind,
@@ -30,6 +29,7 @@ from cupola.flare.settings import (
     load_invitation,
     to_toml,
 )
+from cupola.errors import FederationError, PlanError
 
 KIT, KEY, INVITATION = "kit", "key", "invitation.toml"
 FILES, UNPACKED = 50, 1 << 20  # of an archive that another party sends; bytes

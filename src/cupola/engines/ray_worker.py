@@ -12,18 +12,19 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupola.base.importing import imported
-from cupola.federation.federation import Failure, Total, check, is_broken
-from cupola.federation.inprocess import TOGETHER, InProcess, Mode
-from cupola.federation.message import Arrays, Contribution, Question
-from cupola.federation.site import Host, Partial, StateStore, is_known, register
+from cupola.engines.in_process import TOGETHER, InProcess
+from cupola.federation.federation import Answers, Total, is_broken, usable
+from cupola.federation.message import Arrays, Question
+from cupola.federation.site import Mode, Partial, StateStore, is_known, register
 
 if TYPE_CHECKING:
     import torch  # imported where it is used: a federation that trains nothing starts without it
@@ -52,32 +53,11 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Partial sums, one for each layout of answers, and what sites kept."""
+class Came:
+    """What a worker sends: partial sums (see `received`) or sites' own answers, and what sites
+    kept."""
 
-    partials: list[Partial]
-    layouts: list[Layout]
-    kept: States
-
-    @classmethod
-    def of(cls, partials: Sequence[Partial], kept: States) -> Sums:
-        """Samples take no memory until they are sent, so their layout is sent in their place."""
-        layouts = [layout_of(partial.sample) for partial in partials]
-        return cls([replace(partial, sample={}) for partial in partials], layouts, kept)
-
-    def received(self) -> list[Partial]:
-        """With arrays of our own: those that arrive are read-only and keep Ray's memory."""
-        return [
-            replace(partial, arrays=own(partial.arrays), sample=_blank(layout))
-            for partial, layout in zip(self.partials, self.layouts)
-        ]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Each site's own answer, and what sites kept."""
-
-    answers: list[tuple[int, Contribution | Failure]]
+    found: list[Any]
     kept: States
 
 
@@ -102,46 +82,48 @@ class Worker:
         made, tasks = unpacked(host)
         register(tasks)
         self._store = _Carried()
-        party = None if start.party is None else _Party(*start.party)
         self._engine = InProcess(
-            _WithoutBook(made),
+            made,
             seed=start.seed,
             mode=start.mode,
             workers=1,
             cache=start.cache,
-            parties=party,
+            parties=None if start.party is None else cache(partial(_party, *start.party)),
         )
         self._engine.store = self._store
+        self._engine.accounts = None  # the coordinator charges sites, before it asks
         return __version__
 
     def progress(self) -> int:
         """How many sites were answered for; asked while others are being answered for."""
         return self._done
 
-    def add(self, question: Question, sites: Sequence[int], states: States) -> Sums:
+    def add(self, question: Question, sites: Sequence[int], states: States) -> Came:
         """The sum of these sites' answers."""
         question = self._begin(question, states)
         sums: dict[Layout, Partial] = {}
         for start in range(0, len(sites), TOGETHER):
             block = sites[start : start + TOGETHER]
-            partials = self._engine._ask_together(question, block)
-            if partials is None or any(is_broken(partial, question) for partial in partials):
-                partials = add_up(question, self._counted(self._engine._ask(question, block)))
+            partials = self._engine.ask_together(question, block)
+            if partials is None or any(is_broken(one, question) for one in partials):
+                partials = add_up(question, self._counted(self._engine.ask(question, block)))
             else:
                 self._done += len(block)
-            for partial in partials:
-                layout = layout_of(partial.sample)
+            for one in partials:
+                layout = layout_of(one.sample)
                 if layout in sums:
-                    sums[layout].add(partial)
+                    sums[layout].add(one)
                 else:
-                    sums[layout] = partial
-        return Sums.of(list(sums.values()), self._store.written)
+                    sums[layout] = one
+        # Samples take no memory until they are sent, so their layout is sent in their place.
+        found = [(replace(one, sample={}), layout) for layout, one in sums.items()]
+        return Came(found, self._store.written)
 
-    def answer(self, question: Question, sites: Sequence[int], states: States) -> Answers:
+    def answer(self, question: Question, sites: Sequence[int], states: States) -> Came:
         """These sites' own answers."""
         question = self._begin(question, states)
-        answers = list(self._counted(self._engine._ask(question, sites)))
-        return Answers(answers, self._store.written)
+        answers = list(self._counted(self._engine.ask(question, sites)))
+        return Came(answers, self._store.written)
 
     def _begin(self, question: Question, states: States) -> Question:
         inside = question.options.get("inner")  # of a question around another one
@@ -153,9 +135,7 @@ class Worker:
         self._store.receive(question.step, {site: own(kept) for site, kept in states.items()})
         return replace(question, arrays=own(question.arrays))
 
-    def _counted(
-        self, answers: Iterable[tuple[int, Contribution | Failure]]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def _counted(self, answers: Answers) -> Answers:
         for site, answer in answers:
             self._done += 1
             yield site, answer
@@ -177,49 +157,24 @@ class _Carried(StateStore):
         self.written[site] = arrays
 
 
-class _Party:
-    """Keys of the sites of this worker, made when asked for."""
-
-    def __init__(self, make: str, agreed: Mapping[str, Any]) -> None:
-        self._make, self._agreed = imported(make), agreed
-        self._known: dict[int, Any] = {}
-
-    def __call__(self, site: int) -> Any:
-        if site not in self._known:
-            self._known[site] = self._make(site, None, **self._agreed)
-        return self._known[site]
+def received(sums: Iterable[tuple[Partial, Layout]]) -> list[Partial]:
+    """Partial sums with arrays of our own: those that arrive are read-only and keep Ray's
+    memory."""
+    return [replace(one, arrays=own(one.arrays), sample=_blank(layout)) for one, layout in sums]
 
 
-@dataclass
-class _WithoutBook:
-    """A host whose sites are charged by the coordinator, before it asks."""
-
-    host: Host
-
-    def __len__(self) -> int:
-        return len(self.host)
-
-    def data(self, site: int) -> Any:
-        return self.host.data(site)
-
-    def workspace(self) -> Any:
-        return self.host.workspace()
+def _party(make: str, agreed: Mapping[str, Any], site: int) -> Any:
+    """A site's keys, made when they are asked for."""
+    return imported(make)(site, None, **agreed)
 
 
-def add_up(
-    question: Question, answers: Iterable[tuple[int, Contribution | Failure]]
-) -> list[Partial]:
+def add_up(question: Question, answers: Answers) -> list[Partial]:
     """Sums of answers, one for each layout; the first also says who gave none."""
     totals: dict[Layout, Total] = {}
     failed: dict[int, str] = {}
     broken: list[int] = []
-    for site, answer in answers:
-        failure = answer if isinstance(answer, Failure) else check(answer, question)
-        if failure is not None:
-            failed[site] = failure.code
-            broken += [site] if failure.broken else []
-        elif isinstance(answer, Contribution):
-            totals.setdefault(layout_of(answer.arrays), Total()).add(site, answer)
+    for site, answer in usable(question, answers, failed, broken):
+        totals.setdefault(layout_of(answer.arrays), Total()).add(site, answer)
     partials = [
         Partial(total.arrays, total.weight, total.sites, {}, _blank(layout))
         for layout, total in totals.items()

@@ -12,6 +12,12 @@ def open_crashing(greeting):
             os.kill(os.getpid(), signal.SIGSEGV)
         if message == b"hang":
             time.sleep(3600)
+        if message == b"slow":
+            time.sleep(0.3)
+        if message == b"print":
+            print("a computation talks")
+        if message == b"large":
+            return b"A" * (1 << 20)
         return greeting.encode() + message
 
     return SimpleNamespace(answer=answer)

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cupola.flare.policy import CONTROLLER, EXECUTOR
+from cupola.engines.flare.policy import CONTROLLER, EXECUTOR
 
 HELLO, ASK, RESULTS = "cupola hello", "cupola", "cupola results"  # FLARE's names of our tasks
 MARKS = {HELLO: b"H", ASK: b"Q", RESULTS: b"Z"}  # and how their bytes are told apart on a pipe
-LATE = "late"  # the code of a party that gave no answer in time
 PROGRESS, RUN = "cupola.progress", "cupola"  # a command to a running job; its folder of results
+FOLDER, KIND = "CUPOLA_PARTY_FOLDER", "CUPOLA_PARTY_KIND"  # what a party's processes are told
 COORDINATOR_FILE = "config/config_fed_server.json"
 SITE_FILE = "config/config_fed_client.json"
 REQUEST_INTERVAL = 0.05  # seconds between a site's requests for a task

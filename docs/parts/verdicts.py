@@ -9,9 +9,9 @@ from cupola.data import FederatedData
 from cupola.learn import utility
 from cupola.learn.recipes import RECIPES, Recipe
 from cupola.learn.utility import Verdict, check
-from cupola.nn import suitability
 from cupola.plan import compose, load
 from parts.markdown import table
+from parts.suitability import suitability
 
 # Equal sites that divide into whole batches: what FedSMB needs.
 PLAN: dict[str, Any] = {

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from cupola.learn import Server
 from cupola.learn.upcycle import training_rounds
-from cupola.privacy.convex import Logistic, objective_noise
+from cupola.privacy.perturbation import Logistic, objective_noise
 from cupola.privacy.published import Objective, Output
 from cupola.report import RunFolder
 

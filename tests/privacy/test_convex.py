@@ -12,7 +12,10 @@ from scipy.special import expit
 from torch import nn
 
 from cupola.errors import DataError, PlanError
-from cupola.privacy.convex import (
+from cupola.privacy.events import Approximate, Gaussian
+from cupola.privacy.newton import minimise
+from cupola.privacy.noise import source
+from cupola.privacy.perturbation import (
     LOST,
     SOLVER_SHARE,
     Logistic,
@@ -25,9 +28,6 @@ from cupola.privacy.convex import (
     to_layer,
     to_start,
 )
-from cupola.privacy.events import Approximate, Gaussian
-from cupola.privacy.newton import minimise
-from cupola.privacy.noise import source
 
 
 class Silent:

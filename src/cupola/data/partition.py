@@ -21,9 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cupola.data.dataset import Dataset, FederatedData, Source
-from cupola.data.owners import Owners, by_owner
-from cupola.data.shares import (
+from cupola.data.assignment import (
     Cut,
     Shares,
     apportion,
@@ -39,6 +37,8 @@ from cupola.data.shares import (
     site_sizes,
     unequal,
 )
+from cupola.data.dataset import Dataset, FederatedData, Source
+from cupola.data.lazy import Owners, by_owner
 from cupola.errors import DataError
 from cupola.federation.randomness import generator
 

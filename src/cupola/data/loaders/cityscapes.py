@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from cupola.data.dataset import NO_LABEL, Dataset, Source
 from cupola.data.download import Files
 from cupola.data.loaders._common import numbered
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 #: The 19 classes that are evaluated, by their number in the files of label ids.

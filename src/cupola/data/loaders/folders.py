@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files, Remote
 from cupola.data.loaders._common import classes, images, need, public_split, read_npz
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

@@ -21,7 +21,7 @@ from pydantic import PositiveInt
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files
 from cupola.data.loaders._common import classes, need, read_npz
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 # The 80 characters of LEAF's Shakespeare; any other becomes a space.

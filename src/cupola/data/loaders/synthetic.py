@@ -15,7 +15,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from scipy.special import ndtri
 
 from cupola.data.dataset import Dataset, FederatedData, SiteData, Source
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.federation.randomness import generator, uniforms
 
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cupola.privacy.persample.layers import GRAM
 from cupola.privacy.persample.rules import (
     MOST_TERMS,
     Contribution,
@@ -41,6 +40,7 @@ from cupola.privacy.persample.rules import (
     squares,
     wanted,
 )
+from cupola.privacy.persample.torch_layers import GRAM
 
 #: Weights with fewer numbers are found by one grouped convolution. Where windows begin to pay is
 #: not settled: on one thread from about 10,000 on.

@@ -20,10 +20,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from cupola.base.files import replacing
 from cupola.data.dataset import Dataset, SiteData
 from cupola.data.download import Files, cache_folder
+from cupola.data.lazy import Owners
 from cupola.data.loaders._common import classes
 from cupola.data.loaders.leaf import LETTERS
-from cupola.data.owners import Owners
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.data.words import Vocabulary, most_frequent, rows, windows
 from cupola.errors import DataError
 from cupola.federation.randomness import generator

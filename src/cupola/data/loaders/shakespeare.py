@@ -11,7 +11,7 @@ from cupola.data.dataset import Source
 from cupola.data.download import Files
 from cupola.data.loaders._common import need, read_npz
 from cupola.data.loaders.leaf import first_words, words_of
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.data.words import Vocabulary, count, most_frequent, rows, windows
 
 

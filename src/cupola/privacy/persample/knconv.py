@@ -16,38 +16,13 @@ from torch.nn import functional as F
 
 from cupola.nn.kernelnorm import KNConv, KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import Affine
-from cupola.privacy.persample.convolution import (
-    Products,
-    add_products,
-    by_windows,
-    gram,
-    over_places,
-    prefers_gram,
-    product_shape,
-    product_squares,
-    shared,
-    weight_gradients,
-    write_products,
-)
-from cupola.privacy.persample.rules import (
-    Contribution,
-    Factored,
-    Gradients,
-    Kept,
-    Materialised,
-    Parameters,
-    Room,
-    Rule,
-    Sums,
-    rule,
-    squares,
-    wanted,
-)
+from cupola.privacy.persample.convolution import ConvolutionRule, Windows, over_places
+from cupola.privacy.persample.rules import Gradients, Kept, Rule, rule, wanted
 from cupola.privacy.persample.tape import NotCoveredError
 
 
 @rule(KNConv1d, KNConv2d, KNConv3d)
-class KNConvRule(Rule):
+class KNConvRule(ConvolutionRule):
     """Weight and bias; keeps the input, mean and 1/std of every window."""
 
     def keep(
@@ -59,43 +34,13 @@ class KNConvRule(Rule):
             raise NotCoveredError("a KNConv with a mask for every window does not keep its windows")
         return x, *saved
 
-    def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
-        found = {}
-        if "weight" in wanted(layer):
-            found["weight"] = _weights(layer, *_prepared(layer, kept, g))
-        if "bias" in wanted(layer):
-            found["bias"] = over_places(g)
-        return found
-
-    def contribution(self, layer: Any, kept: Kept, g: Tensor, room: Room) -> Contribution:
-        names = wanted(layer)
-        bias = {"bias": over_places(g)} if "bias" in names else {}
-        if "weight" not in names:
-            return Materialised(bias)
-        x, scaled, mu = _prepared(layer, kept, g)
-        padding = tuple(layer.padding)
-        if prefers_gram(layer, x, scaled):
-            squared = gram(layer, x, scaled, padding, mu)
-        elif (
-            by_windows(layer)
-            and (held := room.lend((len(g), *product_shape(layer)), g)) is not None
-        ):
-            products = write_products(layer, x, scaled, padding, held)
-            products -= shared(scaled, mu).unsqueeze(1)
-            return Products(Materialised({"weight": products} | bias), layer)
-        elif layer.groups > 1 or (not by_windows(layer) and room.take(len(g), layer.weight)):
-            return Materialised({"weight": _weights(layer, x, scaled, mu)} | bias)
-        else:
-            squared = product_squares(layer, x, scaled, padding, mu)
-        for value in bias.values():
-            squared = squared + squares(value)
-
-        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
-            for name, value in bias.items():
-                sums.rows(parameters[name], weights, value)
-            add_products(sums, parameters["weight"], layer, x, scaled, padding, weights, mu)
-
-        return Factored(squared, add)
+    def windows(self, layer: KNConv, kept: Kept, g: Tensor) -> Windows:
+        """Centred at mu: x with uneven padding added, and g s."""
+        x, mu, scale = kept
+        if layer.around:
+            padded = F.pad(x.flatten(0, 1), layer.around)
+            x = padded.reshape(*x.shape[:2], *padded.shape[1:])
+        return Windows(x, g * scale.to(g.dtype), layer.geometry.padding, mu.to(g.dtype))
 
 
 @rule(Affine)
@@ -114,22 +59,6 @@ def _saved(output: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     *_, mu, scale, _ = node.saved_tensors
     return mu, scale
-
-
-def _prepared(layer: KNConv, kept: Kept, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x with uneven padding added, g s, and mu; all (n, k, ...)."""
-    x, mu, scale = kept
-    if layer.around:
-        padded = F.pad(x.flatten(0, 1), layer.around)
-        x = padded.reshape(*x.shape[:2], *padded.shape[1:])
-    return x, g * scale.to(g.dtype), mu.to(g.dtype)
-
-
-def _weights(layer: KNConv, x: Tensor, scaled: Tensor, mu: Tensor) -> Tensor:
-    """Per-sample gradients (n, *weight.shape)."""
-    found = weight_gradients(layer, x, layer.geometry.padding, scaled)
-    filters = shared(scaled, mu)
-    return found - filters.view(*filters.shape, *[1] * (layer.weight.dim() - 1))
 
 
 def register_with_opacus() -> None:

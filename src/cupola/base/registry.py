@@ -45,6 +45,7 @@ class Registry(Generic[T]):
         things that no plan key stands for ("data set").
     error: kind of the refusals. kind: type of the things; users' own must be of it, too. Without
         it things are functions (or classes) that are called with options.
+    own: whether "module:name" stands for a user's own; otherwise nothing is ever imported.
     fill: called before the first look-up; imports the modules that register themselves.
     replace: whether a name may be registered again, as in a notebook.
     """
@@ -56,11 +57,12 @@ class Registry(Generic[T]):
         what: str = "",
         error: type[CupolaError] = PlanError,
         kind: type[T] | None = None,
+        own: bool = True,
         fill: Callable[[], object] | None = None,
         replace: bool = False,
     ) -> None:
         self.key, self.what, self.error, self.kind = key, what or key, error, kind
-        self._fill, self._replace = fill, replace
+        self.own, self._fill, self._replace = own, fill, replace
         self._entries: dict[str, Entry[T]] = {}
 
     # Names
@@ -99,7 +101,7 @@ class Registry(Generic[T]):
         """What is registered as `name`, or the user's own for "module:name"."""
         if name in self.entries:
             return self.entries[name].thing
-        if ":" in name:
+        if self.own and ":" in name:
             return self._own(name)
         meant = suggest(name, self.names())
         if not self.key:

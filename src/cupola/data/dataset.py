@@ -17,6 +17,10 @@ Kind = Literal["classification", "regression", "segmentation", "language"]
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 Index = Tensor | np.ndarray | Sequence[int] | slice | None
 
+#: What is said of data as a whole, besides their kind, classes and shape.
+_TOKENS = ("vocabulary", "words", "padding", "uncounted")
+_FACTS = ("name", "kind", "classes", "class_names", "input_shape", *_TOKENS)
+
 #: Label of a pixel that belongs to no class (segmentation only).
 NO_LABEL = 255
 
@@ -102,6 +106,11 @@ class Source:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one model-ready input."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it says of itself, as keyword arguments for its federation."""
+        return {key: getattr(self, key) for key in _FACTS}
 
     def __post_init__(self) -> None:
         if (self.kind == "regression") != (self.classes is None):
@@ -206,8 +215,12 @@ class FederatedData:
     @property
     def token_facts(self) -> dict[str, Any]:
         """What tokens mean, as keyword arguments for another federation of the same task."""
-        keys = ("vocabulary", "words", "padding", "uncounted")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in _TOKENS}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that is said of the task, and public data: the same for another federation."""
+        return {key: getattr(self, key) for key in (*_FACTS, "public")}
 
     def _checked(self, i: int) -> int:
         if not 0 <= i < self._n:
@@ -261,17 +274,7 @@ def pool(data: FederatedData) -> FederatedData:
         )
 
     site = SiteData(joined("train"), joined("validation"), joined("test"))
-    return FederatedData.from_arrays(
-        [site],
-        kind=data.kind,
-        classes=data.classes,
-        input_shape=data.input_shape,
-        class_names=data.class_names,
-        public=data.public,
-        name=data.name,
-        site_name=lambda _: "pooled",
-        **data.token_facts,
-    )
+    return FederatedData.from_arrays([site], site_name=lambda _: "pooled", **data.facts)
 
 
 def kind_of(data: Dataset) -> Kind:

@@ -343,19 +343,11 @@ def partition(
     return FederatedData(
         cut.sites,
         share.site,
-        kind=source.kind,
-        classes=source.classes,
-        input_shape=source.input_shape,
-        class_names=source.class_names,
         public=_public(source, spec, dissolved, seed),
         sizes=share.sizes,
         site_name=names.__getitem__ if names else "site {}".format,
         site_types=cut.types,
-        vocabulary=source.vocabulary,
-        words=source.words,
-        padding=source.padding,
-        uncounted=source.uncounted,
-        name=source.name,
+        **source.facts,
     )
 
 

@@ -79,7 +79,7 @@ def _register() -> None:
     import cupola.nn.sources.imagenet  # noqa: F401 (registers its models when imported)
 
 
-_SOURCES: Registry[Entry] = Registry("model.source", kind=Entry, fill=_register)
+_SOURCES: Registry[Entry] = Registry("model.source", kind=Entry, own=False, fill=_register)
 names = _SOURCES.names
 
 

@@ -73,6 +73,11 @@ class Dataset:
         )
 
 
+def joined(parts: Sequence[Dataset]) -> Dataset:
+    """The rows of all parts, in their order."""
+    return replace(parts[0], x=torch.cat([d.x for d in parts]), y=torch.cat([d.y for d in parts]))
+
+
 def _index(index: Index) -> Any:
     if isinstance(index, np.ndarray):
         return torch.from_numpy(index)
@@ -267,13 +272,8 @@ def pool(data: FederatedData) -> FederatedData:
     """The centralised twin: one site that holds what all sites of `data` hold, in their order."""
     sites = [data.site(i) for i in range(len(data))]
 
-    def joined(part: str) -> Dataset:
-        parts: list[Dataset] = [getattr(s, part) for s in sites]
-        return replace(
-            parts[0], x=torch.cat([d.x for d in parts]), y=torch.cat([d.y for d in parts])
-        )
-
-    site = SiteData(joined("train"), joined("validation"), joined("test"))
+    parts = ("train", "validation", "test")
+    site = SiteData(*(joined([getattr(s, part) for s in sites]) for part in parts))
     return FederatedData.from_arrays([site], site_name=lambda _: "pooled", **data.facts)
 
 

@@ -7,8 +7,8 @@ from statistics import fmean
 from cupola.learn import Server
 from cupola.learn.upcycle import training_rounds
 from cupola.privacy.perturbation import Logistic, objective_noise
-from cupola.privacy.published import Objective, Output
 from cupola.report import RunFolder
+from reproduce.paper_figures import Objective, Output
 
 
 def upcycled_epsilon(run: RunFolder) -> float | None:

@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from cupola.data.assignment import (
+    Assignment,
     Cut,
-    Shares,
     apportion,
     check_enough,
     class_number,
@@ -336,15 +336,15 @@ def partition(
         counted = np.ones(rows, bool) if cut.held is None else ~cut.held
         rank = rank_at_owner(owner, counted, generator(seed, "partition/max_samples"))
         owner = np.where(counted & (rank >= spec.max_samples), -1, owner)
-    share = Shares(
+    made = Assignment(
         source.train, owner, cut.sites, cut.held, spec.test or 0.0, spec.validation, seed
     )
     names = cut.names
     return FederatedData(
         cut.sites,
-        share.site,
+        made.site,
         public=_public(source, spec, dissolved, seed),
-        sizes=share.sizes,
+        sizes=made.sizes,
         site_name=names.__getitem__ if names else "site {}".format,
         site_types=cut.types,
         **source.facts,

@@ -27,33 +27,30 @@ class Stage(NamedTuple):
     middle: int
 
 
-class Plan(NamedTuple):
+class Architecture(NamedTuple):
     """A KNResNet; `end`: inputs and outputs of the convolution after the stages, if any."""
 
     stages: tuple[Stage, ...]
-    bottleneck: bool
-    end: tuple[int, int] | None
+    bottleneck: bool = False
+    end: tuple[int, int] | None = None
 
     @property
     def features(self) -> int:
         return self.end[1] if self.end else self.stages[-1].width
 
 
-PLANS = {
-    18: Plan(
+ARCHITECTURES = {
+    18: Architecture(
         (Stage(2, 64, 256), Stage(2, 256, 256), Stage(1, 512, 512), Stage(1, 724, 724)),
-        False,
-        (724, 512),
+        end=(724, 512),
     ),
-    34: Plan(
+    34: Architecture(
         (Stage(4, 64, 256), Stage(5, 256, 320), Stage(3, 512, 640), Stage(2, 512, 843)),
-        False,
-        (512, 512),
+        end=(512, 512),
     ),
-    50: Plan(
+    50: Architecture(
         (Stage(4, 256, 64), Stage(5, 512, 128), Stage(4, 810, 201), Stage(2, 2048, 512)),
-        True,
-        None,
+        bottleneck=True,
     ),
 }
 
@@ -63,16 +60,13 @@ def residual(make: Layers, stage: Stage, size: int, *, bottleneck: bool) -> nn.M
     width, middle = stage.width, stage.middle
     # Kernels of even size add a place, which the last one takes away again.
     first, last = (1, 0) if size == 2 else (size // 2, size // 2)
-    if bottleneck:
-        body = make.pre(width, middle, size, padding=first)
-        body += [*make.pre(middle, middle), *make.pre(middle, width, size, padding=last)]
-    else:
-        body = make.pre(width, middle, size, padding=first)
-        body += make.pre(middle, width, size, padding=last)
+    body = make.pre(width, middle, size, padding=first)
+    body += make.pre(middle, middle) if bottleneck else []
+    body += make.pre(middle, width, size, padding=last)
     return Residual(nn.Sequential(*body))
 
 
-def _trunk(plan: Plan, channels: int, make: Layers) -> list[nn.Module]:
+def _trunk(plan: Architecture, channels: int, make: Layers) -> list[nn.Module]:
     width, low = plan.stages[0].width, make.low
     layers = make.bare(channels, width, 3) if low else make.bare(channels, width, 7, 2)
     layers += [] if low else [nn.MaxPool2d(3, 2, padding=1)]
@@ -93,7 +87,7 @@ def _trunk(plan: Plan, channels: int, make: Layers) -> list[nn.Module]:
 
 def _knresnet(number: int) -> None:
     """Register one depth."""
-    plan = PLANS[number]
+    plan = ARCHITECTURES[number]
 
     @image_model(
         f"knresnet{number}",
@@ -110,5 +104,5 @@ def _knresnet(number: int) -> None:
 
 # Parameters with kernel norm for CIFAR-100: 11,215,840, 21,323,450 and 23,681,570;
 # for ImageNet: 11,685,220, 21,792,830 and 25,556,390.
-for _number in PLANS:
+for _number in ARCHITECTURES:
     _knresnet(_number)

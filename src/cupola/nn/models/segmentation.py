@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.nn.models.blocks import Layers, Shape, Share, Size, image_model, needs_classes
-from cupola.nn.models.knresnets import Plan, Stage, residual
+from cupola.nn.models.knresnets import Architecture, Stage, residual
 from cupola.nn.models.resnets import DEPTHS, trunk
 
 
@@ -94,20 +94,15 @@ def _fcn_resnet(number: int) -> None:
 #: Widths of stages and of their blocks' middles. KNResNet-34 and -50: the publication gives the
 #: middles and the number of parameters, which several layouts fit; these are our choice.
 _SEGMENTATION = {
-    18: Plan(
+    18: Architecture(
         (Stage(2, 64, 128), Stage(2, 128, 256), Stage(1, 256, 512), Stage(1, 512, 625)),
-        False,
-        None,
     ),
-    34: Plan(
+    34: Architecture(
         (Stage(4, 64, 128), Stage(4, 128, 256), Stage(2, 256, 256), Stage(3, 512, 512)),
-        False,
-        None,
     ),
-    50: Plan(
+    50: Architecture(
         (Stage(3, 256, 128), Stage(5, 512, 256), Stage(4, 512, 458), Stage(1, 2048, 512)),
-        True,
-        None,
+        bottleneck=True,
     ),
 }
 

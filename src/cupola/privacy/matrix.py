@@ -29,7 +29,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cupola.errors import PlanError
+from cupola.base.registry import Registry
 from cupola.privacy.events import check_count
 from cupola.privacy.worst_pattern import WorstPattern
 
@@ -233,18 +233,16 @@ def _number(end: int, height: int) -> int:
     return 2 * (end - 1) - (end - 1).bit_count() + height
 
 
-_MECHANISMS: dict[str, PrefixMechanism] = {
-    one.name: one for one in (Tree(), HonakerTree(), Toeplitz(), Independent())
-}
+_MECHANISMS: Registry[PrefixMechanism] = Registry(what="prefix mechanism", own=False)
+for _mechanism in (Tree(), HonakerTree(), Toeplitz(), Independent()):
+    _MECHANISMS.add(_mechanism.name)(_mechanism)
 
 
-def names() -> tuple[str, ...]:
+def names() -> list[str]:
     """The names that `find` knows."""
-    return tuple(_MECHANISMS)
+    return _MECHANISMS.names()
 
 
 def find(name: str) -> PrefixMechanism:
     """The mechanism of this name: tree, tree-honaker, toeplitz, independent."""
-    if name not in _MECHANISMS:
-        raise PlanError(f"No prefix mechanism {name!r}; there are {', '.join(_MECHANISMS)}.")
-    return _MECHANISMS[name]
+    return _MECHANISMS.find(name)

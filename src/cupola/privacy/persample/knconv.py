@@ -8,7 +8,6 @@ KernelNorm has no parameters. `register_with_opacus` teaches Opacus the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +24,7 @@ from cupola.privacy.persample.tape import NotCoveredError
 class KNConvRule(ConvolutionRule):
     """Weight and bias; keeps the input, mean and 1/std of every window."""
 
-    def keep(
-        self, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        (x,) = super().keep(layer, args, kwargs, output)
+    def remember(self, layer: Any, x: Tensor, output: Tensor) -> Kept:  # noqa: ARG002
         saved = _saved(output)
         if saved is None:
             raise NotCoveredError("a KNConv with a mask for every window does not keep its windows")

@@ -25,7 +25,7 @@ LAYERS = {
     "cupola.privacy.noise": "Randomness for privacy, and noise on a grid.",
     "cupola.privacy.persample": "Gradients of single samples, clipped and added.",
     "cupola.privacy.matrix": "Noise for running sums, correlated over steps.",
-    "cupola.privacy.convex": "Output and objective perturbation.",
+    "cupola.privacy.perturbation": "Output and objective perturbation.",
     "cupola.secure": "Masked sums: parties, rosters, protocols.",
     "cupola.nn": "Models, losses, and what can be said of them before training.",
     "cupola.nn.sources": "Trained models to build on.",

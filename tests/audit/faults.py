@@ -8,7 +8,8 @@ from cupola.learn import batches, noised, private, shares
 from cupola.learn import convex as convex_task
 from cupola.learn import local as local_task
 from cupola.learn import training as training_of
-from cupola.privacy import convex, distributed
+from cupola.privacy import distributed
+from cupola.privacy import perturbation as convex
 from cupola.privacy.persample import PerSample
 
 SOURCES = {

@@ -6,7 +6,7 @@ import torch
 
 from cupola.learn.frozen import frozen_names
 from cupola.learn.guarantee import coordinator_events
-from cupola.nn.models import registry
+from cupola.nn.models import building
 from cupola.privacy.accounting import epsilon
 from reproduce import find_table
 
@@ -28,7 +28,7 @@ def test_rows_train_the_shares_they_claim(name):
     plans = {cell.row: table.plan_of(cell, 1) for cell in table.cells()}
     model = next(iter(plans.values())).model
     with torch.device("meta"):
-        module = registry._MODELS.find(model.name)(shape, classes, **model.options)
+        module = building._MODELS.find(model.name)(shape, classes, **model.options)
     every = sum(p.numel() for p in module.parameters())
     for plan, share in zip(plans.values(), shares, strict=True):
         assert plan.model == model

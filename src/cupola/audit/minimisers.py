@@ -24,8 +24,8 @@ from cupola.federation import Arrays, Question
 from cupola.federation.randomness import derive, generator
 from cupola.learn.convex import CONSTANT
 from cupola.learn.local import train
-from cupola.privacy.convex import Logistic, objective_noise, to_start
 from cupola.privacy.events import Approximate, Gaussian
+from cupola.privacy.perturbation import Logistic, objective_noise, to_start
 
 FAINT = 1e-3  # of the noise, where nearly none is wanted
 RELEASES = 400  # at most

@@ -16,7 +16,8 @@ from cupola.federation import Question, SiteContext
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.workspace import Workspace
 from cupola.nn import NamedLoss
-from cupola.privacy.convex import (
+from cupola.privacy.noise import source
+from cupola.privacy.perturbation import (
     Logistic,
     objective_perturbation,
     output_perturbation,
@@ -24,7 +25,6 @@ from cupola.privacy.convex import (
     to_layer,
     to_start,
 )
-from cupola.privacy.noise import source
 
 if TYPE_CHECKING:
     from cupola.learn.training import Training

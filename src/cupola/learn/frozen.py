@@ -36,7 +36,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
-from cupola.nn.lean import make_lean
+from cupola.nn.memory_saving import make_lean
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.reprogram import Adapted

@@ -24,11 +24,11 @@ from cupola.federation import Arrays, Charge, Declined, Question, SiteContext
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.shares import charge_shares
 from cupola.learn.workspace import Workspace, workspace_of
-from cupola.privacy.convex import LOST
 from cupola.privacy.events import Approximate, Event, Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.noise import Source, add_noise, source
 from cupola.privacy.persample import ROUNDING, PerSample
+from cupola.privacy.perturbation import LOST
 
 _NONE = Privacy()
 

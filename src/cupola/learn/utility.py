@@ -20,7 +20,7 @@ from cupola.learn.central import centralised
 from cupola.learn.choices import Evaluation, Participation, Privacy, Sum
 from cupola.learn.training import Training
 from cupola.learn.workspace import TrainingHost, Workspace
-from cupola.nn.inspect import loss_is_batch_dependent
+from cupola.nn.module_properties import loss_is_batch_dependent
 
 PROBE_ROUNDS = 3
 PROBE_SITES = 6

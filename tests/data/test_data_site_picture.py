@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cupola.data import Dataset, FederatedData, SiteData, holdings, load, partition, picture
-from cupola.data.picture import summary
+from cupola.data.site_picture import summary
 
 
 def test_holdings_count_every_sample() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.nn import build, loss_is_batch_dependent, properties, suitability
+from cupola.nn import build, loss_is_batch_dependent, properties
 
 FLAT, IMAGES = torch.rand(3, 6), torch.rand(3, 2, 8, 8)
 
@@ -165,7 +165,6 @@ def test_nothing_is_disturbed(training):
     before = copy.deepcopy(module.state_dict())
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     properties(module, FLAT)
-    suitability()
     assert [m.training for m in module.modules()] == [training] * 4
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert not any(m._forward_pre_hooks for m in module.modules())
@@ -240,20 +239,3 @@ def test_losses_for_other_targets_and_refusals():
         loss_is_batch_dependent(nn.CrossEntropyLoss(), LOGITS, torch.zeros(4, 9).long())
     with pytest.raises(PlanError, match="0 outputs"):
         loss_is_batch_dependent(nn.CrossEntropyLoss(), LOGITS[:0], CLASSES[:0])
-
-
-def test_the_suitability_table():
-    rows = {row.name: row for row in suitability()}
-    usable = ["Linear", "Conv2d", "GroupNorm", "InstanceNorm2d", "LSTM", "MultiheadAttention"]
-    usable += ["BatchNorm2d, frozen", "cross-entropy", "focal", "log", "squared error"]
-    for name in usable:
-        assert rows[name].usable, name
-    mixing = ["BatchNorm1d", "SyncBatchNorm", "MultiheadAttention, batch second"]
-    mixing += ["supervised contrastive", "triplet, hardest in the batch"]
-    mixing += ["cross-entropy weighted by the batch's class frequencies"]
-    for name in mixing:
-        assert not rows[name].batch_independent, name
-        assert rows[name].deterministic, name
-    for name in ("Dropout", "RReLU", "LSTM, dropout .1", "TransformerEncoderLayer, dropout .1"):
-        assert rows[name].batch_independent, name
-        assert not rows[name].deterministic, name

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
 from cupola.nn.losses import Loss
-from cupola.nn.probe import (
+from cupola.nn.module_probe import (
     SEED,
     Call,
     Probe,

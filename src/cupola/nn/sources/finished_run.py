@@ -9,7 +9,7 @@ from typing import Any
 
 from cupola.base.chain import read_result
 from cupola.errors import PlanError
-from cupola.nn.sources.registry import Preprocessing, Trained
+from cupola.nn.sources.trained import Preprocessing, Trained
 
 _COUNTER = "num_batches_tracked"  # of BatchNorm, which is no part of the function
 
@@ -19,7 +19,7 @@ def from_run(folder: Path, size: int | None = None, fresh: int | None = None) ->
     new weights instead."""
     from safetensors.torch import load_file
 
-    from cupola.nn.models.registry import build
+    from cupola.nn.models.building import build
 
     try:
         plan = tomllib.loads((folder / "plan.toml").read_text("utf-8"))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
-from cupola.nn.models.parts import Shape, Size, needs_classes, tokens
-from cupola.nn.models.registry import model
+from cupola.nn.models.blocks import Shape, Size, needs_classes, tokens
+from cupola.nn.models.building import model
 from cupola.nn.models.vectors import word_vectors
 
 PADDING = 0  # token of no word

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupola import data as datasets
-from cupola.data.loaders import published
+from cupola.data.loaders import tff as published
 from cupola.errors import DataError
 
 

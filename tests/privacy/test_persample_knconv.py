@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import cupola.privacy.persample.kernelnorm as kernel_rules
+import cupola.privacy.persample.knconv as kernel_rules
 from cupola.errors import PlanError
 from cupola.nn import build, find_loss, kernelnorm
 from cupola.nn.kernelnorm import KernelNorm2d, KNConv1d, KNConv2d, KNConv3d

@@ -12,22 +12,44 @@ from scipy.special import expit
 from torch import nn
 
 from cupola.errors import DataError, PlanError
-from cupola.privacy.convex import (
+from cupola.privacy import perturbation
+from cupola.privacy.events import Approximate, Gaussian
+from cupola.privacy.newton import minimise
+from cupola.privacy.noise import source
+from cupola.privacy.perturbation import (
     LOST,
     SOLVER_SHARE,
     Logistic,
     objective_events,
     objective_noise,
-    objective_perturbation,
     output_events,
-    output_perturbation,
     refusal,
     to_layer,
     to_start,
 )
-from cupola.privacy.events import Approximate, Gaussian
-from cupola.privacy.newton import minimise
-from cupola.privacy.noise import source
+
+
+class Drawn:
+    """A numpy generator, or what is like one, as a source of noise."""
+
+    def __init__(self, rng) -> None:
+        self.rng = rng
+
+    def normals(self, n: int) -> np.ndarray:
+        return np.asarray(self.rng.standard_normal(n))
+
+    def rounded_normals(self, n: int, deviation: float) -> np.ndarray:
+        return np.rint(self.normals(n) * deviation)
+
+
+def output_perturbation(*how, rng, **more):
+    own = rng if hasattr(rng, "normals") else Drawn(rng)
+    return perturbation.output_perturbation(*how, rng=own, **more)
+
+
+def objective_perturbation(*how, rng, **more):
+    own = rng if hasattr(rng, "normals") else Drawn(rng)
+    return perturbation.objective_perturbation(*how, rng=own, **more)
 
 
 class Silent:

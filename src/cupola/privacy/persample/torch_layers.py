@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -198,10 +197,7 @@ class _ChannelNorm(Rule):
 class GroupNormRule(_ChannelNorm):
     """Group normalisation; layer normalisation of images is one group."""
 
-    def keep(
-        self, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        (x,) = super().keep(layer, args, kwargs, output)
+    def remember(self, layer: Any, x: Tensor, output: Tensor) -> Kept:
         return x, *(
             _saved(output, "NativeGroupNormBackward0") or _stats(x, layer.num_groups, layer.eps)
         )
@@ -211,10 +207,7 @@ class GroupNormRule(_ChannelNorm):
 class InstanceNormRule(_ChannelNorm):
     """One group per channel; without running statistics (see `unsupported`)."""
 
-    def keep(
-        self, layer: _InstanceNorm, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        (x,) = super().keep(layer, args, kwargs, output)
+    def remember(self, layer: _InstanceNorm, x: Tensor, output: Tensor) -> Kept:  # noqa: ARG002
         return x, *_stats(x, x.shape[1], layer.eps)
 
 
@@ -222,10 +215,7 @@ class InstanceNormRule(_ChannelNorm):
 class FixedBatchNormRule(_ChannelNorm):
     """Batch normalisation in evaluation mode, by statistics that no sample changes."""
 
-    def keep(
-        self, layer: _BatchNorm, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        (x,) = super().keep(layer, args, kwargs, output)
+    def remember(self, layer: _BatchNorm, x: Tensor, output: Tensor) -> Kept:  # noqa: ARG002
         assert layer.running_mean is not None
         assert layer.running_var is not None
         scale = (layer.running_var + layer.eps).rsqrt()
@@ -242,10 +232,7 @@ def _stats(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
 class LayerNormRule(Rule):
     """Normalisation over the last dimensions; weight and bias have their shape."""
 
-    def keep(
-        self, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        (x,) = super().keep(layer, args, kwargs, output)
+    def remember(self, layer: Any, x: Tensor, output: Tensor) -> Kept:
         saved = _saved(output, "NativeLayerNormBackward0")
         if saved is None:
             dims = tuple(range(-len(layer.normalized_shape), 0))

@@ -10,9 +10,9 @@ from pydantic import PositiveInt
 from cupola.data.dataset import Source
 from cupola.data.download import Files
 from cupola.data.loaders._common import need, read_npz
-from cupola.data.loaders.leaf import first_words, words_of
-from cupola.data.registry import dataset
-from cupola.data.words import Vocabulary, count, most_frequent, rows, windows
+from cupola.data.loading import dataset
+from cupola.data.words import Vocabulary, rows, windows, words_of
+from cupola.data.words import vocabulary as known_words
 
 
 @dataset("shakespeare_words")
@@ -33,11 +33,8 @@ def shakespeare_words(
     need(stored, ["text", "role", "local_test", "role_names"], path)
     speeches = [words_of(line) for line in bytes(stored["text"]).decode().split("\n")]
     held = stored["local_test"].astype(bool)
-    if vocabulary is None:
-        known = most_frequent(count(s for s, h in zip(speeches, held) if not h), words)
-    else:
-        known = tuple(first_words("shakespeare_words", Path(vocabulary).expanduser(), words))
-    table = Vocabulary(known)
+    learnt = (s for s, h in zip(speeches, held) if not h)
+    table = Vocabulary(known_words("shakespeare_words", vocabulary, learnt, words))
     pieces = [windows(table.ids(speech), length, all=True) for speech in speeches]
     each = np.array([len(piece) for piece in pieces])
     roles, held = np.repeat(stored["role"].astype(np.int64), each), np.repeat(held, each)

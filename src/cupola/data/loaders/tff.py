@@ -18,12 +18,12 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from cupola.base.files import replacing
-from cupola.data.dataset import Dataset, SiteData
+from cupola.data.dataset import Dataset, SiteData, joined
 from cupola.data.download import Files, cache_folder
+from cupola.data.lazy import Owners
 from cupola.data.loaders._common import classes
 from cupola.data.loaders.leaf import LETTERS
-from cupola.data.owners import Owners
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.data.words import Vocabulary, most_frequent, rows, windows
 from cupola.errors import DataError
 from cupola.federation.randomness import generator
@@ -195,9 +195,7 @@ def _first_rows(sizes: np.ndarray, many: int | None, read: Callable[[int], Datas
     if many is not None:
         order = generator(_SHUFFLE, "public owners").permutation(len(sizes))
         order = order[: int(np.searchsorted(np.cumsum(sizes[order]), many)) + 1]
-    parts = [read(int(i)) for i in order]
-    joined = Dataset(torch.cat([d.x for d in parts]), torch.cat([d.y for d in parts]))
-    return joined.subset(slice(0, many))
+    return joined([read(int(i)) for i in order]).subset(slice(0, many))
 
 
 def _word_counts(path: Path) -> dict[str, int]:

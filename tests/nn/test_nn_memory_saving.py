@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cupola.nn.lean import LeanConv2d, make_all_lean, make_lean
+from cupola.nn.memory_saving import LeanConv2d, make_all_lean, make_lean
 
 LAYERS = [
     (lambda: nn.Conv1d(4, 6, 3, dilation=2), (5, 4, 9)),

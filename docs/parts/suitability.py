@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cupola.nn.inspect import loss_is_batch_dependent, properties
 from cupola.nn.losses import Loss, find_loss
-from cupola.nn.probe import SEED, sandbox
+from cupola.nn.module_probe import SEED, sandbox
+from cupola.nn.module_properties import loss_is_batch_dependent, properties
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -60,13 +60,6 @@ UNIT = 2.0**-53  # relative rounding error of float64
 LOST = 2.0**-100  # delta of objective perturbation, per problem
 SOLVER_SHARE = 0.01  # of epsilon, for what the solver leaves open in objective perturbation
 INSTEAD = "use mechanism = 'dp-sgd', which needs no convexity"
-
-
-@runtime_checkable
-class Generator(Protocol):
-    """The part of `numpy.random.Generator` that is used."""
-
-    def standard_normal(self, size: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -175,14 +168,14 @@ def output_perturbation(
     start: np.ndarray,
     *,
     noise: float,
-    rng: Source | Generator,
+    rng: Source,
     clip: float = math.inf,
 ) -> Release:
     """The minimiser plus Gaussian noise of standard deviation `noise` times its sensitivity.
 
     x: (n, ...) features; y: (n,) labels; start: w0, (problems, p). noise: multiplier, as in the
     Gaussian event; K problems are K such events. clip: the change from w0 is projected to this
-    norm, which helps where it is below G / (n mu). rng: `noise.source`, or numpy's generator.
+    norm, which helps where it is below G / (n mu). rng: see `noise.source`.
     """
     events = output_events(problem, noise)
     clip = check_number("clip", clip, above=0, infinite=True)
@@ -199,12 +192,11 @@ def output_perturbation(
     step = grid(scale)
     if reach + 40 * scale >= step * 2.0**52:
         raise PlanError("the received model is too large for exact noise; scale the features up")
-    source = _source(rng)
     weights = np.empty_like(start)
     for k, (sign, w0) in enumerate(zip(signs, start)):
         change = minimise(rows, sign, w0, problem.mu, tolerance, reach) - w0
         change *= min(1.0, clip * (1 - 4 * (p + 8) * UNIT) / max(np.linalg.norm(change), 1e-300))
-        weights[k] = add_noise(w0 + change, sensitivity, noise, source)
+        weights[k] = add_noise(w0 + change, sensitivity, noise, rng)
     return Release(weights, events, sensitivity, tolerance, problem.mu, scale, step)
 
 
@@ -215,7 +207,7 @@ def objective_perturbation(
     start: np.ndarray,
     *,
     epsilon: float,
-    rng: Source | Generator,
+    rng: Source,
 ) -> Release:
     """The minimiser of an objective with a random linear term; `epsilon` for all problems together.
 
@@ -232,14 +224,13 @@ def objective_perturbation(
     tolerance = _tolerance(problem, n, p, reach, far)
     step = 2.0 ** math.ceil(math.log2(max(tolerance / mu / math.sqrt(p), reach * 2.0**-50)))
     error = tolerance / mu + math.sqrt(p) * step / 2
-    source = _source(rng)
     weights = np.empty_like(start)
     for k, (sign, w0) in enumerate(zip(signs, start)):
-        b = _spherical(source, p) / alpha
+        b = _spherical(rng, p) / alpha
         while np.linalg.norm(b) > far:
-            b = _spherical(source, p) / alpha
+            b = _spherical(rng, p) / alpha
         found = minimise(rows, sign, w0, mu, tolerance, reach, b)
-        v = _spherical(source, p) * (2 * error / (SOLVER_SHARE * each)) * (1 + 1e-12)
+        v = _spherical(rng, p) * (2 * error / (SOLVER_SHARE * each)) * (1 + 1e-12)
         weights[k] = (np.rint(found / step) + np.rint(v / step)) * step
     moved = 2 * (problem.bound / n + tolerance) / mu
     return Release(weights, events, moved, tolerance, mu, 1 / alpha, step)
@@ -354,26 +345,3 @@ def _spherical(source: Source, p: int) -> np.ndarray:
     """A vector of density ~ exp(-|v|): uniform direction, norm ~ Gamma(p, 1), half a chi-square."""
     direction, others = source.normals(p), source.normals(2 * p)
     return direction / np.linalg.norm(direction) * (float(others @ others) / 2)
-
-
-def _source(rng: Source | Generator) -> Source:
-    return _Adapter(rng) if isinstance(rng, Generator) else rng
-
-
-class _Adapter:
-    """numpy's generator as a source of noise."""
-
-    def __init__(self, rng: Generator) -> None:
-        self.rng = rng
-
-    def normals(self, n: int) -> np.ndarray:
-        return np.asarray(self.rng.standard_normal(n))
-
-    def rounded_normals(self, n: int, deviation: float) -> np.ndarray:
-        return np.rint(self.normals(n) * deviation)
-
-    def uniforms(self, n: int) -> np.ndarray:
-        raise NotImplementedError("these mechanisms draw normal numbers only")
-
-    def words(self, n: int) -> np.ndarray:
-        raise NotImplementedError("these mechanisms draw normal numbers only")

@@ -24,7 +24,7 @@ class Cut:
     types: np.ndarray | None = None  # int (sites,): true distribution of each site
 
 
-class Shares:
+class Assignment:
     """Rows sorted by owner with offsets (CSR): a site is a slice, cut into its parts when asked."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Shares:
         return n - test - validation
 
     def site(self, i: int) -> SiteData:
-        """Share of site i; its rows keep their order."""
+        """What site i holds; its rows keep their order."""
         rows = self.order[self.offsets[i] : self.offsets[i + 1]]
         test = rows[:0]
         if self.held is not None:

@@ -16,7 +16,7 @@ from cupola.base.suggest import suggest
 from cupola.data.dataset import Dataset, Kind, Source, kind_of
 from cupola.data.loaders._common import images, need, numbered, public_split, read_npz
 from cupola.data.loaders.bundled import standardised
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 

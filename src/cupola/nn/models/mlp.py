@@ -8,8 +8,8 @@ from torch import nn
 
 from cupola.nn.activations import Activation
 from cupola.nn.activations import activation as layer
-from cupola.nn.models.parts import Shape, Share, Size, head
-from cupola.nn.models.registry import model
+from cupola.nn.models.blocks import Shape, Share, Size, head
+from cupola.nn.models.building import model
 
 
 @model("linear", "linear model: logistic regression, or least squares without classes")

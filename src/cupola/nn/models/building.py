@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from cupola.base.registry import Registry
 from cupola.errors import PlanError
-from cupola.federation import randomness
-from cupola.nn.registry import Registry
+from cupola.federation.randomness import derive
 
-_MODELS = Registry("model")
+_MODELS: Registry[Any] = Registry("model")
 
 #: `@model("name", "one line")` registers a function (input_shape, classes, *, options) -> module.
 model = _MODELS.add
@@ -46,7 +46,7 @@ def build(
         arguments = {key: value for key, value in arguments.items() if key in taken}
     arguments |= _MODELS.check(name, options)
     if ":" in name:
-        _complete(name, make, arguments)
+        _MODELS.require(name, _MODELS.parameters(name), arguments)
     with _initialisation(seed):
         module = make(**arguments)
     if not isinstance(module, nn.Module):
@@ -71,18 +71,10 @@ def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None
         ) from error
 
 
-def _complete(name: str, make: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Refuse a call of the user's own model that leaves a parameter open."""
-    for p in inspect.signature(make).parameters.values():
-        by_name = p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-        if by_name and p.default is p.empty and p.name not in arguments:
-            raise PlanError(f"model.{p.name} is missing: {name!r} needs it")
-
-
 @contextmanager
 def _initialisation(seed: int) -> Iterator[None]:
     """Initialise from the run's seed, on the CPU, whatever the process drew before."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed: that would also reseed the accelerators.
-        torch.default_generator.manual_seed(randomness.derive(seed, "model"))
+        torch.default_generator.manual_seed(derive(seed, "model"))
         yield

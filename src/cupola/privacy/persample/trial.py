@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
+from cupola.nn.module_probe import sandbox
 from cupola.nn.reprogram import Adapted, Border
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room, Sums
@@ -173,12 +174,9 @@ def calm(part: nn.Module) -> None:
         part.dropout = 0.0
 
 
-@contextmanager
-def chance(seed: int = 0) -> Iterator[None]:
-    """The process-wide generator at a fixed place, meanwhile; nothing private depends on it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(SEED + seed)
-        yield
+def chance(seed: int = 0) -> AbstractContextManager[None]:
+    """Process-wide generators at a fixed place, meanwhile; nothing private depends on them."""
+    return sandbox(SEED + seed)
 
 
 def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

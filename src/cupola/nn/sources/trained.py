@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from cupola.base.registry import Registry
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 
@@ -74,26 +75,22 @@ class Entry:
     package: tuple[str, str] | None = None
 
 
-_ENTRIES: dict[str, Entry] = {}
+def _register() -> None:
+    import cupola.nn.sources.imagenet  # noqa: F401 (registers its models when imported)
+
+
+_SOURCES: Registry[Entry] = Registry("model.source", kind=Entry, own=False, fill=_register)
+names = _SOURCES.names
 
 
 def add(entry: Entry) -> None:
-    _ENTRIES[entry.name] = entry
-
-
-def names() -> list[str]:
-    """Every registered source."""
-    _register()
-    return sorted(_ENTRIES)
+    """Register a source."""
+    _SOURCES.add(entry.name, entry.about)(entry)
 
 
 def table() -> list[Entry]:
     """All entries, by name."""
-    return [_ENTRIES[name] for name in names()]
-
-
-def _register() -> None:
-    import cupola.nn.sources.imagenet  # noqa: F401 (registers its models when imported)
+    return [_SOURCES.find(name) for name in names()]
 
 
 def load(source: str, weights: str | None = None, size: int | None = None) -> Trained:
@@ -106,7 +103,7 @@ def load(source: str, weights: str | None = None, size: int | None = None) -> Tr
     if _is_run(source):
         if weights is not None:
             raise PlanError("model.weights is not for a run folder: it holds its own weights")
-        from cupola.nn.sources.run import from_run
+        from cupola.nn.sources.finished_run import from_run
 
         return from_run(Path(source).expanduser(), size)
     entry = find(source)
@@ -120,7 +117,7 @@ def load(source: str, weights: str | None = None, size: int | None = None) -> Tr
 def fresh_source(source: str, size: int | None = None) -> Trained:
     """The same with untrained weights, drawn from torch's generator; no file is needed."""
     if _is_run(source):
-        from cupola.nn.sources.run import from_run
+        from cupola.nn.sources.finished_run import from_run
 
         seed = int(torch.randint(2**31, ()))
         return from_run(Path(source).expanduser(), size, fresh=seed)
@@ -137,12 +134,12 @@ def stamp(source: str, weights: str | None = None) -> tuple[str, int]:
 
 def find(source: str) -> Entry:
     """A registered source; an unknown name is refused with a suggestion."""
-    if source not in names():
+    if source not in _SOURCES:
         raise PlanError(
             f"model.source = {source!r} is neither a known source nor the folder of a finished "
             f"run (with model.safetensors); {suggest(source, names())}"
         )
-    return _ENTRIES[source]
+    return _SOURCES.find(source)
 
 
 def architecture(entry: Entry, size: int | None = None) -> nn.Module:

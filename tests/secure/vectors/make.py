@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from cupola.secure import (
     checksum,
     differences,
     encoding,
+    following,
     going_on,
     graph,
     settlement,
@@ -105,23 +107,26 @@ class Randomness:
 
         return SimpleNamespace(generate=generate)
 
-    def fixed(self) -> ExitStack:
+    def fixed(self, clock: Callable[[], int] = lambda: ATTEMPT) -> ExitStack:
+        """clock: microseconds, where attempts must differ."""
+
         def below(_: int) -> int:
             return int.from_bytes(self.now("coefficients", 33), "little")
 
         drawn = SimpleNamespace(token_bytes=lambda _: CHECK)
-        clock = SimpleNamespace(time_ns=lambda: ATTEMPT * 1000)
+        ticking = SimpleNamespace(time_ns=lambda: clock() * 1000)
         stack = ExitStack()
         for module, name, other in (
             (members, "new_seed", lambda: self.now("seed", 32)),
             (pair_members, "new_seed", lambda: self.now("seeds", 32)),
+            (following, "new_seed", lambda: self.now("witness", 32)),
             (envelopes, "X25519PrivateKey", self.key("envelope")),
             (pair_members, "X25519PrivateKey", self.key("mask", "seal")),
             (shamir, "secrets", SimpleNamespace(randbelow=below)),
             (compensated, "secrets", drawn),
-            (compensated, "time", clock),
+            (compensated, "time", ticking),
             (pairs, "secrets", drawn),
-            (pairs, "time", clock),
+            (pairs, "time", ticking),
         ):
             stack.enter_context(patch.object(module, name, other))
         return stack
@@ -147,20 +152,21 @@ class Wire(Federation):
             yield site, read_answer(answer)
 
 
-def site_of_cupola(roster, number, answer, memory=None):
+def site_of_cupola(roster, number, answer, memory=None, **facts):
     """A site that holds `answer`: arrays and weight, or None if it declines."""
     name = roster.sites[number].name
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
-    member = members.Member(identity, roster, number, *([] if memory is None else [memory]))
+    own = [] if memory is None else [memory]
+    member = members.Member(identity, roster, number, *own, **facts)
     context = SiteContext(number, answer, None, StateStore(), 1, party=member)
     return Answering(lambda: Opened(context)).answer
 
 
-def compensator_of_cupola(roster):
+def compensator_of_cupola(roster, memory=None):
     name = roster.compensator.name
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
-    context = SiteContext(0, Compensator(identity, roster), None, StateStore(), 1)
-    return Answering(lambda: Opened(context)).answer
+    context = SiteContext(0, Compensator(identity, roster, memory), None, StateStore(), 1)
+    return Answering(lambda: Opened(context, closes=(context.data,))).answer
 
 
 def coordinator_of_cupola(roster, sites, compensator=None, messages=None):
@@ -173,7 +179,7 @@ def coordinator_of_cupola(roster, sites, compensator=None, messages=None):
     return compensated.Masked(engine, Wire([compensator], ["compensator"], messages), roster)
 
 
-def roster_of(sites, minimum, third, leaves=()):
+def roster_of(sites, minimum, third, leaves=(), changes=False):
     names = [f"site {number}" for number in range(sites)]
 
     def identity(name):
@@ -181,9 +187,9 @@ def roster_of(sites, minimum, third, leaves=()):
 
     parties = tuple(identity(name).public for name in names)
     own = identity("compensator").public if third else None
-    body = body_digest("vectors", parties, own, minimum)
+    body = body_digest("vectors", parties, own, minimum, changes)
     given = {names[i]: consent(identity(names[i]), body, "leaves") for i in leaves}
-    return Roster("vectors", parties, own, minimum, {"leaves": given})
+    return Roster("vectors", parties, own, minimum, {"leaves": given}, changes)
 
 
 # Cases

@@ -14,7 +14,7 @@ from cupola.federation import Contribution, Failure, InProcess, Question, drive,
 from cupola.federation.message import decode_question, encode_question
 from cupola.plan import compose
 from cupola.secure import Masked
-from cupola.secure.settlement import Request
+from cupola.secure.compensator_messages import Request
 from cupola.sites import read_ledger, spent
 
 

@@ -34,8 +34,8 @@ from cupola.plan.study_result import TABLES
 from cupola.plan.study_run import CONTENTS as OF_STUDIES
 from cupola.plan.study_run import FILE, run_study
 from cupola.secure.choices import Sum
-from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
+from cupola.secure.secure_aggregation import SecureSums
 from cupola.sites.proposal import Proposal, load_any, read_proposal
 
 #: What sites get at the end, in this order.
@@ -108,7 +108,7 @@ class RealCohorts:
         everybody = len(self.job.sites)
         facts = (plan.timeout, 1.0, everybody, folder)
         reach = _reach(self.job, self.carry, plan.sum, ledger, *facts)
-        if not isinstance(reach, Hidden):
+        if not isinstance(reach, SecureSums):
             assert self.job.roster is not None
             reach = Open(reach, Roster.from_json(self.job.roster))
         return Witnessed(reach)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cupola.learn import Training
 from cupola.secure.choices import Sum
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 _COMPENSATOR = (
     "which sites took part in which step, names and sizes of arrays, a hash of the question; "

@@ -33,12 +33,7 @@ from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 from cupola.secure.canonical import is_whole
 from cupola.secure.checksum import to_bytes
-from cupola.secure.differences import EXPOSED, Sets, behind, exposed
-from cupola.secure.envelope import EnvelopeError, Statement, unseal
-from cupola.secure.identity import Identity
-from cupola.secure.memory import Memory
-from cupola.secure.roster import Roster
-from cupola.secure.settlement import (
+from cupola.secure.compensator_messages import (
     CHECK,
     CHUNK,
     LATER_ATTEMPT,
@@ -47,7 +42,12 @@ from cupola.secure.settlement import (
     Request,
     parts_from,
 )
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue
+from cupola.secure.differences import EXPOSED, Sets, behind, exposed
+from cupola.secure.durable_dict import Memory
+from cupola.secure.envelope import EnvelopeError, Statement, unseal
+from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue
+from cupola.secure.roster import Roster
 
 __all__ = [
     "CHUNK",

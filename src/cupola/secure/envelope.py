@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cupola.errors import FederationError
 from cupola.secure.canonical import pack
 from cupola.secure.identity import Identity, Party
-from cupola.secure.streams import SEED, derive
+from cupola.secure.mask_stream import SEED, derive
 
 _KEY, _SEALED, _SIGNATURE = 32, SEED + 16, 64
 ENVELOPE = _KEY + _SEALED + _SIGNATURE

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from cupola.errors import DataError, FederationError
 from cupola.secure.canonical import digest, is_name
-from cupola.secure.streams import derive
+from cupola.secure.mask_stream import derive
 
 FORMAT = 1
 _FIELD = 2**255 - 19

@@ -13,19 +13,19 @@ from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH, Replay
 from cupola.secure.canonical import digest, is_whole
 from cupola.secure.checksum import checksum, to_bytes
+from cupola.secure.durable_dict import Memory
 from cupola.secure.encoding import Entry, Layout, layout_hash, scales_hash
 from cupola.secure.envelope import Statement, seal
-from cupola.secure.hidden import (
+from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue, new_seed
+from cupola.secure.roster import Roster
+from cupola.secure.witness import proof, question_key, tag, to_limbs
+from cupola.secure.wrapped_question import (
     hidden_values,
     inner_question,
     layout_of,
     question_hash,
 )
-from cupola.secure.identity import Identity
-from cupola.secure.memory import Memory
-from cupola.secure.roster import Roster
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue, new_seed
-from cupola.secure.witness import proof, question_key, tag, to_limbs
 
 ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 SECRET = "witness"  # under which a member remembers what all sites share

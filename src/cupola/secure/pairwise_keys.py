@@ -23,12 +23,12 @@ from cupola.secure.canonical import Value, digest, pack
 from cupola.secure.encoding import Entry
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import Graph, graph
-from cupola.secure.hidden import BEYOND, WEIGHT
 from cupola.secure.identity import Identity, Party
+from cupola.secure.mask_stream import derive
 from cupola.secure.pairwise_masks import Masks, Table
 from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
-from cupola.secure.streams import derive
+from cupola.secure.wrapped_question import BEYOND, WEIGHT
 
 KEY, SIGNATURE, TAG = 32, 64, 16
 KEYS = 2 * KEY + SIGNATURE  # a key to mask with, a key to be written to, the site's signature

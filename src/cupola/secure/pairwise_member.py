@@ -23,7 +23,7 @@ from cupola.secure.checksum import checksum, to_bytes
 from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import draw
-from cupola.secure.hidden import hidden_values, inner_question, layout_of, question_hash
+from cupola.secure.mask_stream import new_seed
 from cupola.secure.member import ANSWER, CHECK, Member, member_of
 from cupola.secure.pairwise_keys import (
     KEYS,
@@ -45,7 +45,7 @@ from cupola.secure.pairwise_keys import (
 )
 from cupola.secure.pairwise_masks import Table
 from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors
-from cupola.secure.pairwise_questions import (
+from cupola.secure.pairwise_messages import (
     ILL,
     as_array,
     bytes_in,
@@ -59,7 +59,7 @@ from cupola.secure.pairwise_questions import (
 )
 from cupola.secure.pairwise_totals import agree_to_total, refuse_gone, told_before
 from cupola.secure.shamir import SHARE, split
-from cupola.secure.streams import new_seed
+from cupola.secure.wrapped_question import hidden_values, inner_question, layout_of, question_hash
 
 MOST_SEEDS = 1 << 12
 _UNDER_WAY = "pairwise"  # where a member keeps its attempt, in memory

@@ -14,14 +14,16 @@ from typing import Any
 
 from cupola.errors import PlanError
 from cupola.federation import Federation, InProcess, Question, SeparateProcesses
-from cupola.secure import masked, pairwise
+from cupola.secure import traffic
 from cupola.secure.compensator import compensator_host
-from cupola.secure.hidden import Sent, Traffic
+from cupola.secure.compensator_client import Masked
+from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
-from cupola.secure.masked import Hidden, Masked
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
+from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, simulated_roster
+from cupola.secure.secure_aggregation import SecureSums
+from cupola.secure.traffic import Sent, Traffic
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ def simulated_parties(
 
 def hidden_sums(
     engine: Federation, parties: Parties, folder: Path | None = None, own_processes: bool = False
-) -> Hidden:
+) -> SecureSums:
     """An engine whose sums are masked. folder: the compensator's memory is kept in it.
     own_processes: whether the compensator gets a process of its own."""
     if parties.protocol == "pairwise":
-        return pairwise.Pairwise(engine, parties.roster)
+        return Pairwise(engine, parties.roster)
     own = None if folder is None else folder / "compensator"
     third: Federation
     if own_processes:
@@ -114,8 +116,7 @@ def expected_traffic(
     question: Question, parties: Parties, asked: Sequence[int], sent: Sent
 ) -> Traffic:
     """What a masked sum over these sites sends. sent: the arrays of each that answers."""
-    protocol = pairwise if parties.protocol == "pairwise" else masked
-    return protocol.expected_traffic(question, parties.roster, asked, sent)
+    return traffic.expected_traffic(question, parties.roster, asked, sent)
 
 
 def member(site: int, folder: Path | None, **facts: Any) -> Member:

@@ -15,9 +15,9 @@ from cupola.federation.stored import Alone, DiskStore, StoredAnswers
 from cupola.plan.plan import Plan
 from cupola.plan.study import StudyPlan
 from cupola.secure.compensator import Compensator
+from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
 from cupola.sites.consent import (
     SETTLING,
     Joined,

@@ -37,25 +37,26 @@ from cupola.federation.message import encode_question, question_fields
 from cupola.secure import (
     canonical,
     checksum,
+    compensator_messages,
     differences,
     encoding,
     following,
     going_on,
     graph,
-    settlement,
+    mask_stream,
+    secure_aggregation,
     shamir,
-    streams,
 )
 from cupola.secure import envelope as envelopes
-from cupola.secure import masked as compensated
 from cupola.secure import member as members
-from cupola.secure import pairwise as pairs
 from cupola.secure import pairwise_member as pair_members
 from cupola.secure.compensator import Compensator
-from cupola.secure.hidden import layout_of, question_hash
+from cupola.secure.compensator_client import Masked
 from cupola.secure.identity import Identity
+from cupola.secure.pairwise import Pairwise
 from cupola.secure.pairwise_keys import Cohort, neighbours, pack_edges
 from cupola.secure.roster import Roster, body_digest, consent, simulated_roster
+from cupola.secure.wrapped_question import layout_of, question_hash
 
 HERE = Path(__file__).resolve().parent
 ATTEMPT = 1_700_000_000_000_000
@@ -123,10 +124,8 @@ class Randomness:
             (envelopes, "X25519PrivateKey", self.key("envelope")),
             (pair_members, "X25519PrivateKey", self.key("mask", "seal")),
             (shamir, "secrets", SimpleNamespace(randbelow=below)),
-            (compensated, "secrets", drawn),
-            (compensated, "time", ticking),
-            (pairs, "secrets", drawn),
-            (pairs, "time", ticking),
+            (secure_aggregation, "secrets", drawn),
+            (secure_aggregation, "time", ticking),
         ):
             stack.enter_context(patch.object(module, name, other))
         return stack
@@ -175,8 +174,8 @@ def coordinator_of_cupola(roster, sites, compensator=None, messages=None):
     messages = [] if messages is None else messages
     engine = Wire(sites, names, messages)
     if compensator is None:
-        return pairs.Pairwise(engine, roster)
-    return compensated.Masked(engine, Wire([compensator], ["compensator"], messages), roster)
+        return Pairwise(engine, roster)
+    return Masked(engine, Wire([compensator], ["compensator"], messages), roster)
 
 
 def roster_of(sites, minimum, third, leaves=(), changes=False):
@@ -338,15 +337,15 @@ def primitives():
         for bits, many in ((16, 100), (32, 1025), (64, 2100))
     }
     masks = np.zeros(5, np.int32)
-    streams.add_mask(masks, key, 3)
+    mask_stream.add_mask(masks, key, 3)
     return {
         "pack": {"values": ["nothing", "bytes 00ff", "é", -12, [1, ["a"], "bytes "]],
                  "bytes": canonical.pack(*values).hex()},
         "derive": {"secret": key.hex(), "purpose": ["a", 1],
-                   "bytes": streams.derive(key, "a", 1, length=48).hex()},
-        "stream": {"key": key.hex(), "start": 21, "bytes": streams.stream(key, 21, 40).hex()},
+                   "bytes": mask_stream.derive(key, "a", 1, length=48).hex()},
+        "stream": {"key": key.hex(), "start": 21, "bytes": mask_stream.stream(key, 21, 40).hex()},
         "mask": {"key": key.hex(), "bits": 32, "start": 3, "numbers": masks.tolist(),
-                 "checksum": str(streams.mask_residue(key))},
+                 "checksum": str(mask_stream.mask_residue(key))},
         "checksum": {"key": key.hex(), "array": "x", "residues": {
             k: str(v) for k, v in residues.items()}},
         "entries": [
@@ -354,7 +353,7 @@ def primitives():
             for facts in ENTRIES
             for found in [encoding.entry("x", (), *facts)]
         ],
-        "chunks": [[arrays, list(settlement.chunks(arrays))] for arrays in CHUNKED],
+        "chunks": [[arrays, list(compensator_messages.chunks(arrays))] for arrays in CHUNKED],
         "graph": [
             [sites, minimum, [found.picks, found.threshold, found.quorum]]
             for sites, minimum in GRAPHS

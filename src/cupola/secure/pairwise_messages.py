@@ -16,7 +16,6 @@ from cupola.federation import Arrays, Declined, Question, Spec
 from cupola.secure.canonical import is_whole
 from cupola.secure.encoding import Layout, scales_hash
 from cupola.secure.envelope import Statement
-from cupola.secure.hidden import layout_of, outer_question, question_hash
 from cupola.secure.member import ANSWER, CHECK
 from cupola.secure.pairwise_keys import (
     KEYS,
@@ -27,6 +26,7 @@ from cupola.secure.pairwise_keys import (
 )
 from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
+from cupola.secure.wrapped_question import layout_of, outer_question, question_hash
 
 ILL = "question is not well formed"
 

@@ -93,6 +93,17 @@ class Member:
         told = proof(self.witness_key(question, b"gather"), self.index, answer)
         return replace(answer, arrays={**answer.arrays, WITNESS: np.frombuffer(told, np.uint8)})
 
+    def values(
+        self, site: SiteContext, inner: Question, layout: Layout, protocol: str
+    ) -> dict[Entry, np.ndarray]:
+        """The answer to the inner question as integers, with their witness; the same in every
+        attempt, or none."""
+        values = hidden_values(site, inner, layout, protocol)
+        if inner.witnessed:
+            values[layout[-1]] = self.witness(inner, layout, values)
+        self.stand_by(inner.step, values)
+        return values
+
     def stand_by(self, step: int, values: Mapping[Entry, np.ndarray]) -> None:
         """Refuse to answer a step anew and differently: noise drawn twice could be averaged away.
 
@@ -159,8 +170,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     compensator = member.roster.compensator
     if compensator is None:
         raise Declined("the roster names no compensator")
-    values = hidden_values(site, inner, layout, "masked")
-    member.stand_by(inner.step, values)
+    values = member.values(site, inner, layout, "masked")
     study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
     arrays = {}
     for entry, integers in values.items():

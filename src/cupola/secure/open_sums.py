@@ -16,7 +16,6 @@ from cupola.secure.encoding import Entry, scales_hash
 from cupola.secure.member import member_of
 from cupola.secure.secure_aggregation import Aggregation, SecureSums
 from cupola.secure.wrapped_question import (
-    hidden_values,
     inner_question,
     layout_of,
     outer_question,
@@ -37,8 +36,7 @@ def open_answer(site: SiteContext, question: Question) -> Contribution:
     layout = layout_of(inner, len(member.roster.sites))
     roster = question.options["hidden"].get("roster")
     member.agree(roster, inner.step, question_hash(inner), scales_hash(layout))
-    values = hidden_values(site, inner, layout, "open")
-    member.stand_by(inner.step, values)
+    values = member.values(site, inner, layout, "open")
     return Contribution({OPEN + entry.name: integers for entry, integers in values.items()})
 
 

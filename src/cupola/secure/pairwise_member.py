@@ -59,7 +59,7 @@ from cupola.secure.pairwise_messages import (
 )
 from cupola.secure.pairwise_totals import agree_to_total, refuse_gone, told_before
 from cupola.secure.shamir import SHARE, split
-from cupola.secure.wrapped_question import hidden_values, inner_question, layout_of, question_hash
+from cupola.secure.wrapped_question import inner_question, layout_of, question_hash
 
 MOST_SEEDS = 1 << 12
 _UNDER_WAY = "pairwise"  # where a member keeps its attempt, in memory
@@ -181,8 +181,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
         raise Declined("keys of the cohort are not usable") from None
     own = dict(enumerate(session.seeds))
     session.mask, session.seeds = None, []  # from here on there is no second time
-    values = hidden_values(site, inner, layout, "pairwise masked")
-    member.stand_by(inner.step, values)
+    values = member.values(site, inner, layout, "pairwise masked")
     table = Table(layout)
     for entry, integers in values.items():
         table.arrays[entry][:] = integers

@@ -122,10 +122,7 @@ def hidden_values(
             values[place], cut = _within_bound(place, answer.arrays[place.name], weight)
             beyond += cut
     values[layout[1]] = encode(layout[1], np.array(beyond))
-    found = {place: values[place] for place in layout if place in values}
-    if inner.witnessed:
-        found[layout[-1]] = site.party.witness(inner, layout, found)
-    return found
+    return {place: values[place] for place in layout if place in values}
 
 
 def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.ndarray, int]:

@@ -13,9 +13,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from cupola.errors import FederationError
 from cupola.federation.message import without_repetition
 from cupola.secure.canonical import Value, digest, is_name, is_whole, pack
@@ -169,12 +166,7 @@ def agreement(identity: Identity, body: bytes, what: str) -> bytes:
 
 def is_agreed(party: Party, body: bytes, what: str, signature: Any) -> bool:
     """Whether a site signed this."""
-    try:
-        key = Ed25519PublicKey.from_public_bytes(party.sign)
-        key.verify(signature, _agreement(party.name, body, what))
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+    return party.signed(_agreement(party.name, body, what), signature)
 
 
 def simulated_roster(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -129,11 +128,8 @@ class PairwiseSum(Aggregation):
         self.stage = stage_digest(self.cohort, self.dealt, self.edges, self.attempt.check)
         self.table = Table(self.attempt.layout)
         for site, arrays in self.ask(self.asked, self.dealt):
-            party = self.roster.sites[site]
-            statement = replace(self.attempt.statement, site=party.name).encode()
             signature, present = arrays["signature"].tobytes(), arrays["present"]
-            facts = (statement, self.stage, present.tobytes())
-            if not is_signed(party, signature, "pairwise masked", *facts):
+            if not self.cohort.is_answer(site, self.stage, present, signature):
                 self.failed[site] = "an answer that is not signed"
                 continue
             try:

@@ -66,6 +66,12 @@ class Cohort:
     def seal_key(self, site: int) -> bytes:
         return self.keys[self.place[site]][KEY : 2 * KEY]
 
+    def is_answer(self, site: int, stage: bytes, present: np.ndarray, signature: bytes) -> bool:
+        """Whether a site signed that it answered at this stage, with these arrays."""
+        party = self.roster.sites[site]
+        facts = (replace(self.statement, site=party.name).encode(), stage, present.tobytes())
+        return is_signed(party, signature, "pairwise masked", *facts)
+
     def check(self, sites: Sequence[int]) -> None:
         """Refuse keys that these sites did not sign for this attempt."""
         for site in sites:

@@ -13,7 +13,7 @@ What it has signed survivors for is remembered for good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -44,7 +44,13 @@ from cupola.secure.pairwise_keys import (
     survivors_digest,
 )
 from cupola.secure.pairwise_masks import Table
-from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors
+from cupola.secure.pairwise_memory import (
+    agree_to_cohort,
+    agree_to_survivors,
+    agree_to_total,
+    refuse_gone,
+    told_before,
+)
 from cupola.secure.pairwise_messages import (
     ILL,
     as_array,
@@ -57,7 +63,6 @@ from cupola.secure.pairwise_messages import (
     sites_in,
     whole_in,
 )
-from cupola.secure.pairwise_totals import agree_to_total, refuse_gone, told_before
 from cupola.secure.shamir import SHARE, split
 from cupola.secure.wrapped_question import inner_question, layout_of, question_hash
 
@@ -222,29 +227,15 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
             raise Declined(f"too few sites ({len(these)} of at least {least})")
         if member.index not in these or not set(these) <= set(session.dealt):
             raise Declined("survivors without this site, or who dealt no shares")
-        _check_answers(cohort, session, these, present, signatures)
+        for other, row, signature in zip(these, present, signatures, strict=True):
+            if not cohort.is_answer(other, session.stage, row, signature):
+                raise Declined(f"an answer that '{cohort.name(other)}' did not sign")
         scales = session.statement.layout
         agree_to_total(member, scales, session.arrays, these, present)
         granted = agree_to_survivors(member, session.statement.question, these, present)
         session.survivors, session.signed, session.granted = these, signed, granted
     signature = sign(member.identity, "pairwise survivors", signed)
     return Contribution({"signature": as_array(signature)})
-
-
-def _check_answers(
-    cohort: Cohort,
-    session: Session,
-    these: Sequence[int],
-    present: np.ndarray,
-    signatures: Sequence[bytes],
-) -> None:
-    """Every survivor has answered at the same stage, with the arrays it is said to have sent."""
-    for site, row, signature in zip(these, present, signatures, strict=True):
-        party = cohort.roster.sites[site]
-        statement = replace(session.statement, site=party.name).encode()
-        facts = (statement, session.stage, row.tobytes())
-        if not is_signed(party, signature, "pairwise masked", *facts):
-            raise Declined(f"an answer that '{party.name}' did not sign")
 
 
 @task("pairwise unmask")

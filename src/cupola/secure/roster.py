@@ -7,7 +7,7 @@ in every question; it is never learned from the coordinator.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -76,6 +76,10 @@ class Roster:
     def agreed(self, what: str) -> frozenset[str]:
         """Names of the sites whose signature allows this."""
         return frozenset(self.consents.get(what, {}))
+
+    def numbers(self, names: Container[str]) -> list[int]:
+        """Of the sites with these names: names can be long."""
+        return [number for number, site in enumerate(self.sites) if site.name in names]
 
     @property
     def leaves(self) -> frozenset[str]:

@@ -134,10 +134,7 @@ def test_a_sparse_graph(monkeypatch):
     study.late = {7}
     run = study.run()
     carry_out(run, 2)
-    degrees = {
-        site: len(pairwise_keys.neighbours(run.cohort, site, run.dealt, run.edges))
-        for site in run.dealt
-    }
+    degrees = {site: len(run.cohort.neighbours(site, run.dealt, run.edges)) for site in run.dealt}
     assert max(degrees.values()) < 13
     total = study.sum(question)
     same(total, study.plain(question, [s for s in range(14) if s not in (1, 5, 7)]), question, 14)

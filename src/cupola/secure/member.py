@@ -20,12 +20,7 @@ from cupola.secure.identity import Identity
 from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue, new_seed
 from cupola.secure.roster import Roster
 from cupola.secure.witness import proof, question_key, tag, to_limbs
-from cupola.secure.wrapped_question import (
-    hidden_values,
-    inner_question,
-    layout_of,
-    question_hash,
-)
+from cupola.secure.wrapped_question import hidden_values, inner_question, layout_of, question_hash
 
 ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 SECRET = "witness"  # under which a member remembers what all sites share

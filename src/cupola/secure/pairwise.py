@@ -33,10 +33,6 @@ from cupola.secure.pairwise_keys import (
     is_signed,
     keys_are_signed,
     mask_own,
-    neighbours,
-    pack_edges,
-    pair_masks,
-    stage_digest,
     survivors_digest,
     usable,
 )
@@ -119,13 +115,13 @@ class PairwiseSum(Aggregation):
             for holder, share in zip(drawn, arrays["sealed"], strict=True):
                 self.sealed.setdefault(holder, {})[site] = share.tobytes()
         self.dealt = tuple(picks)
-        self.edges = pack_edges(self.cohort, picks)
+        self.edges = self.cohort.edges(picks)
         self._enough(self.dealt, self.least)
 
     def collect(self) -> None:
         """Masked answers, added up as they come."""
         self.asked = self.attempt.masked(self.cohort, self.dealt, self.edges)
-        self.stage = stage_digest(self.cohort, self.dealt, self.edges, self.attempt.check)
+        self.stage = self.cohort.stage(self.dealt, self.edges, self.attempt.check)
         self.table = Table(self.attempt.layout)
         for site, arrays in self.ask(self.asked, self.dealt):
             signature, present = arrays["signature"].tobytes(), arrays["present"]
@@ -185,9 +181,9 @@ class PairwiseSum(Aggregation):
         for of in seeds.values():
             mask_own(table, statement, inner, {g: of[g] for g in told}, -1)
         for site, key in keys.items():
-            others = neighbours(self.cohort, site, self.dealt, self.edges)
+            others = self.cohort.neighbours(site, self.dealt, self.edges)
             alive = [other for other in others if other in self.answers]
-            table.mask(statement, pair_masks(self.cohort, key, site, alive))
+            table.mask(statement, self.cohort.pair_masks(key, site, alive))
         sums = {}
         for entry, integers in table.arrays.items():
             if inner.partial and group_of(entry, inner) not in told:

@@ -29,18 +29,12 @@ from cupola.secure.pairwise_keys import (
     KEYS,
     SIGNATURE,
     Cohort,
-    drawn_by,
     groups,
     is_signed,
     mask_own,
-    neighbours,
-    open_share,
-    pair_masks,
-    seal_share,
     sealed_size,
     sign,
     sign_keys,
-    stage_digest,
     survivors_digest,
 )
 from cupola.secure.pairwise_masks import Table
@@ -148,7 +142,7 @@ def _deal(member: Member, session: Session, cohort: Cohort, others: list[int]) -
     own, *dealt = split(secret, points, cohort.graph.threshold)
     try:
         sealed = [
-            seal_share(cohort, session.seal, member.index, other, share)
+            cohort.seal(session.seal, member.index, other, share)
             for other, share in zip(picks, dealt, strict=True)
         ]
     except ValueError:  # a key that leads to no secret
@@ -176,12 +170,12 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     dealt, edges = dealt_in(options, cohort), bytes_in(options, "edges")
     if member.index not in dealt or len(dealt) < cohort.graph.quorum:
         raise Declined(f"too few sites dealt shares ({len(dealt)} of {cohort.graph.quorum})")
-    if drawn_by(cohort, member.index, edges) != session.picks:
+    if cohort.drawn_by(member.index, edges) != session.picks:
         raise Declined("not the sites this site drew")
     key = hash_in(options, "check")
-    others = neighbours(cohort, member.index, dealt, edges)
+    others = cohort.neighbours(member.index, dealt, edges)
     try:
-        pairs = pair_masks(cohort, session.mask, member.index, others)
+        pairs = cohort.pair_masks(session.mask, member.index, others)
     except ValueError:
         raise Declined("keys of the cohort are not usable") from None
     own = dict(enumerate(session.seeds))
@@ -196,7 +190,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     sent = {entry.name for entry in values}
     present = np.array([n in sent for n in sorted(inner.expects)] if inner.partial else [], bool)
     session.arrays = tuple(sorted(inner.expects))
-    session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges, key)
+    session.dealt, session.stage = dealt, cohort.stage(dealt, edges, key)
     facts = (session.statement.encode(), session.stage, present.tobytes())
     signature = sign(member.identity, "pairwise masked", *facts)
     arrays = {"present": present, "signature": as_array(signature)}
@@ -263,7 +257,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
     valid = np.ones(1 + len(dealers), bool)
     told[0] = _seeds_of(session.own_share, session.granted)
     for place, (dealer, sealed) in enumerate(zip(dealers, rows, strict=True), start=1):
-        share = open_share(cohort, session.seal, dealer, member.index, sealed)
+        share = cohort.unseal(session.seal, dealer, member.index, sealed)
         if share is None:
             valid[place] = False
         elif dealer in session.survivors:

@@ -17,13 +17,7 @@ from cupola.secure.canonical import is_whole
 from cupola.secure.encoding import Layout, scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.member import ANSWER, CHECK
-from cupola.secure.pairwise_keys import (
-    KEYS,
-    SIGNATURE,
-    Cohort,
-    groups,
-    sealed_size,
-)
+from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, groups, sealed_size
 from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
 from cupola.secure.wrapped_question import layout_of, outer_question, question_hash

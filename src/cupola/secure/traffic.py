@@ -15,7 +15,7 @@ from cupola.secure.compensator_messages import SUM, Request, chunks, unmask_ques
 from cupola.secure.encoding import Layout, outline
 from cupola.secure.envelope import ENVELOPE
 from cupola.secure.member import ANSWER
-from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, pack_edges, sealed_size
+from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, sealed_size
 from cupola.secure.pairwise_messages import Attempt
 from cupola.secure.roster import Roster
 from cupola.secure.wrapped_question import BEYOND, WEIGHT, layout_of
@@ -93,7 +93,7 @@ def _pairwise(question: Question, roster: Roster, asked: Sequence[int], sent: Se
         unmask = attempt.unmask(quorum, list(range(graph.picks)), sealed)
         holders = graph.threshold if graph.complete else there
         beside += [(survivors, there), (unmask, holders)]
-    masked = attempt.masked(cohort, tuple(asked), pack_edges(cohort, {}))
+    masked = attempt.masked(cohort, tuple(asked), cohort.edges({}))
     up = (_answer(masked, attempt.layout),) * (there if enough else 0)
     return Traffic(question_size(masked), up, *_sizes(beside, attempt.layout), graph.complete)
 

@@ -19,13 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation import (
-    Arrays,
-    Question,
-    SiteContext,
-    Spec,
-    Total,
-)
+from cupola.federation import Arrays, Question, SiteContext, Spec, Total
 from cupola.federation.message import (
     WITNESS,
     content_digest,

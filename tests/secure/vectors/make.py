@@ -54,7 +54,7 @@ from cupola.secure.compensator import Compensator
 from cupola.secure.compensator_client import Masked
 from cupola.secure.identity import Identity
 from cupola.secure.pairwise import Pairwise
-from cupola.secure.pairwise_keys import Cohort, neighbours, pack_edges
+from cupola.secure.pairwise_keys import Cohort
 from cupola.secure.roster import Roster, body_digest, consent, simulated_roster
 from cupola.secure.wrapped_question import layout_of, question_hash
 
@@ -421,13 +421,13 @@ def _edges():
         site: sorted((site + step * step) % 150 + 1 for step in range(1, 6)) for site in sites[:40]
     }
     picks = {site: sorted(set(drawn) - {site}) for site, drawn in picks.items()}
-    edges = pack_edges(cohort, picks)
+    edges = cohort.edges(picks)
     return {
         "sites": list(sites),
         "picks": {str(site): drawn for site, drawn in picks.items()},
         "edges": edges.hex(),
         "neighbours": {
-            str(site): neighbours(cohort, site, list(sites[:60]), edges) for site in (1, 2, 40, 60)
+            str(site): cohort.neighbours(site, list(sites[:60]), edges) for site in (1, 2, 40, 60)
         },
     }
 

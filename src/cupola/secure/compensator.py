@@ -44,7 +44,7 @@ from cupola.secure.compensator_messages import (
 )
 from cupola.secure.differences import EXPOSED, Sets, behind, exposed
 from cupola.secure.durable_dict import Memory
-from cupola.secure.envelope import EnvelopeError, Statement, unseal
+from cupola.secure.envelope import EnvelopeError, unseal
 from cupola.secure.identity import Identity
 from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue
 from cupola.secure.roster import Roster
@@ -251,21 +251,11 @@ class Compensator:
 
     def _seeds(self, request: Request) -> list[bytes]:
         """Rule 2."""
-        seeds = []
-        for site, layout, envelope in zip(
-            request.sites, request.hashes, request.envelopes, strict=True
-        ):
+        seeds, facts = [], (request.step, request.attempt, request.question)
+        parts = zip(request.sites, request.hashes, request.envelopes, strict=True)
+        for site, layout, envelope in parts:
             party = self.roster.sites[site]
-            statement = Statement(
-                study=self.roster.study,
-                roster=self.roster.digest,
-                step=request.step,
-                attempt=request.attempt,
-                question=request.question,
-                layout=layout,
-                site=party.name,
-                terms=request.terms,
-            )
+            statement = self.roster.statement(party.name, *facts, layout, request.terms)
             try:
                 seeds.append(unseal(statement, envelope, party, self.identity))
             except EnvelopeError:

@@ -30,7 +30,7 @@ from cupola.secure.compensator_messages import (
 from cupola.secure.differences import EXPOSED
 from cupola.secure.encoding import Entry, Layout, outline
 from cupola.secure.envelope import ENVELOPE
-from cupola.secure.member import ANSWER, terms_hash
+from cupola.secure.member import terms_hash
 from cupola.secure.roster import Roster
 from cupola.secure.secure_aggregation import (
     TOO_FEW,
@@ -43,6 +43,7 @@ from cupola.secure.secure_aggregation import (
     new_attempt,
 )
 from cupola.secure.wrapped_question import (
+    ANSWER,
     layout_of,
     outer_question,
     present,

@@ -44,10 +44,8 @@ FALSE = "what the coordinator told is not the total of what the sites answered"
 
 def _statement(member: Member, site: int) -> Statement:
     """What the envelope with the secret for one site is for."""
-    roster = member.roster
-    purpose = digest("cupola witness secret 1", site)
-    name = roster.sites[0].name
-    return Statement(roster.study, roster.digest, 0, 0, purpose, purpose, name)
+    roster, purpose = member.roster, digest("cupola witness secret 1", site)
+    return roster.statement(roster.sites[0].name, 0, 0, purpose, purpose)
 
 
 @task(KEYS)

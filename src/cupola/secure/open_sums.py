@@ -14,6 +14,7 @@ import numpy as np
 from cupola.federation import Contribution, Declined, Question, SiteContext, Spec, Total, task
 from cupola.secure.encoding import Entry, scales_hash
 from cupola.secure.member import member_of
+from cupola.secure.reading import options_of
 from cupola.secure.secure_aggregation import Aggregation, SecureSums
 from cupola.secure.wrapped_question import (
     inner_question,
@@ -34,7 +35,7 @@ def open_answer(site: SiteContext, question: Question) -> Contribution:
     if inner.task not in member.openly:
         raise Declined("this site does not answer this openly")
     layout = layout_of(inner, len(member.roster.sites))
-    roster = question.options["hidden"].get("roster")
+    roster = options_of(question).get("roster")
     member.agree(roster, inner.step, question_hash(inner), scales_hash(layout))
     values = member.values(site, inner, layout, "open")
     return Contribution({OPEN + entry.name: integers for entry, integers in values.items()})

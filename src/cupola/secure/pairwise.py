@@ -26,7 +26,6 @@ from cupola.federation import Contribution, Federation, Question, Total
 from cupola.secure import pairwise_member as _tasks  # noqa: F401 - registers what sites run
 from cupola.secure.checksum import checksum, from_bytes
 from cupola.secure.mask_stream import P
-from cupola.secure.member import ANSWER, CHECK
 from cupola.secure.pairwise_keys import (
     Cohort,
     group_of,
@@ -48,7 +47,7 @@ from cupola.secure.secure_aggregation import (
     new_attempt,
 )
 from cupola.secure.shamir import SHARE, combine
-from cupola.secure.wrapped_question import outer_question, total_from
+from cupola.secure.wrapped_question import ANSWER, CHECK, outer_question, total_from
 
 
 class Pairwise(SecureSums):

@@ -24,7 +24,7 @@ from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import draw
 from cupola.secure.mask_stream import new_seed
-from cupola.secure.member import ANSWER, CHECK, Member, member_of
+from cupola.secure.member import Member, member_of
 from cupola.secure.pairwise_keys import (
     KEYS,
     SIGNATURE,
@@ -45,12 +45,11 @@ from cupola.secure.pairwise_memory import (
     refuse_gone,
     told_before,
 )
-from cupola.secure.pairwise_messages import (
+from cupola.secure.pairwise_messages import as_array, dealt_in
+from cupola.secure.reading import (
     ILL,
-    as_array,
+    array_in,
     bytes_in,
-    dealt_in,
-    flags_in,
     hash_in,
     options_of,
     rows_in,
@@ -58,7 +57,7 @@ from cupola.secure.pairwise_messages import (
     whole_in,
 )
 from cupola.secure.shamir import SHARE, split
-from cupola.secure.wrapped_question import inner_question, layout_of, question_hash
+from cupola.secure.wrapped_question import ANSWER, CHECK, inner_question, layout_of, question_hash
 
 MOST_SEEDS = 1 << 12
 _UNDER_WAY = "pairwise"  # where a member keeps its attempt, in memory
@@ -98,7 +97,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
         raise Declined(ILL)
     member.agree(options.get("roster"), question.step, asked, layout)
     roster, name = member.roster, member.identity.name
-    statement = Statement(roster.study, roster.digest, question.step, attempt, asked, layout, name)
+    statement = roster.statement(name, question.step, attempt, asked, layout)
     session: Session | None = vars(member).get(_UNDER_WAY)
     if session is None or (session.statement, session.count) != (statement, count):
         mask, seal = X25519PrivateKey.generate(), X25519PrivateKey.generate()
@@ -115,7 +114,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
 def shares(site: SiteContext, question: Question) -> Contribution:
     """Draw holders, and deal them sealed shares of the mask key and of the own mask's seeds."""
     member, session = _session(site, question)
-    sites = sites_in(question, "sites", member.roster)
+    sites = sites_in(question, "sites", len(member.roster.sites))
     rows = rows_in(question, "keys", len(sites), KEYS)
     cohort = Cohort(member.roster, session.statement, sites, rows)
     if session.cohort is not None and session.cohort.digest != cohort.digest:
@@ -209,8 +208,8 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
     cohort = session.cohort
     if cohort is None or not session.stage:
         raise Declined("not the time to agree on survivors: this site gave no answer")
-    these = sites_in(question, "survivors", member.roster)
-    present = flags_in(question, "present", (len(these), session.count - 1))
+    these = sites_in(question, "survivors", len(member.roster.sites))
+    present = array_in(question, "present", np.bool_, (len(these), session.count - 1)).copy()
     signatures = rows_in(question, "signatures", len(these), SIGNATURE)
     signed = survivors_digest(session.stage, these, present)
     if session.signed and session.signed != signed:
@@ -241,7 +240,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
     cohort = session.cohort
     if cohort is None or not session.signed:
         raise Declined("not the time to unmask: this site agreed to no survivors")
-    signers = sites_in(question, "signers", member.roster)
+    signers = sites_in(question, "signers", len(member.roster.sites))
     signatures = rows_in(question, "signatures", len(signers), SIGNATURE)
     if len(signers) < cohort.graph.quorum or not set(signers) <= set(session.survivors):
         raise Declined(f"too few signatures ({len(signers)} of {cohort.graph.quorum})")
@@ -249,7 +248,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
         party = cohort.roster.sites[signer]
         if not is_signed(party, signature, "pairwise survivors", session.signed):
             raise Declined(f"survivors that '{party.name}' did not sign")
-    dealers = sites_in(question, "dealers", member.roster)
+    dealers = sites_in(question, "dealers", len(member.roster.sites))
     if member.index in dealers or not set(dealers) <= set(session.dealt):
         raise Declined("shares of sites that dealt none")
     rows = rows_in(question, "sealed", len(dealers), sealed_size(session.count))

@@ -16,6 +16,7 @@ from typing import Any
 from cupola.errors import FederationError
 from cupola.federation.message import without_repetition
 from cupola.secure.canonical import Value, digest, is_name, is_whole, pack
+from cupola.secure.envelope import Statement
 from cupola.secure.identity import Identity, Party, spoken
 
 FORMAT = 1
@@ -97,6 +98,18 @@ class Roster:
         """32 bytes that stand for all of the roster, consents included."""
         consents = [[w, sorted(by.items())] for w, by in sorted(self.consents.items()) if by]
         return digest("cupola roster 1", self.body, consents)
+
+    def statement(
+        self,
+        site: str,
+        step: int,
+        attempt: int,
+        question: bytes,
+        layout: bytes,
+        terms: bytes = b"",
+    ) -> Statement:
+        """What one answer of a site in this study is for."""
+        return Statement(self.study, self.digest, step, attempt, question, layout, site, terms)
 
     @property
     def fingerprint(self) -> str:

@@ -14,11 +14,10 @@ from cupola.secure.compensator_client import masked_question
 from cupola.secure.compensator_messages import SUM, Request, chunks, unmask_question
 from cupola.secure.encoding import Layout, outline
 from cupola.secure.envelope import ENVELOPE
-from cupola.secure.member import ANSWER
 from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, sealed_size
 from cupola.secure.pairwise_messages import Attempt
 from cupola.secure.roster import Roster
-from cupola.secure.wrapped_question import BEYOND, WEIGHT, layout_of
+from cupola.secure.wrapped_question import ANSWER, BEYOND, WEIGHT, layout_of
 
 Sent = Mapping[int, frozenset[str]]  # site -> the arrays of its answer
 _ATTEMPT = 10**15  # as long as the numbers that attempts have in this century

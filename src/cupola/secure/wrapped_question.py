@@ -30,6 +30,7 @@ from cupola.federation.message import (
 from cupola.federation.site import find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
+ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 BEYOND = "#beyond"  # how many numbers were cut off at their bounds
 WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
 

@@ -7,7 +7,7 @@ they have compared among themselves. Everything else is the same code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Parties:
     protocol: str
     openly: tuple[str, ...] = ()
     changes: bool = False
-    _members: dict[int, Member] = field(default_factory=dict, compare=False)
+    _members: dict[int, Member] = field(default_factory=dict, compare=False, init=False)
 
     @property
     def roster(self) -> Roster:
@@ -50,15 +50,8 @@ class Parties:
     @property
     def recipe(self) -> tuple[str, Mapping[str, Any]]:
         """How a separate process makes a site's keys."""
-        facts = {
-            "study": self.study,
-            "seed": self.seed,
-            "sites": self.sites,
-            "minimum": self.minimum,
-            "protocol": self.protocol,
-            "openly": list(self.openly),
-            "changes": self.changes,
-        }
+        facts = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
+        facts["openly"] = list(self.openly)
         return "cupola.secure.simulation:member", facts
 
     def member(self, site: int) -> Member:

@@ -232,7 +232,7 @@ class Witnessed(Wrapped):
         reveals = f"to all sites: {what} of '{question.task}'"
         about = replace(question, reveals=reveals, protection="none")
         up = [contribution_size({})] * len(answers)
-        self.book(about, "tell", list(answers), question_size(told), up)
+        self.enter(about, "tell", list(answers), question_size(told), up)
 
     def _ask_all(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays]:
         """Every site's answer: one that does not hear what others heard could not go on."""

@@ -142,13 +142,14 @@ def terms_hash(layout: Layout, check: bytes) -> bytes:
 def masked(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer, masked; its seed goes to the compensator, under seal."""
     member, inner, options = member_of(site), inner_question(question), options_of(question)
-    attempt, check, roster = whole_in(options, "attempt"), hash_in(options, "check"), member.roster
-    asked, step = question_hash(inner), inner.step
+    attempt, check = whole_in(options, "attempt"), hash_in(options, "check")
+    roster, step, asked = member.roster, inner.step, question_hash(inner)
     layout = layout_of(inner, len(roster.sites))
     member.agree(options.get("roster"), step, asked, scales_hash(layout))
     if roster.compensator is None:
         raise Declined("the roster names no compensator")
-    values, seed, arrays = member.values(site, inner, layout, "masked"), new_seed(), Arrays()
+    values = member.values(site, inner, layout, "masked")
+    arrays, seed = Arrays(), new_seed()
     for entry, integers in values.items():
         stream = mask_key(seed, study=roster.study, step=step, attempt=attempt, array=entry.name)
         residue = checksum(check, entry.name, integers) + mask_residue(stream)

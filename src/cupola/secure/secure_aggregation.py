@@ -116,7 +116,8 @@ class Aggregation(ABC):
     def ask(
         self, question: Question, sites: Sequence[int], *, silent: bool = False
     ) -> Iterator[tuple[int, Arrays]]:
-        """Usable answers. silent: a failure costs a site nothing, it has done its part already."""
+        """Usable answers. silent: a failure costs a site nothing, it has done its part already.
+        What the question for the answers takes is the sum's own; the rest is booked beside it."""
         size, is_answer = question_size(question), question is self.asked
         for site, answer in answers_of(self.engine, question, sites, self.unusable):
             if not is_answer:
@@ -144,7 +145,7 @@ class Wrapped(Federation):
             )
         self.engine, self.roster = engine, roster
 
-    def book(
+    def enter(
         self,
         about: Question,
         kind: str,
@@ -279,7 +280,7 @@ class SecureSums(Wrapped):
         """Under the name of what was asked. asked: None if nobody was."""
         down = 0 if asked is None else question_size(asked)
         about = replace(inner, protection=self.protection(inner))
-        self.book(about, "sum", total.sites, down, sizes, total.failed)
+        self.enter(about, "sum", total.sites, down, sizes, total.failed)
 
     def _book_beside(self, attempt: Aggregation) -> None:
         """What keys, masks and signatures took: an entry for parties that were sent as much."""
@@ -289,7 +290,7 @@ class SecureSums(Wrapped):
         )
         for size in sorted(set(attempt.down.values())):
             parties = sorted(party for party, sent in attempt.down.items() if sent == size)
-            self.book(about, "unmask", parties, size, [attempt.up[party] for party in parties])
+            self.enter(about, "unmask", parties, size, [attempt.up[party] for party in parties])
 
 
 def protection(own: str, roster: Roster) -> str:

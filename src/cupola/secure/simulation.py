@@ -91,17 +91,14 @@ def hidden_sums(
     own_processes: whether the compensator gets a process of its own."""
     if parties.protocol == "pairwise":
         return Pairwise(engine, parties.roster)
-    own = None if folder is None else folder / "compensator"
+    memory = None if folder is None else str((folder / "compensator").resolve())
+    facts: dict[str, Any] = {"roster": parties.roster.to_json(), "seed": parties.seed}
+    facts["memory"] = memory
     third: Federation
     if own_processes:
-        memory = None if own is None else str(own.resolve())
-        facts = {"roster": parties.roster.to_json(), "seed": parties.seed, "memory": memory}
         third = SeparateProcesses("cupola.secure.compensator:compensator_host", facts, 1)
     else:
-        memory = None if own is None else str(own)
-        third = InProcess(
-            compensator_host(parties.roster.to_json(), seed=parties.seed, memory=memory)
-        )
+        third = InProcess(compensator_host(**facts))
     return Masked(engine, third, parties.roster)
 
 

@@ -70,29 +70,25 @@ class Masked(SecureSums):
     def aggregation(self, question: Question, least: int = 0) -> Aggregation:
         return CompensatedSum(self.engine, self.compensator, self.roster, question, least)
 
-    def _attempt(
-        self, question: Question, sites: Sequence[int], least: int = 0
-    ) -> tuple[Total, list[int]]:
+    def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         try:
-            return self._in_time(question, sites, least)
+            return self._in_time(question, sites)
         except Settled:
             # Settled before a crash, for other survivors: it can be told for those only.
             before, _ = self._settled(question.step)
             if not set(before) <= set(sites):
                 raise
-            total, broken = self._in_time(question, before, least)
+            total, broken = self._in_time(question, before)
             others = [site for site in sites if site not in before]
             total.failed |= dict.fromkeys(others, "the step was settled without it")
             return total, broken
 
-    def _in_time(
-        self, question: Question, sites: Sequence[int], least: int
-    ) -> tuple[Total, list[int]]:
+    def _in_time(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         try:
-            return super()._attempt(question, sites, least)
+            return self._carry_out(question, sites)
         except Early:
             _, latest = self._settled(question.step)
-            return super()._attempt(question, sites, latest + 1)
+            return self._carry_out(question, sites, latest + 1)
 
     def _settled(self, step: int) -> tuple[list[int], int]:
         """For whom a step was settled, and in which attempt."""

@@ -254,10 +254,13 @@ class SecureSums(Wrapped):
             total.failed |= dict.fromkeys(out.intersection(sites), STAYS_OUT)
             return total, broken
 
-    def _attempt(
+    def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
+        return self._carry_out(question, sites)
+
+    def _carry_out(
         self, question: Question, sites: Sequence[int], least: int = 0
     ) -> tuple[Total, list[int]]:
-        """All phases, once."""
+        """All phases, once. least: the smallest number that this attempt may have."""
         attempt, total = self.aggregation(question, least), Total()
         try:
             attempt.admit(sites)

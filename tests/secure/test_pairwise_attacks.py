@@ -264,6 +264,31 @@ def unmask(study, run, site, signatures):
     )
 
 
+def test_keys_for_no_mask_at_all_are_refused():
+    study = Study(5)
+    question = study.run().attempt.keys()
+    hidden = {**question.options["hidden"], "seeds": 0}
+    refuses(study.ask(0, replace(question, options={"hidden": hidden})), "well formed")
+
+
+def test_nobody_agrees_to_survivors_before_it_answered():
+    study = Study(5)
+    run = up_to(study, 2)
+    question = run.attempt.survivors(range(5), np.zeros((5, 0), bool), [bytes(64)] * 5)
+    refuses(study.ask(0, question), "not the time")
+
+
+def test_shares_of_oneself_and_of_sites_that_dealt_none_are_not_told():
+    study = Study(6)
+    study.gone = {5: 1}
+    run = up_to(study, 4)
+    mine = run.sealed[0]
+    for other in (0, 5):
+        dealers = dict(sorted({**mine, other: mine[1]}.items()))
+        question = run.attempt.unmask(run.signers, list(dealers), list(dealers.values()))
+        refuses(study.ask(0, question), "dealt none")
+
+
 def test_two_sets_of_survivors_get_no_two_quorums():
     study = Study(6)  # quorum 4
     run = up_to(study, 3)

@@ -21,6 +21,7 @@ from cupola.secure.graph import Graph
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
 from cupola.secure.pairwise_keys import sign, sign_keys, survivors_digest
+from cupola.secure.pairwise_memory import agree_to_survivors
 from cupola.secure.pairwise_messages import numbers
 from cupola.secure.roster import simulated_roster
 from cupola.secure.shamir import SHARE, combine
@@ -446,6 +447,15 @@ def test_consent_to_leave_lets_a_study_go_on():
     assert second.sites == [0, 1, 2, 3, 4]
     with pytest.raises(FederationError, match="no total is told without site 4"):
         study.sum(study.host.question(2, round=2), range(4))
+
+
+def test_whoever_may_leave_a_crowd_stays_in_all_totals_of_a_question():
+    roster, identities, _ = simulated_roster(1, "study", 6, compensator=False, leaves=range(6))
+    member, nothing = Member(identities[2], roster, 2), np.zeros((4, 0), bool)
+    assert agree_to_survivors(member, b"q" * 32, [0, 1, 2, 3], nothing) == (True,)
+    with pytest.raises(Declined, match="other survivors"):
+        agree_to_survivors(member, b"q" * 32, [2, 3, 4, 5], nothing)
+    assert agree_to_survivors(member, b"q" * 32, [1, 2, 3, 4], nothing) == (True,)
 
 
 # Sites that cheat, and lines that change things

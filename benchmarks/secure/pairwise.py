@@ -23,7 +23,7 @@ import torch
 from cupola.engines import InProcess
 from cupola.federation import Contribution, Failure, Question, SiteContext, Spec, task
 from cupola.federation.ledger import COMPENSATOR, Ledger
-from cupola.secure import hidden_sums, pairwise_keys, simulated_parties
+from cupola.secure import hidden_sums, identity, simulated_parties
 
 
 class Numbers:
@@ -64,7 +64,7 @@ class Clocked(InProcess):
             if site in self.silent:
                 yield site, Failure("late")
                 continue
-            pairwise_keys._verified.cache_clear()
+            identity._verified.cache_clear()
             start = time.process_time()
             ((_, answer),) = super().ask(question, [site])
             spent = time.process_time() - start

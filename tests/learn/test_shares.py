@@ -22,8 +22,8 @@ from cupola.privacy.budget import Book, Limit
 from cupola.privacy.discrete import discrete_gaussian
 from cupola.privacy.distributed import event
 from cupola.privacy.noise import source
-from cupola.secure.hidden import layout_of
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
+from cupola.secure.wrapped_question import layout_of
 
 NAMES = ["1.weight", "1.bias", "3.weight", "3.bias"]  # as the model has them
 SIZES = (20, 7, 33, 12, 9)

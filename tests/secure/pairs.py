@@ -8,9 +8,8 @@ from studies import Sites
 from cupola.engines import InProcess
 from cupola.federation import Failure
 from cupola.secure import simulated_parties
-from cupola.secure.pairwise import Pairwise
-from cupola.secure.pairwise_questions import Attempt
-from cupola.secure.pairwise_run import Run
+from cupola.secure.pairwise import Pairwise, PairwiseSum
+from cupola.secure.pairwise_messages import Attempt
 
 PHASES = [f"pairwise {name}" for name in ("keys", "shares", "masked", "survivors", "unmask")]
 
@@ -60,12 +59,21 @@ class Study:
         question = question or self.host.question(step)
         number = number or time.time_ns() // 1000
         roster = self.parties.roster
-        return Run(self.engine, Attempt(roster, question, number, secrets.token_bytes(32)), {})
+        attempt = Attempt(roster, question, number, secrets.token_bytes(32))
+        run = PairwiseSum(self.engine, attempt)
+        run.sites = list(range(len(self.host)))
+        return run
 
     def ask(self, site, question):
         """One site's answer, or the code of its refusal."""
         ((_, answer),) = self._honest(question, [site])
         return answer.code if isinstance(answer, Failure) else answer.arrays
+
+
+def carry_out(run, phases):
+    """The first phases of an attempt."""
+    for phase in run.phases[:phases]:
+        phase()
 
 
 def sites(**facts):

@@ -27,12 +27,12 @@ from cupola.secure.compensator import (
     settled,
     unmask,
 )
+from cupola.secure.compensator_messages import CHECK, SUM, chunks, settled_question, unmask_question
 from cupola.secure.encoding import decode, encode, entry, outline
 from cupola.secure.envelope import seal
 from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_residue
 from cupola.secure.roster import Roster, simulated_roster
-from cupola.secure.settlement import CHECK, SUM, chunks, settled_question, unmask_question
-from cupola.secure.streams import P, add_mask, mask_residue
 
 KEY = bytes(range(32))  # of checksums
 

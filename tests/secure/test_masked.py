@@ -15,7 +15,7 @@ from cupola.errors import FederationError
 from cupola.federation import Question, Spec
 from cupola.federation.ledger import COMPENSATOR, Ledger
 from cupola.secure import hidden_sums, simulated_parties
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 
 def masked(host, *, minimum=3, folder=None, ledger=None, study="study", changes=False):

@@ -17,7 +17,7 @@ from cupola.federation.message import decode_question, encode_question
 from cupola.learn import build
 from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure import Masked
-from cupola.secure.settlement import Request
+from cupola.secure.compensator_messages import Request
 from cupola.sites import read_ledger, spent
 
 

@@ -100,7 +100,7 @@ def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
     from cupola.federation import Declined, Question
     from cupola.gwas import Wanted
     from cupola.gwas.plan import CohortFiles
-    from cupola.secure.memory import Memory
+    from cupola.secure.durable_dict import Memory
 
     files = CohortFiles(name="c", bfile="c").files(tmp_path)
 

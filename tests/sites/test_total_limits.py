@@ -7,7 +7,7 @@ from traits import association, witnessed
 from cupola.errors import FederationError, PlanError
 from cupola.gwas import fit, results
 from cupola.gwas.limits import Released
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 from cupola.sites import join_site
 from cupola.sites.hosts import released_file, told_before
 from cupola.sites.ledger import spent

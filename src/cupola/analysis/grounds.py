@@ -76,7 +76,7 @@ GROUNDS: tuple[Ground, ...] = (
             "docs/masked-sums.md#differences-of-totals src/cupola/secure/differences.py",
             "compensator"),
     _ground("the same, if no more sites collude than agreed", ARGUED,
-            "docs/masked-sums.md#differences-of-totals src/cupola/secure/pairwise_totals.py",
+            "docs/masked-sums.md#differences-of-totals src/cupola/secure/pairwise_memory.py",
             "pairwise"),
     _ground("drawn neighbours cannot be surrounded", ARGUED, "src/cupola/secure/graph.py",
             "sparse"),

@@ -39,9 +39,9 @@ from cupola.federation.message import Arrays, blank, contribution_size, question
 from cupola.federation.site import Charge, Host, charge_of, find_task, is_known
 from cupola.privacy.budget import Book
 from cupola.secure.differences import ALL, Sets, behind, exposed
-from cupola.secure.hidden import Sent, Traffic
-from cupola.secure.masked import TOO_FEW
+from cupola.secure.secure_aggregation import TOO_FEW
 from cupola.secure.simulation import Parties, expected_traffic
+from cupola.secure.traffic import Sent, Traffic
 
 _NOTHING = {"questions": 0, "down": 0, "up": 0}
 REMEMBERED = 100_000  # sites
@@ -130,7 +130,7 @@ class Rehearsal(Federation):
         self.require_quorum(question, len(sizes), len(sites), failed, [])
         return bool(sizes)
 
-    # As Hidden.sum does it
+    # As SecureSums.sum does it
 
     def _hidden(self, question: Question, sites: Sequence[int], parties: Parties) -> bool:
         failed: dict[int, str] = dict.fromkeys(sites, TOO_FEW)

@@ -35,7 +35,7 @@ from cupola.learn.participation import draw
 from cupola.learn.private import Canary
 from cupola.learn.shares import noised_share
 from cupola.privacy.persample import PerSample
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 LOUD = 100.0  # norm of a gradient canary, in clips
 LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones

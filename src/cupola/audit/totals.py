@@ -32,7 +32,7 @@ from cupola.learn.private import ROUNDING
 from cupola.learn.shares import noised_share
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 COUNTS = 2000  # releases for the noise on counts; a fifth for large models
 ROUNDS = 4000  # rounds in which sites are drawn

@@ -27,8 +27,8 @@ from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
 from cupola.federation.receipts import Receipts
 from cupola.federation.site import Host
-from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
+from cupola.secure.secure_aggregation import SecureSums
 from cupola.sites.proposal import Proposal, read_proposal
 
 #: What sites get at the end, before their analysis' own files.
@@ -65,7 +65,7 @@ class RealSites:
         from cupola.secure.following import Witnessed
         from cupola.secure.open_sums import Open
 
-        if not isinstance(reach, Hidden):
+        if not isinstance(reach, SecureSums):
             assert self.job.roster is not None
             reach = Open(reach, Roster.from_json(self.job.roster))
         return Witnessed(reach)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cupola.analysis.disclosure import COMPENSATOR
 from cupola.learn import Training
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 _COMPENSATOR = f"{COMPENSATOR}, no model"
 

@@ -187,7 +187,7 @@ class PrivateGradient:
         self.expected = sampling_rate(n, local) * n
         self.random: Source = source(site.secret_seed, "privacy noise", question.round, site.index)
         self.engine = per_sample(space)
-        self.canary: Canary | None = site.canary
+        self.canary = site.canary
         self.round = question.round
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:

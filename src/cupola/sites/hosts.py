@@ -25,7 +25,7 @@ from cupola.gwas.site import Workspace, most_iterations, released_numbers
 from cupola.learn import build
 from cupola.learn.plan import Plan
 from cupola.privacy.budget import Book, Limit
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 from cupola.sites.consent import Joined
 from cupola.sites.log import own_log
 from cupola.sites.settings import SiteSettings

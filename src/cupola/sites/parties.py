@@ -15,9 +15,9 @@ from cupola.federation.stored import DiskStore, SingleWriterLock, StoredAnswers
 from cupola.gwas.plan import StudyPlan
 from cupola.learn.plan import Plan
 from cupola.secure.compensator import Compensator
+from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
 from cupola.sites.consent import (
     SETTLING,
     Joined,

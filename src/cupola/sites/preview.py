@@ -36,10 +36,10 @@ from cupola.learn.forecast import Forecast, forecast
 from cupola.learn.guarantee import against, unprotected
 from cupola.learn.plan import Plan
 from cupola.personalize import Personalisation
-from cupola.secure import masked, pairwise
 from cupola.secure.identity import Identity
-from cupola.secure.masked import protection
 from cupola.secure.roster import Roster
+from cupola.secure.secure_aggregation import protection
+from cupola.secure.traffic import expected_traffic
 from cupola.sites.consent import Joined, chosen_data, nearly_the_same, objections
 from cupola.sites.hosts import own_data, told_before
 from cupola.sites.proposal import Proposal, read_proposal
@@ -242,10 +242,9 @@ def expected_roster(
 
 def _row(kind: str, question: Question, choice: Sum, roster: Roster) -> dict[str, Any]:
     if choice.masked and kind == "sum":
-        protocol = pairwise if choice.protocol == "pairwise" else masked
         everybody = range(len(roster.sites))
         sent = dict.fromkeys(everybody, frozenset(question.expects))
-        size = protocol.expected_traffic(question, roster, everybody, sent).up[0]
+        size = expected_traffic(question, roster, everybody, sent).up[0]
         who = f"coordinator: the total of at least {roster.minimum} sites"
         how = protection(question.protection, roster)
     else:

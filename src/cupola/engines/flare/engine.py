@@ -60,7 +60,7 @@ class FlareSites(Federation):
 def masked(engine: Federation, third: Federation | None, roster: str) -> Federation:
     """An engine whose sums are masked. roster: as the study's people agreed on it; sites compare
     it with the one they pinned. third: the compensator, where the roster names one."""
-    from cupola.secure.masked import Masked
+    from cupola.secure.compensator_client import Masked
     from cupola.secure.pairwise import Pairwise
     from cupola.secure.roster import Roster
 

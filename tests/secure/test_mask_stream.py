@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupola.errors import FederationError
-from cupola.secure import streams
+from cupola.secure import mask_stream
 from cupola.secure.canonical import pack
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue, new_seed, stream
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue, new_seed, stream
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 TYPES = st.sampled_from([np.int16, np.int32, np.int64])
@@ -45,7 +45,7 @@ def test_a_mask_is_its_piece_of_the_stream(kind, start, size):
 
 @pytest.mark.parametrize("kind", [np.int16, np.int32, np.int64])
 def test_pieces_of_a_long_mask_fit_together(kind):
-    size = 3 * streams._PIECE // np.dtype(kind).itemsize + 5
+    size = 3 * mask_stream._PIECE // np.dtype(kind).itemsize + 5
     whole, parts = np.zeros(size, kind), np.zeros(size, kind)
     add_mask(whole, KEY)
     cuts = [0, 1, 77, size // 2 + 1, size // 2 + 2, size - 3, size]

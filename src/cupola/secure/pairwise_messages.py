@@ -1,7 +1,4 @@
-"""The questions of pairwise masks: how a coordinator puts them, and how a site reads them.
-
-A site takes nothing in a question for granted: whatever is not exactly well formed is declined.
-"""
+"""The questions of pairwise masks, as a coordinator puts them."""
 
 from __future__ import annotations
 
@@ -13,22 +10,13 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Arrays, Declined, Question, Spec
-from cupola.secure.canonical import is_whole
 from cupola.secure.encoding import Layout, scales_hash
 from cupola.secure.envelope import Statement
-from cupola.secure.hidden import layout_of, outer_question, question_hash
-from cupola.secure.member import ANSWER, CHECK
-from cupola.secure.pairwise_keys import (
-    KEYS,
-    SIGNATURE,
-    Cohort,
-    groups,
-    sealed_size,
-)
+from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, groups, sealed_size
+from cupola.secure.reading import ILL, bytes_in
 from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
-
-ILL = "question is not well formed"
+from cupola.secure.wrapped_question import ANSWER, CHECK, layout_of, outer_question, question_hash
 
 
 @dataclass(frozen=True)
@@ -52,8 +40,7 @@ class Attempt:
     def statement(self) -> Statement:
         """What sites sign, but for their names."""
         hashes = (question_hash(self.inner), scales_hash(self.layout))
-        step = self.inner.step
-        return Statement(self.roster.study, self.roster.digest, step, self.number, *hashes, "")
+        return self.roster.statement("", self.inner.step, self.number, *hashes)
 
     def keys(self) -> Question:
         facts = {
@@ -139,65 +126,6 @@ def table(rows: Sequence[bytes], width: int) -> np.ndarray:
 
 def as_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
-
-
-# Reading
-
-
-def options_of(question: Question) -> Mapping[str, Any]:
-    options = question.options.get("hidden")
-    if not isinstance(options, Mapping):
-        raise Declined(ILL)
-    return options
-
-
-def whole_in(options: Mapping[str, Any], name: str, largest: int = 2**63 - 1) -> int:
-    value = options.get(name)
-    if not is_whole(value, largest):
-        raise Declined(ILL)
-    assert isinstance(value, int)
-    return value
-
-
-def bytes_in(options: Mapping[str, Any], name: str) -> bytes:
-    try:
-        return bytes.fromhex(options[name])
-    except (KeyError, TypeError, ValueError):
-        raise Declined(ILL) from None
-
-
-def hash_in(options: Mapping[str, Any], name: str) -> bytes:
-    value = bytes_in(options, name)
-    if len(value) != 32:
-        raise Declined(ILL)
-    return value
-
-
-def sites_in(question: Question, name: str, roster: Roster) -> tuple[int, ...]:
-    """Numbers of distinct sites, in increasing order."""
-    array = question.arrays.get(name)
-    if array is None or array.dtype != np.int32 or array.ndim != 1:
-        raise Declined(ILL)
-    found = array.tolist()
-    if found != sorted(set(found)) or (
-        found and not 0 <= found[0] <= found[-1] < len(roster.sites)
-    ):
-        raise Declined(ILL)
-    return tuple(found)
-
-
-def rows_in(question: Question, name: str, count: int, width: int) -> tuple[bytes, ...]:
-    array = question.arrays.get(name)
-    if array is None or array.dtype != np.uint8 or array.shape != (count, width):
-        raise Declined(ILL)
-    return tuple(row.tobytes() for row in array)
-
-
-def flags_in(question: Question, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    array = question.arrays.get(name)
-    if array is None or array.dtype != np.bool_ or array.shape != shape:
-        raise Declined(ILL)
-    return array.copy()
 
 
 def dealt_in(options: Mapping[str, Any], cohort: Cohort) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A site is asked an outer question, which holds the inner one. It runs the inner task, and hands on
 integers instead of its answer: each array times its weight, in fixed point, and the weight itself.
-How they are hidden is the protocol's business (`masked`, `pairwise`).
+How they are hidden is the protocol's business (`compensator_client`, `pairwise`).
 
 A number beyond its bound is cut off, and how many were is one more hidden number. Were a site to
 refuse instead, a coordinator could find out its numbers by asking again with other bounds.
@@ -12,21 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation import (
-    Arrays,
-    Contribution,
-    Question,
-    SiteContext,
-    Spec,
-    Total,
-)
+from cupola.federation import Arrays, Question, SiteContext, Spec, Total
 from cupola.federation.message import (
     WITNESS,
     content_digest,
@@ -37,22 +30,9 @@ from cupola.federation.message import (
 from cupola.federation.site import find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
-Sent = Mapping[int, frozenset[str]]  # site -> the arrays of its answer
-
+ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 BEYOND = "#beyond"  # how many numbers were cut off at their bounds
 WEIGHT = "#weight"  # the sum of weights; '#weight/name' those of the sites that sent this array
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of one hidden sum: to each site that was asked, from each that answered, and for keys,
-    masks and signatures beside, down and up in all. exact: else they hang on what sites draw."""
-
-    down: int = 0
-    up: tuple[int, ...] = ()
-    beside_down: int = 0
-    beside_up: int = 0
-    exact: bool = True
 
 
 def outer_question(
@@ -137,10 +117,7 @@ def hidden_values(
             values[place], cut = _within_bound(place, answer.arrays[place.name], weight)
             beyond += cut
     values[layout[1]] = encode(layout[1], np.array(beyond))
-    found = {place: values[place] for place in layout if place in values}
-    if inner.witnessed:
-        found[layout[-1]] = site.party.witness(inner, layout, found)
-    return found
+    return {place: values[place] for place in layout if place in values}
 
 
 def _within_bound(place: Entry, array: np.ndarray, weight: float) -> tuple[np.ndarray, int]:
@@ -182,7 +159,6 @@ def total_from(
     return Total(whole, weights, weight, survivors, dict(failed), exact if inner.witnessed else {})
 
 
-def present(layout: Layout, answer: Contribution | Arrays, prefix: str) -> Layout:
+def present(layout: Layout, arrays: Arrays, prefix: str) -> Layout:
     """The entries that an answer holds."""
-    arrays = answer.arrays if isinstance(answer, Contribution) else answer
     return tuple(place for place in layout if prefix + place.name in arrays)

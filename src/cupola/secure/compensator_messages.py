@@ -13,11 +13,15 @@ from cupola.federation.message import Declined, Question, Spec
 from cupola.secure.canonical import digest, is_name, is_whole
 from cupola.secure.encoding import Outline, layout_hash, outline_from_json
 from cupola.secure.envelope import ENVELOPE
+from cupola.secure.reading import hash_in, numbers_in, rows_in, whole_in
+from cupola.secure.wrapped_question import CHECK
 
 CHUNK = 4 << 20  # bytes of mask in one answer
 OTHER_SURVIVORS = "step settled for other survivors"
 LATER_ATTEMPT = "this attempt or a later one was settled with other envelopes"
-SUM, CHECK = "sum/", "check/"  # of masks: an array's, and its checksum's
+SUM = "sum/"  # of an array's masks
+ILL = "request is not well formed"
+_ILL_FORMED = (Declined, FederationError, KeyError, ValueError, TypeError, AttributeError)
 Part = tuple[str, int, int]  # array, and from which number to which
 
 
@@ -107,32 +111,27 @@ class Request:
         """The request that a question holds, or Declined."""
         options = question.options
         try:
-            sites = _integers(question.arrays["sites"])
-            layouts = _integers(question.arrays["layout"])
-            envelopes = question.arrays["envelopes"]
+            sites, layouts = numbers_in(question, "sites"), numbers_in(question, "layout")
+            envelopes = rows_in(question, "envelopes", len(sites), ENVELOPE)
             outlines = tuple(outline_from_json(outline) for outline in options["layouts"])
-            if envelopes.dtype != np.uint8 or envelopes.shape != (len(sites), ENVELOPE):
-                raise ValueError("envelopes")
             if len(layouts) != len(sites) or not all(0 <= n < len(outlines) for n in layouts):
                 raise ValueError("layouts")
-            if not (is_whole(options["step"]) and is_whole(options["attempt"])):
-                raise ValueError("counters")
             if not is_name(options["study"]):
                 raise ValueError("study")
             return cls(
                 options["study"],
-                _hash(options["roster"]),
-                options["step"],
-                options["attempt"],
-                _hash(options["question"]),
-                _hash(options["terms"]),
+                hash_in(options, "roster"),
+                whole_in(options, "step"),
+                whole_in(options, "attempt"),
+                hash_in(options, "question"),
+                hash_in(options, "terms"),
                 sites,
                 outlines,
                 layouts,
-                tuple(row.tobytes() for row in envelopes),
+                envelopes,
             )
-        except (FederationError, KeyError, ValueError, TypeError, AttributeError):
-            raise Declined("request is not well formed") from None
+        except _ILL_FORMED:
+            raise Declined(ILL) from None
 
 
 def unmask_question(request: Request, parts: Sequence[Part]) -> Question:
@@ -147,14 +146,14 @@ def unmask_question(request: Request, parts: Sequence[Part]) -> Question:
 def parts_from(question: Question) -> tuple[bytes, list[Part]]:
     """The digest of the request and the parts that a question asks for, or Declined."""
     try:
-        request = _hash(question.options["request"])
+        request = hash_in(question.options, "request")
         parts = [(array, start, stop) for array, start, stop in question.options["parts"]]
         whole = all(is_name(a) and is_whole(b) and is_whole(c) and b <= c for a, b, c in parts)
         if not whole or len({array for array, *_ in parts}) < len(parts):
             raise ValueError("parts")
         return request, parts
-    except (KeyError, ValueError, TypeError, AttributeError):
-        raise Declined("request is not well formed") from None
+    except _ILL_FORMED:
+        raise Declined(ILL) from None
 
 
 def chunks(arrays: Mapping[str, tuple[int, int]]) -> Iterator[list[Part]]:
@@ -177,16 +176,3 @@ def settled_question(step: int, sites: int) -> Question:
     yet)."""
     expects = {"settled": Spec((sites,), "bool"), "attempt": Spec((), "int")}
     return Question("settled", {}, {"step": step}, expects, step=step)
-
-
-def _hash(text: str) -> bytes:
-    found = bytes.fromhex(text)
-    if len(found) != 32:
-        raise ValueError("hash")
-    return found
-
-
-def _integers(array: np.ndarray) -> tuple[int, ...]:
-    if array.dtype != np.int32 or array.ndim != 1:
-        raise ValueError("integers")
-    return tuple(array.tolist())

@@ -48,6 +48,13 @@ class Memory:
     def get(self, key: str) -> Any:
         return self._held.get(key)
 
+    def listed(self, name: str) -> list[Any]:
+        """The values under the keys 'name0', 'name1', ..., as far as they go."""
+        found: list[Any] = []
+        while (held := self._held.get(f"{name}{len(found)}")) is not None:
+            found.append(held)
+        return found
+
     def setdefault(self, key: str, value: Any) -> Any:
         """The value under this key, which is `value` from now on if there was none."""
         return self.update({key: value})[key]

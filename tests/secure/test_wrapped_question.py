@@ -5,7 +5,7 @@ import pytest
 
 from cupola.federation import Contribution, Question, SiteContext, Spec, StateStore, task
 from cupola.secure.encoding import decode
-from cupola.secure.hidden import BEYOND, hidden_values, layout_of
+from cupola.secure.wrapped_question import BEYOND, hidden_values, layout_of
 
 
 @task("hidden numbers")

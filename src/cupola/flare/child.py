@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from cupola.analysis.header import PlanHeader
+from cupola.base.lock import take
 from cupola.engines.flare.jobs import ASK, HELLO, MARKS
 from cupola.engines.flare.jobs import RESULTS as HAND_OUT
 from cupola.errors import CupolaError
@@ -99,10 +98,7 @@ def _wait_for(path: Path) -> IO[bytes]:
     job = os.getppid()
     file = path.open("ab")
     while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if take(file, wait=0.2, pause=0.2):
             return file
-        except OSError:
-            if os.getppid() != job:
-                raise SystemExit from None
-            time.sleep(0.2)
+        if os.getppid() != job:
+            raise SystemExit

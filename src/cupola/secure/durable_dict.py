@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cupola.base.chain import Chain, Tail
-from cupola.base.files import sync_folder
-from cupola.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
+from cupola.base.jsonl import DurableLog
 
 _COPY = "restore it from a copy (a party without its memory could be made to tell twice)"
 
@@ -31,19 +21,18 @@ class Memory:
 
     def __init__(self, path: Path | None = None) -> None:
         self._held: dict[str, Any] = {}
-        self._chain = Chain()
-        self._path = path
-        self._file: IO[bytes] | None = None
         self._lost = False
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
-            try:
-                self._read(path)
-                sync_folder(path.parent)  # else a power cut may take the file itself
-            except BaseException:
-                self.close()
-                raise
+        self._log: DurableLog | None = None
+        if path is None:
+            return
+        busy = f"{path} is in use by another process; wait for it to end"
+        self._log = DurableLog(path, busy=busy, way_out=_COPY)
+        try:
+            for entries in self._log.read():
+                self._held |= {key: entries[key] for key in entries if key not in self._held}
+        except BaseException:
+            self.close()
+            raise
 
     def get(self, key: str) -> Any:
         return self._held.get(key)
@@ -64,13 +53,9 @@ class Memory:
         if self._lost:
             raise OSError("this memory is closed")
         new = {key: value for key, value in entries.items() if key not in self._held}
-        if new and self._file is not None:
+        if new and self._log is not None:
             try:
-                line, _ = self._chain.line(json.dumps(new, separators=(",", ":")))
-                self._file.write(line)
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._chain.take(line[:-1])
+                self._log.append(new)
             except BaseException:
                 self.close()  # what is on disk is unknown: only a restart can tell
                 raise
@@ -80,33 +65,14 @@ class Memory:
     @property
     def tail(self) -> Tail:
         """How many lines the file has, and the hash that stands for them."""
-        return self._chain.tail
+        return Chain().tail if self._log is None else self._log.chain.tail
 
     def require(self, tail: Tail) -> None:
         """DataError unless the file goes on from what was seen of it: it is no old copy."""
-        if self._path is not None:
-            self._chain.require(self._path, tail, _COPY)
+        if self._log is not None:
+            self._log.chain.require(self._log.path, tail, _COPY)
 
     def close(self) -> None:
         self._lost = True
-        if self._file is not None:
-            with suppress(OSError):  # it tries to write what could not be written
-                self._file.close()
-            self._file = None
-
-    def _read(self, path: Path) -> None:
-        assert self._file is not None
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DataError(
-                    f"{path} is in use by another process; wait for it to end"
-                ) from None
-        self._file.seek(0)
-        whole = self._file.read()
-        end = whole.rfind(b"\n") + 1
-        for entries in self._chain.read(path, whole, _COPY):
-            self._held |= {key: entries[key] for key in entries if key not in self._held}
-        self._file.truncate(end)
-        self._file.seek(end)
+        if self._log is not None:
+            self._log.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from pathlib import Path
 
+from cupola.base.lock import is_held, take
 from cupola.engines.flare import policy
 from cupola.engines.flare.jobs import FOLDER, KIND
 from cupola.engines.flare.provision import KIT, party
@@ -49,23 +49,14 @@ def _alone(folder: Path) -> None:
     """Hold a lock, which what this process becomes goes on holding: FLARE would let a second
     process of a party take the first one's place."""
     held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise CupolaError(f"another process runs the party of {folder}") from None
+    if not take(held):
+        raise CupolaError(f"another process runs the party of {folder}")
     os.set_inheritable(held, True)
 
 
 def runs(folder: Path) -> bool:
     """Whether a process runs this party."""
-    try:
-        with (folder / LOCK).open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+    return is_held(folder / LOCK)
 
 
 def check_installed() -> None:

@@ -17,11 +17,10 @@ from typing import Any
 
 from cupola.analysis.plan_file import load, read_toml
 from cupola.errors import PlanError
-from cupola.gwas.plan import StudyPlan, load_study
+from cupola.gwas.plan import StudyPlan
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.tasks import OPENLY
 from cupola.learn import named
-from cupola.learn.build import _openly
 from cupola.learn.changing_sites import may_change, told
 from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
@@ -142,7 +141,9 @@ class Proposal:
             return self.tasks
         if isinstance(self.plan, StudyPlan):
             return tuple(task for task in OPENLY if self.asks(task))
-        return tuple(_openly(self.plan))
+        from cupola.learn.analysis import TrainingAnalysis
+
+        return TrainingAnalysis(self.plan).openly
 
     def disagreements(self, roster: Roster) -> list[str]:
         """Why a plan and a roster do not go together, a line each."""
@@ -201,7 +202,7 @@ def load_any(
 ) -> Plan | StudyPlan:
     """A plan, or a study, which has cohorts; for sites that are elsewhere."""
     if "cohorts" in read_toml(source)[1]:
-        return load_study(source, settings, elsewhere=True)
+        return load(source, settings, elsewhere=True)
     return load(source, settings)
 
 

@@ -9,10 +9,10 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from cupola.joining.join import Joining
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
-from cupola.sites.consent import WITHDRAWN, study_folder
+from cupola.site.consent import WITHDRAWN, study_folder
+from cupola.site.join import Joining
 from cupola.web import local
 from cupola.web.frame import form_token
 
@@ -59,7 +59,7 @@ class Away:
 
 
 def local_not_yet():
-    from cupola.joining.server import NotYet
+    from cupola.site.server import NotYet
 
     return NotYet("not yet")
 
@@ -88,7 +88,7 @@ def site(tmp_path, monkeypatch):
 
     monkeypatch.setattr(local, "begin", begin)
     monkeypatch.setattr(Joining, "_enrol", lambda *_: None)
-    monkeypatch.setattr("cupola.joining.join.Running", Nothing)
+    monkeypatch.setattr("cupola.site.join.Running", Nothing)
     app = local.make_page(tmp_path, 8432, SECRET)
     browser = TestClient(app, base_url="http://127.0.0.1:8432", follow_redirects=False)
     browser.server, browser.app_ = server, app

@@ -183,7 +183,7 @@ def submit(
     from cupola.flare.coordinate import checked, unpack
     from cupola.flare.submit import submit as hand_in
     from cupola.gwas.plan import StudyPlan, for_real_cohorts
-    from cupola.sites.proposal import load_any
+    from cupola.site.proposal import load_any
 
     Shell.json = as_json
     launch.check_installed()

@@ -14,7 +14,7 @@ from cupola.cli.sites import Folder, _show
 from cupola.errors import CupolaError, FederationError, PlanError
 
 if TYPE_CHECKING:
-    from cupola.joining import Joining
+    from cupola.site.join import Joining
 
 What = Annotated[
     str, typer.Argument(metavar="URL|PLAN", help="Of a web application; or a plan or study file.")
@@ -80,12 +80,12 @@ def join(
     With a token it shows what is asked, takes part if you accept, and ends with the study; results
     are in the folder's `results`. The same command goes on with what was broken off.
     """
-    from cupola.joining import Choice
-    from cupola.joining.data import named_data
+    from cupola.site.join import Choice
+    from cupola.site.dataset_settings import named_data
 
     Shell.json = as_json
     if not _is_url(what):
-        from cupola.sites.consent import join_site
+        from cupola.site.consent import join_site
 
         _pinned(join_site(folder, Path(what), _needed(roster, token), data), as_json)
         return
@@ -110,11 +110,11 @@ def join_third(
 
     It must not be run by whoever coordinates: together they can read every site's answers.
     """
-    from cupola.joining import Choice
+    from cupola.site.join import Choice
 
     Shell.json = as_json
     if not _is_url(what):
-        from cupola.sites.consent import join_compensator, nearly_before
+        from cupola.site.consent import join_compensator, nearly_before
 
         pinned = _needed(roster, token)
         _pinned(join_compensator(folder, Path(what), pinned), as_json)
@@ -138,7 +138,7 @@ def _needed(roster: Path | None, token: str | None) -> Path:
 
 
 def _began(folder: Path, url: str, token: str | None, roster: Path | None, role: str) -> Joining:
-    from cupola.joining import begin
+    from cupola.site.join import begin
 
     if token is None or roster is not None:
         raise PlanError("a URL goes with the token that the study's coordinator sent you")
@@ -185,7 +185,7 @@ def _way(
 
 def _asked(joining: Joining, choice: Any) -> None:
     """What the study asks: in words worked out here, for real sites."""
-    from cupola.joining.server import plain
+    from cupola.site.server import plain
 
     terms = joining.terms
     if terms is None:
@@ -296,7 +296,7 @@ def open_page(
 ) -> None:
     """Serve a page, for this machine only, on which a study is joined without a terminal."""
     try:
-        from cupola.web.local import serve
+        from cupola.web.site_page import serve
     except ImportError as error:
         raise CupolaError(f"the page needs {error.name}: pip install 'cupola[web]'") from None
     serve(folder, port, browser)

@@ -35,7 +35,7 @@ from cupola.learn.plan import Plan
 from cupola.secure.choices import Sum
 from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
-from cupola.sites.proposal import Proposal, load_any, read_proposal
+from cupola.site.proposal import Proposal, load_any, read_proposal
 
 #: What sites get at the end, in this order.
 RESULTS = (

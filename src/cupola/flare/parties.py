@@ -62,7 +62,7 @@ def _report(folder: Path) -> None:
 
 def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     """Called by name in the child. Raises nothing that a coordinator would see."""
-    from cupola.sites import open_compensator, open_site, study_folder
+    from cupola.site import open_compensator, open_site, study_folder
 
     own = Path(folder)
     place = study_folder(own, study)
@@ -73,8 +73,8 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
 
 def is_joined(own: Path, study: str) -> bool:
     """Whether a site has consented to a study."""
-    from cupola.sites.consent import look
-    from cupola.sites.settings import SiteSettings
+    from cupola.site.consent import look
+    from cupola.site.settings import SiteSettings
 
     try:
         return study in look(own, study, SiteSettings).settings.studies
@@ -84,7 +84,7 @@ def is_joined(own: Path, study: str) -> bool:
 
 def results_folder(own: Path, study: str) -> Path:
     """Where a party finds what a study hands out."""
-    from cupola.sites import study_folder
+    from cupola.site import study_folder
 
     plain = study if _PLAIN.fullmatch(study) else study_folder(own, study).name
     return own / "results" / plain

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.preview import expected_roster
 from cupola.data import FederatedData, SiteData
 from cupola.federation import Question
 from cupola.federation.message import blank, contribution_size, question_size
@@ -16,15 +17,15 @@ from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import foresee_study
 from cupola.gwas.outline import outline
+from cupola.gwas.own_cohort import learned_of_study, study_answers
 from cupola.gwas.plan import CohortFiles, StudyPlan
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
-from cupola.learn.disclosure import learned_of_study
 from cupola.learn.plan import Plan
+from cupola.learn.site_preview import training_answers
 from cupola.secure import expected_traffic, simulated_parties
 from cupola.secure.choices import Sum
 from cupola.secure.roster import Roster
-from cupola.sites.preview import expected_roster, study_answers, training_answers
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
 INVITED = 200  # sites at most; what each of more would be asked is the same

@@ -19,7 +19,7 @@ from cupola.learn import build
 from cupola.learn.changing_sites import may_change
 from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
-from cupola.sites import join_compensator, join_site, make_keys, open_compensator, open_site
+from cupola.site import join_compensator, join_site, make_keys, open_compensator, open_site
 
 PLAN: dict[str, Any] = {
     "name": "trial",

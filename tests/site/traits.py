@@ -13,7 +13,7 @@ from cupola.secure import Masked, Roster
 from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open
 from cupola.secure.pairwise import Pairwise
-from cupola.sites import join_compensator, join_site, make_keys
+from cupola.site import join_compensator, join_site, make_keys
 
 COHORTS = Path(__file__).parents[1] / "gwas" / "cohorts.py"
 
@@ -48,7 +48,7 @@ def association(base, test, sums="compensator", covariates=1, **more):
         own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
         openly = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
         settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
-                    "openly": openly}  # fmt: skip
+                    "unmasked_tasks": openly}  # fmt: skip
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
     third = base / "compensator"
     third.mkdir()

@@ -32,7 +32,7 @@ class Beside(Federation):
 def process(trial):
     """Site 0 in a process of its own, with a fresh interpreter."""
     facts = {"folder": str(trial.site(0)), "study": trial.study}
-    engine = Processes([("cupola.sites:open_site", facts)], timeout=PATIENT)
+    engine = Processes([("cupola.site:open_site", facts)], timeout=PATIENT)
     yield engine
     engine.close()
 

@@ -23,10 +23,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cupola.errors import CupolaError
-from cupola.joining import Choice, Joining, begin
-from cupola.joining.data import described, files_here, needed_name
+from cupola.site.join import Choice, Joining, begin
+from cupola.site.dataset_settings import described, files_here, needed_name
 from cupola.secure.roster import Roster
-from cupola.sites.settings import SITE, SiteSettings, read_settings
+from cupola.site.settings import SITE, SiteSettings, read_settings
 from cupola.web.access import Posted
 from cupola.web.frame import Frame, same
 from cupola.web.render import page

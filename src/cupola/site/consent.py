@@ -16,29 +16,28 @@ import json
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
+from cupola.analysis.protocol import Analysis, OwnSite
 from cupola.base.chain import damaged
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
-from cupola.gwas.cohort import problems
-from cupola.gwas.plan import StudyPlan
-from cupola.learn.plan import Plan
 from cupola.secure import going_on
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
-from cupola.sites.follows import strays
-from cupola.sites.proposal import FOLLOWING, PROTOCOLS, Proposal, matches, read_proposal
-from cupola.sites.settings import (
+from cupola.site.log import own_log
+from cupola.site.proposal import FOLLOWING, PROTOCOLS, Proposal, matches, read_proposal
+from cupola.site.settings import (
     COMPENSATOR,
     KEYS,
     SITE,
+    CompensatorSettings,
     Consent,
     Kind,
     PartySettings,
@@ -75,10 +74,9 @@ class Joined(Generic[Kind]):
 
     @cached_property
     def proposal(self) -> Proposal:
-        modules = self.settings.modules if isinstance(self.settings, SiteSettings) else ()
         path = self.place / "plan.toml"
         try:
-            proposal = read_proposal(path, modules)
+            proposal = read_proposal(path, self.settings.modules)
         except (PlanError, DataError, UnicodeDecodeError, OSError) as error:
             raise damaged(path, _first_line(error), _REJOIN) from None
         if proposal.digest != self.consent.plan:
@@ -136,15 +134,16 @@ class SiteGate:
     def _check(self, question: Question, joined: Joined[SiteSettings]) -> None:
         joined.refuse_if_over()
         settings, proposal = joined.settings, joined.proposal
+        analysis = proposal.analysis
         if joined.roster.minimum < settings.minimum:
             raise Declined("the study's minimum of sites is below this site's")
-        weaker = weaker_limits(settings, proposal)
+        weaker = analysis.weaker_limits(settings)
         if weaker:
             raise Declined(weaker[0])
-        if not proposal.may_ask(question.step):
+        if not analysis.may_ask(question.step):
             raise Declined("the plan has no such step")
         if matches(question.task, FOLLOWING):
-            if not proposal.followed:
+            if not analysis.replayable:
                 raise Declined("this site does not follow this study")
         elif question.task == "open" or not matches(question.task, PROTOCOLS):
             inner = question
@@ -152,8 +151,8 @@ class SiteGate:
                 from cupola.secure.hidden import inner_question
 
                 inner = inner_question(question)
-            self._allow(inner, settings, proposal)
-            if not matches(inner.task, settings.openly):
+            self._allow(inner, settings, analysis)
+            if not matches(inner.task, settings.unmasked_tasks):
                 raise Declined("this site does not answer this openly")
         elif not matches(question.task, proposal.protocol):
             # Two protocols could tell the totals of two cohorts.
@@ -161,13 +160,13 @@ class SiteGate:
         elif question.task in ("masked", "pairwise masked"):
             from cupola.secure.hidden import inner_question
 
-            self._allow(inner_question(question), settings, proposal)
+            self._allow(inner_question(question), settings, analysis)
 
-    def _allow(self, question: Question, settings: SiteSettings, proposal: Proposal) -> None:
-        if not matches(question.task, settings.tasks) or not proposal.asks(question.task):
+    def _allow(self, question: Question, settings: SiteSettings, analysis: Analysis[Any]) -> None:
+        if not matches(question.task, settings.tasks) or not analysis.asks(question.task):
             raise Declined("this site does not run this task")
-        if isinstance(proposal.plan, Plan):  # a study is followed, question by question
-            reason = strays(proposal.plan, question)
+        if not analysis.replayable:  # else the site's own copy says what is asked next
+            reason = analysis.allows(question)
             if reason is not None:
                 raise Declined(reason)
 
@@ -204,18 +203,16 @@ def join_site(folder: Path, plan: Path, roster: Path, data: str | None = None) -
 
 def join_compensator(folder: Path, plan: Path, roster: Path) -> Consent:
     """The compensator's consent; of the plan it keeps the hash, for people to compare."""
-    from cupola.sites.settings import CompensatorSettings
-
     settings = read_settings(folder, CompensatorSettings)
     pinned = _read_roster(roster)
     if pinned.compensator != Identity.open(folder / KEYS).public:
         raise DataError("the roster names another compensator, or other keys of it")
-    text, proposal = plan.read_text(encoding="utf-8"), read_proposal(plan)
+    proposal = read_proposal(plan, settings.modules)
     problems = proposal.disagreements(pinned)
     if problems:
         raise PlanError("\n".join(problems))
     consent = Consent(plan=proposal.digest, roster=pinned.digest.hex())
-    _pin(folder, settings, pinned, consent, text)
+    _pin(folder, settings, pinned, consent, proposal.text)
     return consent
 
 
@@ -228,75 +225,81 @@ def objections(
 ) -> list[str]:
     """Why this site cannot take part as its settings are, a line each. folder: what names of files
     in its settings are relative to."""
-    found = []
-    for task in proposal.tasks:
+    found, analysis = [], proposal.analysis
+    for task in analysis.tasks:
         if not matches(task, settings.tasks) and task not in settings.tasks:
             found.append(f"the study runs '{task}', which is not in tasks")
-    for task in proposal.openly:
-        if not matches(task, settings.openly) and task not in settings.openly:
-            found.append(f"the study asks for '{task}' without masks, which is not in openly")
+    for task in proposal.unmasked_tasks:
+        if not matches(task, settings.unmasked_tasks) and task not in settings.unmasked_tasks:
+            found.append(
+                f"the study asks for '{task}' without masks, which is not in unmasked_tasks"
+            )
+    if not analysis.tasks:
+        found.append(f"kind = '{analysis.kind}' does not say which tasks sites run")
     if roster.minimum < settings.minimum:
         found.append(
             f"totals may be of {roster.minimum} sites; this site wants at least {settings.minimum}"
         )
     found += proposal.disagreements(roster)
-    found += weaker_limits(settings, proposal)
-    if settings.budget is not None and not proposal.private:
-        found.append("this site has a budget, and nothing protects this study's answers")
-    if proposal.noise_is_known:
-        found.append("the coordinator's noise comes from the plan's seed, which every party knows")
-    if settings.budget is None and proposal.noise_is_told:
-        found.append("the coordinator finds this study's noise: set a [budget] to hold it to that")
+    found += analysis.weaker_limits(settings)
+    found += analysis.objections(settings)
     try:
         chosen = chosen_data(settings, proposal, data)
+        site = looking(folder, settings, roster, chosen)
+        return [*found, *analysis.data_problems(site)]
     except DataError as error:
         return [*found, str(error)]
-    if isinstance(proposal.plan, StudyPlan):
-        if proposal.plan.variants is not None and proposal.plan.variants_hash is None:
-            found.append(
-                f"the study does not say which list '{proposal.plan.variants}' is: its author adds "
-                "variants_hash, which `cupola gwas list FILE` prints"
-            )
-        found += problems(settings.cohort(chosen).files(folder), proposal.plan.wanted)
-    return found
-
-
-def weaker_limits(settings: SiteSettings, proposal: Proposal) -> list[str]:
-    """Where a study would tell more of single people than the site's limits allow."""
-    plan, wanted = proposal.plan, settings.limits
-    if not isinstance(plan, StudyPlan):
-        return []
-    found = []
-    if plan.test == "logistic" and plan.limits.effective < wanted.effective:
-        found.append(
-            f"the study's limits.effective is {plan.limits.effective:g}; this site wants at least "
-            f"{wanted.effective:g}"
-        )
-    if plan.limits.least_cell < wanted.least_cell:
-        found.append(
-            f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
-            f"{wanted.least_cell}"
-        )
-    return found
 
 
 def chosen_data(settings: SiteSettings, proposal: Proposal, data: str | None) -> str:
     """Which data set takes part: the one that was named, or the one the plan names, or the only
     one of its kind."""
-    wanted = data or proposal.data
-    study = isinstance(proposal.plan, StudyPlan)
-    able = settings.cohorts if study else list(settings.data)
+    analysis = proposal.analysis
+    wanted = data or analysis.data_name
+    able = [name for name, own in settings.data.items() if analysis.fits(own)]
     if wanted is None and len(able) == 1:
         wanted = able[0]
     if wanted is None or wanted not in settings.data:
         known = ", ".join(able) or "none"
-        what = "cohort" if study else "data set"
+        what = "data set" if analysis.noun == "site" else analysis.noun
         if wanted is None:
             raise DataError(f"say which {what} takes part (--data); this site has: {known}")
         raise DataError(f"this site has no {what} '{wanted}'; it has: {known}")
-    if study:
-        settings.cohort(wanted)
     return wanted
+
+
+def looking(folder: Path, settings: SiteSettings, roster: Roster, data: str) -> OwnSite:
+    """The site before it takes part: only to look at what it would be asked."""
+    return OwnSite(
+        0,
+        len(roster.sites),
+        settings.data[data],
+        folder,
+        study_folder(folder, roster.study),
+        settings,
+        dataset=data,
+        study=roster.study,
+        book=spent_file(folder, data),
+        looking=True,
+    )
+
+
+def own_site(joined: Joined[SiteSettings]) -> OwnSite:
+    """The site in a study that it has joined."""
+    data = joined.consent.data
+    if data is None or data not in joined.settings.data:
+        raise DataError(f"the site's settings name no data set '{data}'")
+    identity, roster = joined.identity, joined.roster
+    if identity.public not in roster.sites:
+        raise FederationError("this site's keys are not in the roster")
+    number = roster.sites.index(identity.public)
+    site = looking(joined.folder, joined.settings, roster, data)
+    return replace(site, number=number, looking=False, log=own_log(site.place))
+
+
+def spent_file(folder: Path, data: str) -> Path:
+    """Where the spending of a data set is kept."""
+    return folder / "spent" / f"{study_folder(folder, data).name}.jsonl"
 
 
 def withdraw(folder: Path, study: str) -> None:
@@ -311,9 +314,10 @@ def agree_to_go_on(folder: Path, study: str, lost: Iterable[str]) -> tuple[str, 
     """Sign that a study may go on without sites that are lost, and believe it: the agreement to
     hand out, and who has yet to sign."""
     joined = look(folder, study, SiteSettings)
-    if joined.proposal.followed:
+    analysis = joined.proposal.analysis
+    if analysis.replayable:
         raise PlanError(
-            "every total of an association study is of all cohorts, from the first to the last: "
+            f"every total of this study is of all {analysis.noun}s, from the first to the last: "
             "without one it is a new study, with a new name and roster, that begins anew"
         )
     text = going_on.go_on(joined.identity, joined.roster, lost)
@@ -354,8 +358,6 @@ def nearly_the_same(settings: PartySettings, folder: Path, roster: Roster) -> li
 
 def nearly_before(folder: Path, roster: Path) -> list[tuple[str, str]]:
     """The same for a compensator."""
-    from cupola.sites.settings import CompensatorSettings
-
     settings = read_settings(folder, CompensatorSettings)
     return nearly_the_same(settings, folder, _read_roster(roster))
 
@@ -410,10 +412,3 @@ def _pin(
 def _quoted(text: str) -> str:
     """As TOML writes it; JSON's escapes of rare letters are no TOML."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def own_place(identity: Identity, roster: Roster) -> int:
-    """The number of this site in the roster."""
-    if identity.public not in roster.sites:
-        raise FederationError("this site's keys are not in the roster")
-    return roster.sites.index(identity.public)

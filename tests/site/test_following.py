@@ -15,7 +15,6 @@ from cupola.gwas import Association, Site, listing, results
 from cupola.gwas.forecast import foresee_study
 from cupola.gwas.plan import CohortFiles
 from cupola.secure.following import FALSE, HEAR
-from cupola.sites.settings import SiteSettings
 
 SUMS = ("compensator", "pairwise", "plain")
 
@@ -90,8 +89,8 @@ def test_coefficients_of_the_coordinators_own_are_refused(tmp_path, opened, sums
     opened.append(trial)
     program, reach, state = run(trial, plan, until=newton)
     ask = program.ask(state)
-    files = SiteSettings(name="0", data={"c": {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}})
-    site = Site(files.cohort("c").files(trial.site(0)), plan.wanted)
+    files = CohortFiles(name="0", bfile="c", pheno="c.pheno", cov="c.cov")
+    site = Site(files.files(trial.site(0)), plan.wanted)
     crafted, share = aimed(ask.question, site)
     assert share > 0.9 or covariates == 1  # answered, it would be that person's genotype
     question = replace(ask.question, arrays={**ask.question.arrays, "beta": crafted})

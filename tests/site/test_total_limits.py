@@ -7,11 +7,12 @@ from traits import association, witnessed
 from cupola.errors import FederationError, PlanError
 from cupola.gwas import fit, results
 from cupola.gwas.limits import Released
+from cupola.gwas.own_cohort import released_file, told_before
 from cupola.secure.memory import Memory
-from cupola.sites import join_site
-from cupola.sites.hosts import released_file, told_before
-from cupola.sites.ledger import spent
-from cupola.sites.preview import preview
+from cupola.site import join_site
+from cupola.site.consent import spent_file
+from cupola.site.consent_preview import preview
+from cupola.site.ledger import spent
 
 LIMITS = "[limits]\n{} = {}\n"
 
@@ -44,7 +45,7 @@ def test_a_study_with_weaker_limits_is_not_joined_or_gone_on_with(tmp_path, open
 def test_numbers_beyond_the_sites_limit_are_not_told_also_after_a_restart(tmp_path, opened):
     trial, plan = association(tmp_path / "all", "logistic")
     opened.append(trial)
-    path = released_file(trial.site(0), "cohort")
+    path = released_file(spent_file(trial.site(0), "cohort"))
     other = Released(Memory(path), "another study", 40, 0.5)
     other.charge(150)
     other.close()
@@ -54,8 +55,8 @@ def test_numbers_beyond_the_sites_limit_are_not_told_also_after_a_restart(tmp_pa
         with pytest.raises(FederationError, match="too-many-numbers-released"):
             run(trial, plan, reach=reach)
         trial.close()
-    assert list(told_before(trial.site(0), "cohort")) == ["another study"]
-    assert list(told_before(trial.site(1), "cohort")) in ([], ["traits 1"])
+    assert list(told_before(spent_file(trial.site(0), "cohort"))) == ["another study"]
+    assert list(told_before(spent_file(trial.site(1), "cohort"))) in ([], ["traits 1"])
 
 
 def test_a_study_is_charged_once(tmp_path, opened):
@@ -63,7 +64,7 @@ def test_a_study_is_charged_once(tmp_path, opened):
     opened.append(trial)
     run(trial, plan)
     trial.close()
-    assert told_before(trial.site(0), "cohort") == {"traits 1": pytest.approx(60 / 150)}
+    assert told_before(spent_file(trial.site(0), "cohort")) == {"traits 1": pytest.approx(60 / 150)}
     assert spent(trial.site(0), "traits 1")["released"] == pytest.approx(0.4)
 
 

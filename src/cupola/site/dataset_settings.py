@@ -10,9 +10,8 @@ import tomli_w
 
 from cupola.base.files import write_atomically
 from cupola.errors import DataError, PlanError
-from cupola.gwas.plan import StudyPlan
-from cupola.sites.proposal import Proposal
-from cupola.sites.settings import SITE, Budget, SiteSettings, read_settings
+from cupola.site.proposal import Proposal
+from cupola.site.settings import SITE, Budget, SiteSettings, read_settings
 
 _HEAD = """\
 # What this site allows. Made when it first joined a study; it is yours to change. Nothing runs
@@ -79,19 +78,24 @@ def settings_for(
     name: str,
     proposal: Proposal,
     data: dict[str, dict[str, Any]],
-    openly: tuple[str, ...] = (),
+    unmasked_tasks: tuple[str, ...] = (),
     epsilon: float | None = None,
 ) -> SiteSettings:
     """The site's settings, or, if it has none, some that allow what this study asks for and no
     more. data: sets to add. Nothing is written."""
     if not (folder / SITE).exists():
         budget = None if epsilon is None else Budget(epsilon=epsilon)
-        found = SiteSettings(name=name, tasks=proposal.tasks, openly=openly, budget=budget)
+        found = SiteSettings(
+            name=name,
+            tasks=proposal.analysis.tasks,
+            unmasked_tasks=unmasked_tasks,
+            budget=budget,
+        )
     else:
         found = read_settings(folder, SiteSettings)
         if found.name != name:
             raise DataError(f"{folder} is the folder of '{found.name}', the token is for '{name}'")
-        if openly or epsilon is not None:
+        if unmasked_tasks or epsilon is not None:
             raise PlanError(f"what the site allows is said in {folder / SITE}; change it there")
     for one, facts in data.items():
         if one in found.data and found.data[one] != facts:
@@ -112,8 +116,3 @@ def write_settings(folder: Path, settings: SiteSettings) -> None:
     if new:
         text = "\n" + tomli_w.dumps({"data": new})
         write_atomically(path, path.read_bytes() + text.encode(), private=True)
-
-
-def needed_name(proposal: Proposal) -> str | None:
-    """What the plan calls its data; None where sites may call them as they like."""
-    return None if isinstance(proposal.plan, StudyPlan) else proposal.data

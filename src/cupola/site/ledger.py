@@ -15,9 +15,9 @@ from cupola.federation import Declined, Question
 from cupola.federation.receipts import Journal, Receipt
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
-from cupola.sites.consent import look, study_folder
-from cupola.sites.hosts import OWNER, spent_file, told_before
-from cupola.sites.settings import SiteSettings
+from cupola.site.consent import look, spent_file, study_folder
+from cupola.site.own_book import OWNER
+from cupola.site.settings import SiteSettings
 
 LEDGER = "ledger.jsonl"
 
@@ -93,15 +93,17 @@ def spent(folder: Path, study: str) -> dict[str, Any] | None:
         "epsilon": book.spent(OWNER, delta, neighbours) if history else 0.0,
         "budget": None if budget is None else budget.epsilon,
         "unprotected": dict(book.unprotected),
-        "released": _released(folder, str(data)),
+        "released": _released(path),
     }
 
 
-def _released(folder: Path, data: str) -> float | None:
+def _released(book: Path) -> float | None:
     """Numbers a person that regressions on a data set have told; None while a study holds the
     book."""
+    from cupola.gwas.own_cohort import told_before
+
     try:
-        return sum(told_before(folder, data).values())
+        return sum(told_before(book).values())
     except DataError:
         return None
 

@@ -10,9 +10,10 @@ import tomli_w
 from cupola.errors import DataError, PlanError
 from cupola.federation import Contribution, Failure, Question, read_answer
 from cupola.federation.message import encode_question
+from cupola.learn.own_data import own_data
 from cupola.secure import Identity, Masked, Roster
 from cupola.secure.revocation import keep_revocation, revocation, revoked_party
-from cupola.sites import (
+from cupola.site import (
     join_compensator,
     join_site,
     open_compensator,
@@ -21,9 +22,8 @@ from cupola.sites import (
     read_settings,
     withdraw,
 )
-from cupola.sites.consent import look, study_folder
-from cupola.sites.hosts import own_data
-from cupola.sites.settings import SiteSettings
+from cupola.site.consent import look, own_site, study_folder
+from cupola.site.settings import SiteSettings
 
 
 def first_question(trial):
@@ -151,7 +151,7 @@ def test_joining_again_changes_nothing(trial):
     ("settings", "plan", "reason"),
     [
         ({"tasks": ["evaluate"]}, {}, "'train', which is not in tasks"),
-        ({}, {"sum": "plain"}, "without masks, which is not in openly"),
+        ({}, {"sum": "plain"}, "without masks, which is not in unmasked_tasks"),
         ({"minimum": 4}, {}, "wants at least 4"),
         ({"budget": {"epsilon": 1.0}}, {}, "nothing protects"),
         ({}, {"privacy": {"mechanism": "dp-sgd", "epsilon": 1.0}}, r"set a \[budget\]"),
@@ -203,7 +203,7 @@ def test_misspelt_settings_are_refused(tmp_path):
 
 def test_a_site_holds_its_own_data_only(trial):
     joined = look(trial.site(1), trial.study, SiteSettings)
-    data = own_data(joined, trial.plan, 1, 3)
+    data = own_data(trial.plan, own_site(joined))
     assert len(data.site(1).train)
     for other in (0, 2):
         with pytest.raises(DataError, match="only this site's own data"):
@@ -217,7 +217,7 @@ def test_a_compensator_runs_nothing_else(trial):
 
 
 def test_names_of_studies_cannot_leave_the_folder(tmp_path):
-    from cupola.sites import study_folder
+    from cupola.site import study_folder
 
     names = ["../../x", "a/b", "a b", "a-b", "..", "ä"]
     names += [study_folder(tmp_path, name).name for name in names]  # somebody tries to get these

@@ -14,8 +14,8 @@ from cupola.cli import app
 from cupola.errors import FederationError, PlanError
 from cupola.secure import Masked, Pairwise
 from cupola.secure.roster import Roster, party_to_json
-from cupola.sites import join_compensator, join_site, make_keys
-from cupola.sites.preview import preview
+from cupola.site import join_compensator, join_site, make_keys
+from cupola.site.consent_preview import preview
 
 
 def run(*words, code=0):

@@ -24,19 +24,20 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cupola.analysis.preview import expected_roster
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.gwas.plan import StudyPlan
-from cupola.joining.client import Running
-from cupola.joining.data import settings_for, write_settings
-from cupola.joining.kept import keep, kept
-from cupola.joining.server import NotYet, Server, Unknown, plain
-from cupola.learn.changing_sites import may_change
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
-from cupola.sites import Proposal, join_compensator, join_site, make_keys, read_proposal, withdraw
-from cupola.sites.preview import Preview, expected_roster, foresee
-from cupola.sites.settings import (
+from cupola.site.client import Running
+from cupola.site.consent import join_compensator, join_site, withdraw
+from cupola.site.consent_preview import ConsentPreview, foresee
+from cupola.site.dataset_settings import settings_for, write_settings
+from cupola.site.open import make_keys
+from cupola.site.proposal import Proposal, read_proposal
+from cupola.site.saved_tokens import keep, kept
+from cupola.site.server import NotYet, Server, Unknown, plain
+from cupola.site.settings import (
     COMPENSATOR,
     KEYS,
     SITE,
@@ -49,6 +50,10 @@ PATIENCE = 60.0  # seconds for results that are on their way, and for a server t
 REHEARSING = 300.0  # seconds for the server to work out what a study asks
 HALTED = ("failed", "stopped")  # its coordinator may resume it
 Tell = Callable[[dict[str, Any]], None]
+_FILES: dict[str, tuple[str, type[SiteSettings] | type[CompensatorSettings]]] = {
+    "site": (SITE, SiteSettings),
+    "compensator": (COMPENSATOR, CompensatorSettings),
+}
 
 
 class Terms(BaseModel):
@@ -70,11 +75,11 @@ class Terms(BaseModel):
 @dataclass(frozen=True)
 class Choice:
     """What a person decides. data: name of the data set. new: its settings, if the site's have none
-    of that name. openly, epsilon: for settings that are made now (see SiteSettings)."""
+    of that name. unmasked_tasks, epsilon: for settings that are made now (see SiteSettings)."""
 
     data: str | None = None
     new: dict[str, Any] | None = None
-    openly: tuple[str, ...] = ()
+    unmasked_tasks: tuple[str, ...] = ()
     epsilon: float | None = None
     cores: int = 1
 
@@ -88,7 +93,7 @@ class Joining:
     asked: dict[str, Any]
     mark: str
     accepted: dict[str, Any] = field(default_factory=dict)
-    _looked: tuple[Choice, Preview] | None = None
+    _looked: tuple[Choice, ConsentPreview] | None = None
 
     @cached_property
     def terms(self) -> Terms | None:
@@ -115,17 +120,14 @@ class Joining:
 
     @cached_property
     def proposal(self) -> Proposal:
-        """The plan, read with suspicion."""
-        modules: tuple[str, ...] = ()
-        if (self.folder / SITE).exists():
-            modules = read_settings(self.folder, SiteSettings).modules
-        return read_proposal(_text(self.asked, "plan") + "\n", modules)
+        return self._read(_text(self.asked, "plan"))
 
-    @property
-    def _changes(self) -> bool:
-        """Whether the plan's sites change from total to total."""
-        plan = self.proposal.plan
-        return not isinstance(plan, StudyPlan) and may_change(plan)
+    def _read(self, plan: str) -> Proposal:
+        """A plan, read with suspicion."""
+        file, kind = _FILES.get(self.role, _FILES["site"])
+        made = (self.folder / file).exists()
+        modules = read_settings(self.folder, kind).modules if made else ()
+        return read_proposal(plan + "\n", modules)
 
     # What is asked
 
@@ -133,20 +135,19 @@ class Joining:
         assert self.terms is not None
         new = {} if choice.new is None or choice.data is None else {choice.data: choice.new}
         return settings_for(
-            self.folder, self.terms.name, self.proposal, new, choice.openly, choice.epsilon
+            self.folder, self.terms.name, self.proposal, new, choice.unmasked_tasks, choice.epsilon
         )
 
-    def look(self, choice: Choice) -> Preview:
+    def look(self, choice: Choice) -> ConsentPreview:
         """What joining would mean, worked out here from the plan; nothing is joined."""
         assert self.terms is not None
-        plan, count = self.proposal.plan, self.terms.sites
-        names = [f"site {i}" for i in range(count)]
+        analysis, count = self.proposal.analysis, self.terms.sites
+        names = analysis.site_names or [f"site {i}" for i in range(count)]
         minimum = min(max(2, self.terms.minimum), count)
-        if isinstance(plan, StudyPlan):
-            names = [cohort.name for cohort in plan.cohorts]
-            minimum = max(minimum, len(names)) if plan.sum.masked else minimum
+        if analysis.plan.sum.masked and analysis.minimum == 0:  # totals are of all
+            minimum = max(minimum, len(names))
         third = self.terms.compensator
-        like = expected_roster(self.terms.study, names, minimum, third, self._changes)
+        like = expected_roster(self.terms.study, names, minimum, third, analysis.changes)
         found = foresee(self.folder, self.settings(choice), self.proposal, like, choice.data)
         found.roster = "settled when all have answered"
         found.members = [("sites invited", str(self.terms.sites))]
@@ -261,7 +262,7 @@ class Joining:
         third = roster.compensator
         if roster.study != told["study"]:
             raise FederationError("the roster is of another study than the one that was accepted")
-        if _but_for_sites(plan) != _but_for_sites(told["plan"]):
+        if self._but_for_sites(plan) != self._but_for_sites(told["plan"]):
             raise FederationError("the plan is not the one that was accepted")
         if roster.minimum < told["minimum"]:
             raise FederationError("totals may be of fewer sites than was accepted")
@@ -269,15 +270,24 @@ class Joining:
             raise FederationError("the roster names another compensator than was accepted")
         if own not in roster.sites if self.role == "site" else own != third:
             raise FederationError("the roster does not hold this party's own keys")
-        if roster.changes and not self._changes:
+        if roster.changes and not self.proposal.analysis.changes:
             raise FederationError(
                 "the roster lets sites change from total to total, so that differences tell of "
                 "single sites; that was not accepted"
             )
 
+    def _but_for_sites(self, plan: str) -> dict[str, Any]:
+        """A plan without who and how many take part, which is settled last. Its kind stays in it,
+        so that a plan of another kind is another plan."""
+        try:
+            found = tomllib.loads(plan)
+        except tomllib.TOMLDecodeError:
+            raise FederationError("the plan cannot be read") from None
+        return self._read(self.accepted["plan"]).analysis.without_sites(found)
+
     def pinned(self, roster: Roster) -> bool:
         """Whether this very roster was compared and pinned here before."""
-        kind = SiteSettings if self.role == "site" else CompensatorSettings
+        _, kind = _FILES[self.role]
         held = read_settings(self.folder, kind).studies.get(roster.study)
         return held is not None and held.roster == roster.digest.hex()
 
@@ -396,19 +406,3 @@ def _text(found: dict[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise FederationError("the server does not answer as Cupola's web application does")
     return value
-
-
-def _but_for_sites(plan: str) -> dict[str, Any]:
-    """A plan without who and how many take part, which is settled last."""
-    try:
-        found = tomllib.loads(plan)
-    except tomllib.TOMLDecodeError:
-        raise FederationError("the plan cannot be read") from None
-    cohorts = found.get("cohorts")
-    if isinstance(cohorts, list):  # what is said of a cohort beside its name is no detail
-        said = [{k: v for k, v in one.items() if k != "name"} for one in cohorts]
-        found["cohorts"] = [one for i, one in enumerate(said) if one not in said[:i]]
-    part = (found.get("data") or {}).get("partition")
-    if isinstance(part, dict):
-        part.pop("sites", None)
-    return found

@@ -17,7 +17,7 @@ from cupola.learn import build
 from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure import Masked
 from cupola.secure.settlement import Request
-from cupola.sites import read_ledger, spent
+from cupola.site import read_ledger, spent
 
 
 def opened(trial):

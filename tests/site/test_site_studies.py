@@ -13,9 +13,9 @@ from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.learn import build
 from cupola.secure import Masked
-from cupola.sites import read_ledger
-from cupola.sites.preview import preview
-from cupola.sites.proposal import read_proposal
+from cupola.site import read_ledger
+from cupola.site.consent_preview import preview
+from cupola.site.proposal import read_proposal
 
 
 def in_process(plan, base):
@@ -86,11 +86,11 @@ def test_a_study_asks_what_its_test_needs_and_nothing_else():
     names = [{"name": name} for name in "abc"]
     facts = {"test": "chi-square", "cohorts": names, "variants": "public.bim"}
     proposal = read_proposal(tomli_w.dumps(facts))
-    assert proposal.asks("gwas counts")
+    assert proposal.analysis.asks("gwas counts")
     for task in ("gwas newton", "gwas propose", "gwas fingerprints", "train"):
-        assert not proposal.asks(task)
-    assert read_proposal(tomli_w.dumps({**facts, "test": "logistic"})).asks("gwas newton")
-    assert proposal.openly == ("gwas *",)  # its sums are plain
+        assert not proposal.analysis.asks(task)
+    assert read_proposal(tomli_w.dumps({**facts, "test": "logistic"})).analysis.asks("gwas newton")
+    assert proposal.unmasked_tasks == ("gwas *",)  # its sums are plain
 
 
 def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
@@ -134,7 +134,7 @@ def test_personalisation_at_real_sites(tmp_path, opened):
     }
     openly = ["evaluate", "sparsity", "adapt"]
     tasks = ["train", *openly]
-    trial = made.consortium(tmp_path / "all", plan, tasks=tasks, openly=openly)
+    trial = made.consortium(tmp_path / "all", plan, tasks=tasks, unmasked_tasks=openly)
     opened.append(trial)
     shown = preview(trial.site(0), trial.base / "plan.toml", trial.base / "roster.json")
     assert {"train", "adapt"} <= {row["task"] for row in shown.answers}
@@ -165,7 +165,7 @@ def test_a_preview_tells_everything_and_joins_nothing(tmp_path):
 def test_a_wrong_name_is_found_before_joining(tmp_path, old, new):
     """By preview and join, with the file, its columns and what may be meant."""
     from cupola.errors import PlanError
-    from cupola.sites import join_site
+    from cupola.site import join_site
 
     trial, _ = association(tmp_path / "all", "linear")
     plan, roster = trial.base / "other.toml", trial.base / "roster.json"

@@ -9,7 +9,7 @@ import pytest
 from cupola.analysis.plan_file import load
 from cupola.federation import Question
 from cupola.learn import build
-from cupola.sites.follows import strays
+from cupola.learn.plan_check import deviation
 
 PERSONAL = {
     **made.PLAN,
@@ -34,7 +34,7 @@ def training(plan):
 @pytest.mark.parametrize("given", [made.PLAN, made.PRIVATE, PERSONAL, SHARES])
 def test_a_plans_own_questions_follow_from_it(given):
     plan = load(given)
-    assert strays(plan, training(plan)) is None
+    assert deviation(plan, training(plan)) is None
 
 
 @pytest.mark.parametrize(
@@ -64,26 +64,28 @@ def test_other_training_does_not_follow(given, changes, said):
     if inside:
         changes = {"privacy": {**question.options["privacy"], **changes}}
     changed = replace(question, options={**question.options, **changes})
-    assert re.search(said, strays(plan, changed) or "")
+    assert re.search(said, deviation(plan, changed) or "")
 
 
 def test_more_noise_than_the_plans_follows():
     plan = load(made.PRIVATE)
     question = training(plan)
     asked = {**question.options["privacy"], "noise": 2.0}
-    assert strays(plan, replace(question, options={**question.options, "privacy": asked})) is None
+    assert (
+        deviation(plan, replace(question, options={**question.options, "privacy": asked})) is None
+    )
 
 
 def test_vectors_that_a_plan_noises_are_not_told_without_noise():
     plan = load(PERSONAL)
     layers = [["0", [1, 2]]]
-    assert strays(plan, Question("sparsity", {}, {"layers": layers, "noise": 3.0})) is None
+    assert deviation(plan, Question("sparsity", {}, {"layers": layers, "noise": 3.0})) is None
     for noise in (None, 0.0, 2.9, float("nan")):
-        found = strays(plan, Question("sparsity", {}, {"layers": layers, "noise": noise}))
+        found = deviation(plan, Question("sparsity", {}, {"layers": layers, "noise": noise}))
         assert found == "there is less noise than in the plan"
-    assert strays(plan, Question("sparsity", {}, {"layers": layers})) is not None
+    assert deviation(plan, Question("sparsity", {}, {"layers": layers})) is not None
     exact = load({**PERSONAL, "personalise": {"methods": ["pfa"]}})
-    assert strays(exact, Question("sparsity", {}, {"layers": layers})) is None
+    assert deviation(exact, Question("sparsity", {}, {"layers": layers})) is None
 
 
 JUDGE = {"split": "test", "auroc": 0, "batch_size": 512}
@@ -103,11 +105,11 @@ JUDGE = {"split": "test", "auroc": 0, "batch_size": 512}
 )
 def test_metrics_are_those_of_the_plan(changes, follows):
     plan = load(JUDGED)
-    assert (strays(plan, Question("evaluate", {}, {**JUDGE, **changes})) is None) == follows
+    assert (deviation(plan, Question("evaluate", {}, {**JUDGE, **changes})) is None) == follows
 
 
 def test_a_plan_that_is_judged_elsewhere_asks_sites_for_no_metrics():
-    assert strays(load(made.PLAN), Question("evaluate", {}, JUDGE)) is not None
+    assert deviation(load(made.PLAN), Question("evaluate", {}, JUDGE)) is not None
 
 
 @pytest.mark.parametrize(
@@ -129,5 +131,5 @@ def test_personalisation_is_the_plans(changes):
         "strength": choice.strength,
         **JUDGE,
     }
-    assert strays(plan, Question("adapt", {}, options)) is None
-    assert strays(plan, Question("adapt", {}, {**options, **changes})) is not None
+    assert deviation(plan, Question("adapt", {}, options)) is None
+    assert deviation(plan, Question("adapt", {}, {**options, **changes})) is not None

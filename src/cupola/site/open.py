@@ -7,31 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.protocol import NoData
 from cupola.errors import DataError
 from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
 from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
 from cupola.federation.stored import Alone, DiskStore, StoredAnswers
-from cupola.gwas.plan import StudyPlan
-from cupola.learn.plan import Plan
 from cupola.secure.compensator import Compensator
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
 from cupola.secure.memory import Memory
-from cupola.sites.consent import (
+from cupola.site.consent import (
     SETTLING,
     Joined,
     SiteGate,
     look,
     own_folder,
-    own_place,
+    own_site,
     study_folder,
 )
-from cupola.sites.hosts import own_host
-from cupola.sites.ledger import LEDGER, OwnLedger
-from cupola.sites.log import own_log
-from cupola.sites.proposal import matches
-from cupola.sites.settings import KEYS, CompensatorSettings, SiteSettings
+from cupola.site.ledger import LEDGER, OwnLedger
+from cupola.site.log import own_log
+from cupola.site.own_book import OwnBook
+from cupola.site.proposal import matches
+from cupola.site.settings import KEYS, CompensatorSettings, SiteSettings
 
 
 def open_site(folder: str | Path, study: str) -> Answering:
@@ -65,26 +64,25 @@ def _opened(
     joined: Joined[SiteSettings], alone: Alone, answers: StoredAnswers, journal: Journal
 ) -> Opened:
     identity, roster, proposal = joined.identity, joined.roster, joined.proposal
-    number = own_place(identity, roster)
-    host = own_host(joined, number)
+    own = own_site(joined)
+    host = proposal.analysis.own_host(own)
     memory = Memory(joined.place / "answered.jsonl")
-    books: Any = None
+    books: OwnBook | None = None
     try:
-        openly = _Openly(joined.settings.openly, proposal.openly)
+        openly = _Openly(joined.settings.unmasked_tasks, proposal.unmasked_tasks)
         replay, saved = _followed(joined)
-        member = Member(identity, roster, number, memory, openly, replay, joined.gone)
+        member = Member(identity, roster, own.number, memory, openly, replay, joined.gone)
         store = DiskStore(joined.place / "state")
-        seed = proposal.plan.seed if isinstance(proposal.plan, Plan) else None
         context = SiteContext(
-            number,
-            host.data(number),
+            own.number,
+            host.data(own.number),
             host.workspace(),
             store,
-            seed,
+            proposal.plan.seed,
             party=member,
             real=True,
         )
-        books = host.accounts(joined.place, "privacy")  # type: ignore[attr-defined]
+        books = OwnBook.open(own.book, own.dataset, own.study, joined.settings)
         shared = {"spent": _chained(books.book), **_released(context.data)}
         _require_shared(joined, shared)
         journal.hold(
@@ -93,7 +91,7 @@ def _opened(
                 "state": (store, lambda: store.newest),
                 "answered": _chained(memory),
                 **({} if saved is None else {"replay": (saved, lambda: saved.step)}),
-                **_cohort(context.data),
+                **_remembered(context.data),
                 **shared,
             }
         )
@@ -112,16 +110,16 @@ def _chained(chain: Any) -> tuple[Any, Callable[[], Any]]:
     return chain, lambda: chain.tail
 
 
-def _cohort(data: object) -> dict[str, Any]:
-    """What a cohort remembers of what it was asked."""
+def _remembered(data: object) -> dict[str, Any]:
+    """What a site's data remember of what they were asked, where they do (a cohort does)."""
     memory = getattr(data, "memory", None)
-    return {} if memory is None else {"asked": _chained(memory)}
+    return {"asked": _chained(memory)} if isinstance(memory, Memory) else {}
 
 
 def _released(data: object) -> dict[str, Any]:
-    """The book of numbers that a cohort has told."""
-    book = getattr(data, "released", None)
-    return {} if book is None else {"released": _chained(book.memory)}
+    """The book of numbers that a cohort has told, in all studies."""
+    memory = getattr(getattr(data, "released", None), "memory", None)
+    return {"released": _chained(memory)} if isinstance(memory, Memory) else {}
 
 
 def _require_shared(joined: Joined[SiteSettings], shared: dict[str, Any]) -> None:
@@ -138,19 +136,13 @@ def _require_shared(joined: Joined[SiteSettings], shared: dict[str, Any]) -> Non
 
 def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState | None]:
     """This site's copy of the program, as far as it has come, and where it is saved."""
-    plan = joined.proposal.plan
-    if not isinstance(plan, StudyPlan):
+    analysis = joined.proposal.analysis
+    if not analysis.replayable:
         return None, None
-    from cupola.gwas import Association
     from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
 
     saved = SavedState(joined.place / "replay")
-    program = Association(
-        plan.study(),
-        len(joined.roster.sites),
-        public=plan.variants is not None,
-        pinned=plan.variants_hash,
-    )
+    program = analysis.program(NoData(len(joined.roster.sites)))
     return Replay(program, saved.load(), save=saved.save, witnessed=True), saved
 
 

@@ -1,7 +1,8 @@
 """Whether a question follows from the plan that a site has joined.
 
-Which task is asked, and how often, is the gate's affair (`consent`). Here it is what a question
-says beside the task: a coordinator chooses the model, and nothing else that the plan has settled.
+Which task is asked, and how often, is the gate's affair (`cupola.site.consent`). Here it is what a
+question says beside the task: a coordinator chooses the model, and nothing else that the plan has
+settled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _UNTOLD = ("epsilon", "budget", "delta", "accountant", "published")
 _MORE = "the question asks for more than the plan"
 
 
-def strays(plan: Plan, question: Question) -> str | None:
+def deviation(plan: Plan, question: Question) -> str | None:
     """Why a question does not follow from the plan; None if it does."""
     checks: dict[str, Callable[[Plan, Mapping[str, Any]], str | None]] = {
         "evaluate": _judging,

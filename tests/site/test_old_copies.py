@@ -12,9 +12,10 @@ from traits import association, witnessed
 
 from cupola.errors import FederationError
 from cupola.federation import read_answer
+from cupola.gwas.own_cohort import released_file
 from cupola.secure.roster import Roster
-from cupola.sites import join_compensator, join_site
-from cupola.sites.hosts import released_file, spent_file
+from cupola.site import join_compensator, join_site
+from cupola.site.consent import spent_file
 
 REFUSED = "data or files are not usable"
 
@@ -55,7 +56,7 @@ def test_numbers_released_are_not_forgotten_for_the_next_study(tmp_path, opened,
     trial, plan = association(tmp_path / "all", "logistic")
     opened.append(trial)
     say(trial, "released", 0.5)
-    path = released_file(trial.site(0), "cohort")
+    path = released_file(spent_file(trial.site(0), "cohort"))
     run(trial, plan)
     trial.close()
     lose(path, how, b"")

@@ -21,7 +21,7 @@ from cupola.federation import Failure, Federation, drive, read_answer
 from cupola.federation.message import encode_question
 from cupola.frames import read_frame, write_frame
 from cupola.secure import Masked
-from cupola.sites import open_compensator, open_site
+from cupola.site import open_compensator, open_site
 
 pytestmark = [
     pytest.mark.slow,

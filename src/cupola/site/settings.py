@@ -7,14 +7,14 @@ allow does not happen.
 from __future__ import annotations
 
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cupola.analysis.plan_file import explain
+from cupola.analysis.explain import explain
 from cupola.errors import DataError, PlanError
-from cupola.gwas.plan import CohortFiles
 
 SITE, COMPENSATOR = "cupola-site.toml", "cupola-compensator.toml"
 KEYS = "identity.json"
@@ -69,6 +69,9 @@ class PartySettings(_Settings):
     """As it stands in rosters."""
     studies: dict[str, Consent] = {}
     """What was joined; written by `join`. Without an entry nothing runs."""
+    modules: tuple[str, ...] = ()
+    """Installed Python modules that a plan may name ('module:name', or as the kind of analysis). No
+    other code runs."""
 
 
 class CompensatorSettings(PartySettings):
@@ -80,7 +83,7 @@ class SiteSettings(PartySettings):
 
     tasks: tuple[str, ...] = ("train", "evaluate")
     """What the site runs; 'gwas *' stands for all whose names begin so."""
-    openly: tuple[str, ...] = ()
+    unmasked_tasks: tuple[str, ...] = ()
     """Tasks whose answers may leave as they are. All others leave in masked sums only."""
     minimum: Annotated[int, Field(ge=2)] = 3
     """No study whose totals may be of fewer sites."""
@@ -88,27 +91,21 @@ class SiteSettings(PartySettings):
     """Of each data set. With it, answers that no mechanism protects are refused."""
     limits: TotalLimits = TotalLimits()
     """What totals of association studies may tell, below."""
-    modules: tuple[str, ...] = ()
-    """Installed Python modules that a plan may name ('module:name'). No other code runs."""
     salt: str | None = None
     """For fingerprints of people in association studies; shared among cohorts only."""
     data: dict[str, dict[str, Any]] = {}
-    """Data sets by name: 'loader' and its options, or the files of a cohort."""
+    """Data sets by name: 'loader' and its options, the files of a cohort, or what an analysis of
+    your own wants to know."""
 
-    @property
-    def cohorts(self) -> list[str]:
-        """Data sets that are the files of a cohort."""
-        return [name for name, own in self.data.items() if {"bfile", "bed"} & own.keys()]
-
-    def cohort(self, data: str) -> CohortFiles:
-        """Where the files of a cohort are."""
-        try:
-            return CohortFiles.model_validate({"name": self.name, **self.data[data]})
-        except KeyError:
-            raise DataError(f"the site's settings name no data set '{data}'") from None
-        except ValidationError as error:
-            lines = explain(error, f"data set '{data}'", (), CohortFiles)
-            raise DataError("; ".join(lines)) from None
+    @model_validator(mode="before")
+    @classmethod
+    def _old_names(cls, given: Any) -> Any:
+        """'openly' is what unmasked_tasks was called before; for one release."""
+        if not isinstance(given, dict) or "openly" not in given or "unmasked_tasks" in given:
+            return given
+        warnings.warn("openly is now called unmasked_tasks", FutureWarning, stacklevel=2)
+        rest = {key: value for key, value in given.items() if key != "openly"}
+        return {**rest, "unmasked_tasks": given["openly"]}
 
 
 Kind = TypeVar("Kind", bound=PartySettings)

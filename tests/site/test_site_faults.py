@@ -16,7 +16,7 @@ from cupola.errors import FederationError
 from cupola.federation import drive
 from cupola.federation.message import Contribution, encode_contribution
 from cupola.secure import Masked
-from cupola.sites import read_ledger, spent
+from cupola.site import read_ledger, spent
 
 
 class Killed(BaseException):
@@ -243,7 +243,7 @@ def test_data_that_are_broken_stay_in_the_sites_own_log(trial, expected):
 
 
 def test_two_processes_do_not_answer_for_one_site(trial, monkeypatch):
-    monkeypatch.setattr("cupola.sites.parties.Alone.__init__.__defaults__", (0.0,))
+    monkeypatch.setattr("cupola.site.open.Alone.__init__.__defaults__", (0.0,))
     coordinator = Coordinator(trial)
     coordinator.go()
     held = trial.opened

@@ -10,7 +10,7 @@ from torch import nn
 
 from cupola.errors import FederationError
 from cupola.federation import drive
-from cupola.sites import join_site, open_site
+from cupola.site import join_site, open_site
 
 
 class Adapter(nn.Module):
@@ -35,7 +35,11 @@ def trial(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "own_base", code)
     plan = {**made.PLAN, "sum": "plain", "model": "own_base:Adapter"}
     found = made.consortium(
-        tmp_path / "all", plan, join=False, modules=["own_base"], openly=["train", "evaluate"]
+        tmp_path / "all",
+        plan,
+        join=False,
+        modules=["own_base"],
+        unmasked_tasks=["train", "evaluate"],
     )
     for i in range(3):
         join_site(found.site(i), found.base / "plan.toml", found.base / "roster.json")

@@ -13,8 +13,8 @@ from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.site.consent import WITHDRAWN, study_folder
 from cupola.site.join import Joining
-from cupola.web import local
 from cupola.web.frame import form_token
+from cupola.web.site_page import make_page
 
 SECRET = "s3cret-of-the-address"
 TERMS = {
@@ -86,14 +86,14 @@ def site(tmp_path, monkeypatch):
 
         def look(self): ...
 
-    monkeypatch.setattr(local, "begin", begin)
+    monkeypatch.setattr("cupola.site.join_session.begin", begin)
     monkeypatch.setattr(Joining, "_enrol", lambda *_: None)
     monkeypatch.setattr("cupola.site.join.Running", Nothing)
-    app = local.make_page(tmp_path, 8432, SECRET)
+    app = make_page(tmp_path, 8432, SECRET)
     browser = TestClient(app, base_url="http://127.0.0.1:8432", follow_redirects=False)
     browser.server, browser.app_ = server, app
     yield browser
-    app.state.visit.close()
+    app.state.session.close()
 
 
 def post(browser, step, **fields):
@@ -156,7 +156,7 @@ def test_a_person_reads_chooses_compares_and_takes_part(site, tmp_path):
     until(site, "over")
     page = site.get(here).text
     assert "has finished" in page
-    results = site.app_.state.visit.joining.results
+    results = site.app_.state.session.joining.results
     results.mkdir(parents=True, exist_ok=True)
     (results / "report.html").write_text("<script>alert(1)</script>")
     assert f'href="{here}results/report.html"' in site.get(here).text

@@ -60,10 +60,11 @@ def join(
     target: Annotated[
         str | None, typer.Option(help="With --data NAME=TABLE: the column to predict.")
     ] = None,
-    openly: Annotated[
+    unmasked_tasks: Annotated[
         list[str] | None,
         typer.Option(help="A task whose answers may leave without masks, for a new site."),
     ] = None,
+    openly: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Budget of each data set, for a new site.")
     ] = None,
@@ -80,8 +81,8 @@ def join(
     With a token it shows what is asked, takes part if you accept, and ends with the study; results
     are in the folder's `results`. The same command goes on with what was broken off.
     """
-    from cupola.site.join import Choice
     from cupola.site.dataset_settings import named_data
+    from cupola.site.join import Choice
 
     Shell.json = as_json
     if not _is_url(what):
@@ -90,7 +91,10 @@ def join(
         _pinned(join_site(folder, Path(what), _needed(roster, token), data), as_json)
         return
     name, new = named_data(data, target) if data else (None, None)
-    choice = Choice(name, new, tuple(openly or ()), epsilon, cores)
+    if openly:
+        typer.echo("--openly is now called --unmasked-tasks", err=True)
+    unmasked = (*(unmasked_tasks or ()), *(openly or ()))
+    choice = Choice(name, new, unmasked, epsilon, cores)
     _way(_began(folder, what, token, roster, "site"), choice, yes, compared, decline, wait, as_json)
 
 

@@ -30,7 +30,7 @@ _SITE = """\
 # writes after `cupola site preview`.
 name = {name}
 tasks = ["train", "evaluate"]  # what may run here; ["gwas *"] for association studies
-openly = []                    # tasks whose answers may leave without masks
+unmasked_tasks = []            # tasks whose answers may leave without masks
 minimum = 3                    # sites in a total, at least
 
 # [budget]                     # of each data set, over all studies
@@ -153,8 +153,8 @@ def _show(found: dict[str, Any]) -> None:
 @compensator.command()
 def withdraw(study: StudyName, folder: Folder = Path()) -> None:
     """Answer nothing more in a study, for good. What was told stays told."""
-    from cupola.site.join import tell_left
     from cupola.site.consent import withdraw as leave
+    from cupola.site.join import tell_left
 
     leave(folder, study)
     told = "; its server was told" if tell_left(folder, study) else ""

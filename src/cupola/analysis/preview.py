@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from cupola.analysis.protocol import Analysis, OwnSite
 
 LONGEST = 60.0  # seconds for which a program is played through
-COMPENSATOR_LEARNS = (
-    "which sites took part in which step, names and sizes of arrays, a hash of the question; "
-    "random numbers otherwise: no answer, no total"
-)
-FOLLOWER_LEARNS = (
-    "every total, to follow the study by itself: with three sites, the sum of the two others"
-)
 _UNCHECKED = (
     "beyond its tasks, this kind of analysis does not say which questions follow from the plan: "
     "the coordinator chooses what is in them"
@@ -125,21 +118,6 @@ def expected_roster(
     return _Expected(study, tuple(keys), other, minimum, changes=changes)
 
 
-def learned(choice: Sum, totals: str, site: str) -> list[tuple[str, str]]:
-    """(party, what it learns), in a sentence each, if everybody keeps to the protocol. totals: what
-    a coordinator learns of masked sums; site: what every site does."""
-    if not choice.masked:
-        return [("coordinator", "every site's own sums"), ("a site", site)]
-    parties = [("coordinator", totals)]
-    if choice.protocol == "compensator":
-        parties.append(("compensator", COMPENSATOR_LEARNS))
-        parties.append(("coordinator with compensator", "every site's own sums"))
-    else:
-        who = "enough of its neighbours to rebuild its keys, or with all other sites"
-        parties.append(("coordinator with sites", f"a site's own sums, if it works with {who}"))
-    return [*parties, ("a site", site)]
-
-
 # Playing a program through
 
 
@@ -173,9 +151,7 @@ def played(analysis: Analysis[Any], site: OwnSite, roster: Roster) -> Preview:
     if not analysis.replayable and type(analysis).allows is Analysis.allows:
         found.limits.append(_UNCHECKED)
     found.answers, found.epsilon = rows.rows, costs.told(site.rules.budget)
-    who = f"at least {analysis.minimum} sites" if analysis.minimum else "all sites"
-    site_learns = FOLLOWER_LEARNS if analysis.replayable else "what is in the questions"
-    found.parties = learned(plan.sum, f"totals over {who}; who took part", site_learns)
+    found.parties = analysis.parties()
     if analysis.differences is not None:
         found.parties.append(("coordinator", analysis.differences))
     return found

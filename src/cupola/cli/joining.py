@@ -205,9 +205,9 @@ def _asked(joining: Joining, choice: Any) -> None:
                             "the same command with other options")  # fmt: skip
         return
     if terms is not None:
-        from cupola.learn.disclosure import learned_of_study
+        from cupola.analysis.disclosure import learned
 
-        told = dict(learned_of_study(joining.proposal.plan.sum))
+        told = dict(learned(joining.proposal.plan.sum))
         typer.echo(f"\nthe compensator learns {told.get('compensator', 'nothing')}")
         return
     for row in joining.questions():

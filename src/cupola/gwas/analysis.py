@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cupola.analysis.disclosure import learned
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
-from cupola.federation import Program, State
+from cupola.base.formatting import duration, size
+from cupola.federation import State
 from cupola.gwas import Association, Variants, own_cohort, read_variants, results
+from cupola.gwas.accounting import counted_lines
 from cupola.gwas.compare import Table
 from cupola.gwas.own_cohort import OwnCohort
-from cupola.gwas.plan import StudyPlan
+from cupola.gwas.plan import StudyPlan, for_real_cohorts
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.result_files import TABLES, summary, write_tables
 from cupola.gwas.simulated_cohorts import SimulatedCohorts, simulated_cohorts
@@ -23,6 +26,7 @@ from cupola.gwas.tasks import OPENLY
 
 if TYPE_CHECKING:
     from cupola.analysis.preview import Preview
+    from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
     from cupola.report.folder import RunFolder
     from cupola.secure.roster import Roster
@@ -78,7 +82,10 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         given = self.plan.variants
         return ListedCohorts(len(names), read_variants(public(given)) if given else None)
 
-    def program(self, host: Host) -> Program:
+    def for_real_sites(self) -> StudyPlan:
+        return for_real_cohorts(self.plan)
+
+    def program(self, host: Host) -> Association:
         """A site that follows the study gets the list from the coordinator."""
         plan = self.plan
         self.association = Association(
@@ -154,7 +161,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.own_host(self.plan, site)
 
     def preview(self, site: OwnSite, roster: Roster) -> Preview:
-        return own_cohort.preview(self.plan, site, roster)
+        return replace(own_cohort.preview(self.plan, site, roster), parties=self.parties())
 
     # A run
 
@@ -192,3 +199,37 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         from cupola.report.association import sections
 
         return sections(run, self._table)
+
+    def parties(self) -> list[tuple[str, str]]:
+        return learned(
+            self.plan.sum,
+            totals="totals over all sites; one site's list of common variants",
+            results="the results, and which variants the study is about",
+            replayed=True,
+        )
+
+    def check(self) -> dict[str, Any]:
+        from cupola.gwas.forecast import check
+
+        return check(self.plan)
+
+    def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.gwas.forecast import check_lines
+
+        return check_lines(facts)
+
+    def show(self, run: Run, quiet: bool) -> list[Any]:
+        del quiet
+        found, people = run.result, run.result["people"]
+        lines = [
+            f"{found.tested:,} of {found.variants:,} variants tested in {people['tested']:,} "
+            f"people of {len(found.cohorts)} cohorts; {found.hits['5e-8']:,} hits below 5e-8, "
+            f"inflation {found.inflation or float('nan'):.3f}",
+            f"{size(found.bytes_down + found.bytes_up)} sent, {duration(found.seconds)}",
+            *counted_lines(found),
+        ]
+        lines += [
+            f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
+            for a, b, n in found.shared_people
+        ]
+        return [*lines, *(str(run.folder / file) for file in (*found.files, "report.html"))]

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from cupola.analysis.explain import explain
-from cupola.analysis.preview import FOLLOWER_LEARNS, Preview, answer_row, learned
+from cupola.analysis.preview import Preview, answer_row
 from cupola.analysis.protocol import OwnSite, SiteRules
 from cupola.errors import DataError
 from cupola.gwas import Association, Files, Site, read_variants
@@ -23,7 +23,6 @@ from cupola.gwas.outline import outline
 from cupola.gwas.plan import CohortFiles, StudyPlan
 from cupola.gwas.site import Workspace, most_iterations, released_numbers
 from cupola.gwas.tasks import OPENLY, withheld_for_cells
-from cupola.secure.choices import Sum
 from cupola.secure.memory import Memory
 from cupola.secure.roster import Roster
 
@@ -146,19 +145,10 @@ def preview(plan: StudyPlan, site: OwnSite, roster: Roster) -> Preview:
     kind of question once, as large as it gets."""
     files = cohort_files(site)
     people = len(read_people(files.fam).person) * len(roster.sites)
-    found = Preview(
-        study_answers(plan, read_variants(files.bim), people, roster),
-        parties=learned_of_study(plan.sum),
-    )
+    found = Preview(study_answers(plan, read_variants(files.bim), people, roster))
     if not problems(files, plan.wanted):  # else they are among the objections
         found.limits = _limits(plan, site, Site(files, plan.wanted), roster)
     return found
-
-
-def learned_of_study(choice: Sum) -> list[tuple[str, str]]:
-    """Who learns what from an association study."""
-    site = f"{FOLLOWER_LEARNS}; the results, and which variants the study is about"
-    return learned(choice, "totals over all sites; one site's list of common variants", site)
 
 
 def study_answers(

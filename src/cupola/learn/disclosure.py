@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupola.analysis.preview import COMPENSATOR_LEARNS
+from cupola.analysis.disclosure import COMPENSATOR
 from cupola.learn import Training
 from cupola.secure.hidden import layout_of
 
-_COMPENSATOR = f"{COMPENSATOR_LEARNS}, no model"
+_COMPENSATOR = f"{COMPENSATOR}, no model"
 
 
 def learned(program: Training, differences: str | None = None) -> list[tuple[str, str]]:

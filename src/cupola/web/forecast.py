@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.kinds import analysis_of
 from cupola.analysis.preview import expected_roster
 from cupola.data import FederatedData, SiteData
 from cupola.federation import Question
@@ -17,7 +18,7 @@ from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import foresee_study
 from cupola.gwas.outline import outline
-from cupola.gwas.own_cohort import learned_of_study, study_answers
+from cupola.gwas.own_cohort import study_answers
 from cupola.gwas.plan import CohortFiles, StudyPlan
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
@@ -94,7 +95,7 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
         "rows": rows, "total": sum(row["total"] for row in rows), "sites": sites,
         "variants": len(variants), "people": people, "known": len(cohorts),
         "iterations": ITERATIONS, "answers": answers,
-        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+        "parties": [{"party": p, "learns": w} for p, w in analysis_of(plan).parties()],
     }  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def _rehearsed(plan: StudyPlan, base: Path) -> dict[str, Any]:
         "rows": rows, "total": told.total, "sites": len(plan.cohorts), "variants": told.variants,
         "people": told.people, "known": len(plan.cohorts), "iterations": plan.newton.iterations,
         "at_most": list(told.at_most),
-        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+        "parties": [{"party": p, "learns": w} for p, w in analysis_of(plan).parties()],
     }  # fmt: skip
 
 

@@ -144,8 +144,8 @@ def test_an_installed_kind_is_allowed_by_its_module(tmp_path, monkeypatch):
         EntryPoint("evil", "evil_kind:Study", kinds.GROUP),
         EntryPoint("training", "evil_kind:Study", kinds.GROUP),  # ours go first
     ]
-    monkeypatch.setattr(kinds, "entry_points", lambda group: points)
-    with pytest.raises(PlanError, match="names code, 'evil'.*add 'evil_kind' to modules"):
+    monkeypatch.setattr(kinds, "entry_points", lambda **_: points)
+    with pytest.raises(PlanError, match=r"names code, 'evil'.*add 'evil_kind' to modules"):
         read_proposal('kind = "evil"\nname = "x"\n', ["evil", "own_regression"])
     with pytest.raises(PlanError, match="names code, 'pooled'"):
         read_proposal('kind = "pooled"\nname = "x"\n')
@@ -188,9 +188,8 @@ def test_what_it_asks_is_found_out_by_playing_it_through(tmp_path):
     assert "masked" in found.answers[0]["protection"]
     assert found.complete
     assert (found.epsilon, found.limits, found.objections) == (None, [], [])
-    assert ("compensator", "coordinator with compensator") == tuple(
-        party for party, _ in found.parties if "compensator" in party
-    )
+    others = [party for party, _ in found.parties if "compensator" in party]
+    assert others == ["compensator", "coordinator with compensator"]
     assert not study_folder(trial.site(0), trial.study).exists()
 
 

@@ -14,15 +14,17 @@ import pytest
 import uvicorn
 from web_world import World
 
+from cupola.analysis.plan_file import load
 from cupola.cli.joining import _agree
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.flare import provision
 from cupola.flare.settings import FederationSettings
 from cupola.gwas.analysis import AssociationAnalysis
+from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.site import read_settings
-from cupola.site.dataset_settings import described, named_data, write_settings
+from cupola.site.dataset_settings import named_data, write_settings
 from cupola.site.join import Choice, begin
 from cupola.site.server import NotYet, Server, Unknown, checked_url
 from cupola.site.settings import SiteSettings
@@ -521,18 +523,22 @@ def test_a_redirect_is_not_followed(world):
 
 
 def test_data_sets_as_people_write_them(tmp_path, table):
-    assert named_data("patients") == ("patients", None)
-    assert named_data("p={part = 2}") == ("p", {"part": 2})
-    assert named_data(f"p={table}", "ill")[1] == {**DATA, "path": str(table)}
+    training, study = TrainingAnalysis(load(PLAN)), AssociationAnalysis.__new__(AssociationAnalysis)
+    assert named_data("patients", training) == ("patients", None)
+    assert named_data("p={part = 2}", training) == ("p", {"part": 2})
+    assert named_data(f"p={table}", training, "ill")[1] == {**DATA, "path": str(table)}
+    assert named_data(f"p={table}", None) == ("p", None)  # a simulated site's are the server's
     for wrong in ("=x", "p={", f"p={table}", f"p={tmp_path}/nothing"):
-        with pytest.raises((PlanError, DataError)):
-            named_data(wrong)
+        for analysis in (training, study):
+            with pytest.raises((PlanError, DataError)):
+                named_data(wrong, analysis)
     for end in ("bed", "bim", "fam", "cov", "a.keep"):
         (tmp_path / f"chip.{end}").write_text("")
     base = str(tmp_path / "chip")
     whole = {"bfile": base, "cov": f"{base}.cov"}
-    assert described(tmp_path / "chip") == described(tmp_path / "chip.bed") == whole
-    assert described(tmp_path / "chip.a.keep") == {**whole, "keep": f"{base}.a.keep"}
+    assert named_data(f"c={base}", study) == named_data(f"c={base}.bed", study) == ("c", whole)
+    keep = f"{base}.a.keep"
+    assert named_data(f"c={keep}", study)[1] == {**whole, "keep": keep}
 
 
 def test_reasons_name_no_places():

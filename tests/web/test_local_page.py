@@ -202,7 +202,7 @@ def test_a_person_leaves_while_it_waits_or_runs(site, tmp_path, monkeypatch):
         if "for lunch" in site.get(f"{here}state").json()["text"]:
             break
         time.sleep(0.05)
-    assert "Waiting for it to be resumed" in site.get(here).text
+    assert "waiting for it to be resumed" in site.get(here).text
     assert post(site, "leave").status_code == 303
     assert "You left the study" in site.get(here).text
     assert site.server.posted[-1][0] == "/api/site/leave"

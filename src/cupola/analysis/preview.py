@@ -63,7 +63,7 @@ def answer_row(
         who = f"coordinator: the total of at least {roster.minimum} sites"
         how = protection(question.protection, roster)
     else:
-        types = {"float": np.float32, "int": whole, "bool": np.bool_}
+        types: dict[str, Any] = {"float": np.float32, "int": whole, "bool": np.bool_}
         arrays: dict[str, np.ndarray] = {
             n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
             for n, s in question.expects.items()

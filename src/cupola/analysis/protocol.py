@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from cupola.analysis.disclosure import learned
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
-from cupola.errors import PlanError
+from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, Ledger, Program, Question, State
 from cupola.federation.site import Host, find_task, is_known
 
@@ -125,7 +125,8 @@ class Analysis(Generic[P]):
     replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
     authenticated totals and answer only what its own copy asks next. files: what `finish` leaves in
     a run folder, beside what every run has. fixed: those of them that are written before the first
-    question and stay as they are. noun: what people of this field call a site.
+    question and stay as they are. noun, data_noun: what people of this field call a
+    site, and its data.
     """
 
     kind: ClassVar[str]
@@ -137,6 +138,7 @@ class Analysis(Generic[P]):
     progress_part: ClassVar[str] = "step"
     title: ClassVar[str] = "run report"
     noun: ClassVar[str] = "site"
+    data_noun: ClassVar[str] = "data set"
 
     def __init__(self, plan: P) -> None:
         self.plan = plan
@@ -282,6 +284,13 @@ class Analysis(Generic[P]):
     def fits(self, data: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether a data set of a site's settings is of this kind."""
         return True
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:  # noqa: ARG002
+        """The settings of a data set that is this file. target: a column that is to be predicted,
+        where one is."""
+        if not path.is_file():
+            raise DataError(f"{path} is no file")
+        return {"path": str(path)}
 
     def data_problems(self, site: OwnSite) -> list[str]:  # noqa: ARG002
         """Why the site's data set cannot be used, a line each, without reading all of it."""

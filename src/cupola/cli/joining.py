@@ -90,12 +90,14 @@ def join(
 
         _pinned(join_site(folder, Path(what), _needed(roster, token), data), as_json)
         return
-    name, new = named_data(data, target) if data else (None, None)
+    joining = _began(folder, what, token, roster, "site")
+    analysis = None if joining.terms is None else joining.proposal.analysis
+    name, new = named_data(data, analysis, target) if data else (None, None)
     if openly:
         typer.echo("--openly is now called --unmasked-tasks", err=True)
     unmasked = (*(unmasked_tasks or ()), *(openly or ()))
     choice = Choice(name, new, unmasked, epsilon, cores)
-    _way(_began(folder, what, token, roster, "site"), choice, yes, compared, decline, wait, as_json)
+    _way(joining, choice, yes, compared, decline, wait, as_json)
 
 
 @compensator.command("join")
@@ -271,14 +273,9 @@ class _Line:
         self.said = ""
 
     def __call__(self, now: dict[str, Any]) -> None:
-        text = str(now["status"])
-        if text in ("stopped", "failed"):
-            text += f": {now.get('reason') or 'no reason given'}"
-            text += "; waiting for it to be resumed" if now.get("resumable") else ""
-        elif now.get("waiting"):
-            text += ": waiting for " + ", ".join(map(str, now["waiting"]))
-        elif now.get("of"):
-            text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
+        from cupola.site.join import progress_text
+
+        text = progress_text(now)
         if text != self.said:
             self.said = text
             typer.echo(text, err=True)

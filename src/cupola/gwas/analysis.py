@@ -65,7 +65,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     Result = AssociationResult
     replayable = True
     title = "association study"
-    noun = "cohort"
+    noun = data_noun = "cohort"
     _table: Table | None = None  # of results, once they are made
     files = TABLES
 
@@ -153,6 +153,10 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     def fits(self, data: Mapping[str, Any]) -> bool:
         return own_cohort.is_cohort(data)
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:
+        del target
+        return own_cohort.describe(path)
 
     def data_problems(self, site: OwnSite) -> list[str]:
         return own_cohort.data_problems(self.plan, site)

@@ -171,6 +171,11 @@ class TrainingAnalysis(Analysis[Plan]):
         called = self.plan.data.options.get("called")
         return called if isinstance(called, str) else self.plan.data.name
 
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:
+        from cupola.learn.own_data import describe
+
+        return describe(path, target)
+
     def own_host(self, site: OwnSite) -> TrainingHost:
         from cupola.learn.own_data import own_host
 

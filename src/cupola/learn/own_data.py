@@ -15,7 +15,7 @@ from cupola.analysis.protocol import OwnSite
 from cupola.data import FederatedData, SiteData, Source
 from cupola.data.loaders.elsewhere import as_agreed
 from cupola.data.partition import IID
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.learn import TrainingHost, build
 from cupola.learn.plan import Plan
 
@@ -75,3 +75,14 @@ def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:
         key: str(folder / value) if key in ("path", "folder") else value
         for key, value in options.items()
     }
+
+
+def describe(path: Path, target: str | None) -> dict[str, Any]:
+    """The settings of a data set that is a table. target: the column that is to be predicted."""
+    if not path.is_file():
+        raise DataError(f"{path} is no file")
+    if path.suffix == ".npz":
+        return {"loader": "npz", "path": str(path), "test": 0.0}
+    if not target:
+        raise PlanError(f"{path}: say which column is to be predicted (--target)")
+    return {"loader": "csv", "path": str(path), "target": target, "test": 0.0}

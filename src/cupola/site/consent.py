@@ -261,7 +261,7 @@ def chosen_data(settings: SiteSettings, proposal: Proposal, data: str | None) ->
         wanted = able[0]
     if wanted is None or wanted not in settings.data:
         known = ", ".join(able) or "none"
-        what = "data set" if analysis.noun == "site" else analysis.noun
+        what = analysis.data_noun
         if wanted is None:
             raise DataError(f"say which {what} takes part (--data); this site has: {known}")
         raise DataError(f"this site has no {what} '{wanted}'; it has: {known}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from cupola.analysis.protocol import Analysis
 from cupola.base.files import write_atomically
 from cupola.errors import DataError, PlanError
 from cupola.site.proposal import Proposal
@@ -19,45 +20,23 @@ _HEAD = """\
 """
 
 
-def named_data(text: str, target: str | None = None) -> tuple[str, dict[str, Any] | None]:
-    """'NAME' of a data set in the settings; 'NAME=FILE', a table or the base name of PLINK files;
-    'NAME={...}', as TOML writes its settings. target: the column that a table's rows are judged
-    by."""
+def named_data(
+    text: str, analysis: Analysis[Any] | None, target: str | None = None
+) -> tuple[str, dict[str, Any] | None]:
+    """'NAME' of a data set in the settings; 'NAME=FILE', as the analysis describes it; 'NAME={...}',
+    as TOML writes its settings. analysis None: of a simulated site, whose data the server has.
+    target: the column of a table that is to be predicted."""
     name, given, value = (part.strip() for part in text.partition("="))
     if not name:
         raise PlanError("--data is NAME, NAME=FILE or NAME={...}")
-    if not given:
+    if not given or analysis is None:
         return name, None
     if value.startswith("{"):
         try:
             return name, tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError as error:
             raise PlanError(f"--data {name}: {error}") from None
-    return name, described(Path(value), target)
-
-
-def described(path: Path, target: str | None = None) -> dict[str, Any]:
-    """The settings of a data set that is a file."""
-    path = path.expanduser().absolute()
-    base = path.with_suffix("") if path.suffix in (".bed", ".bim", ".fam") else path
-    if base.with_name(base.name + ".bed").is_file():
-        found: dict[str, Any] = {"bfile": str(base)}
-        for key in ("pheno", "cov"):
-            beside = base.with_name(f"{base.name}.{key}")
-            if beside.is_file():
-                found[key] = str(beside)
-        return found
-    if path.name.endswith(".keep"):  # some people of the files beside it: BASE.NAME.keep
-        whole = path.with_name(path.name.removesuffix(".keep").rpartition(".")[0] + ".bed")
-        if whole.is_file():
-            return {**described(whole), "keep": str(path)}
-    if not path.is_file():
-        raise DataError(f"{path} is no file, and there are no PLINK files of that name")
-    if path.suffix == ".npz":
-        return {"loader": "npz", "path": str(path), "test": 0.0}
-    if not target:
-        raise PlanError(f"{path}: say which column is to be predicted (--target)")
-    return {"loader": "csv", "path": str(path), "target": target, "test": 0.0}
+    return name, analysis.describe(Path(value).expanduser().absolute(), target)
 
 
 def files_here(folder: Path, most: int = 200) -> list[str]:

@@ -368,6 +368,17 @@ class Joining:
                 self.server.fetch(name, self.results)
 
 
+def progress_text(now: dict[str, Any]) -> str:
+    """How far a study is, in a line."""
+    text = str(now["status"])
+    if text in HALTED:
+        text += f": {now.get('reason') or 'no reason given'}"
+        return text + ("; waiting for it to be resumed" if now.get("resumable") else "")
+    if now.get("waiting"):
+        return f"{text}: waiting for {', '.join(map(str, now['waiting']))}"
+    return f"{text}: {now.get('phase')} {now['done']:g} of {now['of']:g}" if now.get("of") else text
+
+
 def begin(folder: Path, url: str, token: str, role: str) -> Joining:
     """Use a token, or go on where its use was broken off: what it was exchanged for is kept in the
     folder."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from cupola.errors import CupolaError
 from cupola.secure.roster import Roster
-from cupola.site.dataset_settings import described, files_here
-from cupola.site.join import Choice, Joining, begin
+from cupola.site.dataset_settings import files_here
+from cupola.site.join import Choice, Joining, begin, progress_text
 from cupola.site.settings import SITE, SiteSettings, read_settings
 
 ENTER, ASKED, SHOWN, WAITING, COMPARE, RUNNING, OVER = (
@@ -91,13 +91,14 @@ class JoinSession:
             return Choice(name or None, cores=int(cores))
         new = None
         if path:
-            name = form.get("name", "") or joining.proposal.analysis.data_name or "cohort"
-            new = described(self.folder / path, form.get("target") or None)
-        unmasked, epsilon = (), None
-        if self.known is None:
-            unmasked = joining.proposal.unmasked_tasks if form.get("unmasked") else ()
-            epsilon = _budget(form.get("epsilon", ""))
-        return Choice(name or None, new, unmasked, epsilon, int(cores))
+            analysis = joining.proposal.analysis
+            name = form.get("name", "") or analysis.data_name or analysis.data_noun
+            where = (self.folder / path).expanduser().absolute()
+            new = analysis.describe(where, form.get("target") or None)
+        if self.known is not None:  # what the site allows is said in its settings
+            return Choice(name or None, new, cores=int(cores))
+        unmasked = joining.proposal.unmasked_tasks if form.get("unmasked") else ()
+        return Choice(name or None, new, unmasked, _budget(form.get("epsilon", "")), int(cores))
 
     @property
     def offered(self) -> dict[str, Any]:
@@ -206,13 +207,7 @@ class JoinSession:
         now = self.progress
         text = {WAITING: "waiting for the others to answer"}.get(self.stage, "")
         if self.stage == RUNNING:
-            text = str(now.get("status", "starting"))
-            if text in ("stopped", "failed"):
-                text += f": {now.get('reason') or 'no reason given'}. Waiting for it to be resumed"
-            elif now.get("waiting"):
-                text += ", waiting for " + ", ".join(map(str, now["waiting"]))
-            elif now.get("of"):
-                text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
+            text = progress_text({"status": "starting", "resumable": True, **now})
         share = {key: now.get(key) or 0 for key in ("done", "of")}
         return {"stage": self.stage, "text": text, **share}
 

@@ -192,6 +192,30 @@ def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
         read_proposal(text)
 
 
+@pytest.mark.parametrize(
+    ("plan", "digest"),
+    [
+        (made.PLAN, "2ce7a76832d231269e03ec8d24f95de5b5ec5dc88a7c21008e314a471a8cc511"),
+        ({"name": "t", "test": "chi-square", "trait": {"column": "A"}, "sum": "masked",
+          "cohorts": [{"name": name} for name in "abc"]},
+         "ce50375244e90369428e6db8c555c415ed422fec486284d95fdbc6810f7228a2"),
+    ],
+)  # fmt: skip
+def test_the_hash_of_a_plan_is_that_of_the_first_edition(plan, digest):
+    """Studies that were joined with it go on."""
+    assert read_proposal(tomli_w.dumps(plan)).digest == digest
+
+
+def test_old_names_of_settings_are_taken_with_a_warning(tmp_path):
+    (tmp_path / "cupola-site.toml").write_text('name = "a"\nopenly = ["evaluate"]\n')
+    with pytest.warns(FutureWarning, match="now called unmasked_tasks"):
+        settings = read_settings(tmp_path, SiteSettings)
+    assert settings.unmasked_tasks == ("evaluate",)
+    (tmp_path / "cupola-site.toml").write_text('name = "a"\nopenly = []\nunmasked_tasks = []\n')
+    with pytest.raises(PlanError, match="openly"):
+        read_settings(tmp_path, SiteSettings)
+
+
 def test_misspelt_settings_are_refused(tmp_path):
     (tmp_path / "cupola-site.toml").write_text('name = "a"\nminimun = 5\n')
     with pytest.raises(PlanError, match="minimun"):

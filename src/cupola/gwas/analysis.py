@@ -127,8 +127,11 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return len(self.plan.cohorts)
 
     def agreement(self) -> dict[str, Any]:
-        """Of cohorts the names count, and their order; files are each cohort's own affair."""
-        return {**super().agreement(), "names": list(self.site_names)}
+        """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
+        in the first edition: studies under way stay joined."""
+        own = {*self.plan.own_affair, "seeds", "grid"}
+        facts = self.plan.model_dump(mode="json", exclude=own)
+        return {**facts, "kind": "study", "names": list(self.site_names)}
 
     @classmethod
     def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,10 @@ class TrainingAnalysis(Analysis[Plan]):
         count = getattr(self.plan.data.partition, "sites", None)
         return count if isinstance(count, int) else None
 
+    def agreement(self) -> dict[str, Any]:
+        """As the first edition hashed it: studies under way stay joined."""
+        return {**super().agreement(), "kind": "plan"}
+
     @classmethod
     def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
         data = given.get("data")

@@ -23,7 +23,7 @@ _HEAD = """\
 def named_data(
     text: str, analysis: Analysis[Any] | None, target: str | None = None
 ) -> tuple[str, dict[str, Any] | None]:
-    """'NAME' of a data set in the settings; 'NAME=FILE', as the analysis describes it; 'NAME={...}',
+    """'NAME' of a data set in the settings; 'NAME=FILE', in the analysis' words; 'NAME={...}',
     as TOML writes its settings. analysis None: of a simulated site, whose data the server has.
     target: the column of a table that is to be predicted."""
     name, given, value = (part.strip() for part in text.partition("="))

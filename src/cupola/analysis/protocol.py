@@ -125,8 +125,8 @@ class Analysis(Generic[P]):
     replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
     authenticated totals and answer only what its own copy asks next. files: what `finish` leaves in
     a run folder, beside what every run has. fixed: those of them that are written before the first
-    question and stay as they are. noun, data_noun: what people of this field call a
-    site, and its data.
+    question and stay as they are. noun, data_noun: what people of this field call a site, and its
+    data.
     """
 
     kind: ClassVar[str]
@@ -191,7 +191,7 @@ class Analysis(Generic[P]):
     @property
     def changes(self) -> bool:
         """Whether masked totals are told for sites that change from total to total."""
-        return False
+        return self.plan.sum.masked and bool(self.plan.sum.changes)
 
     # At a real site: what it agrees to, and what it holds a coordinator to
 
@@ -244,7 +244,12 @@ class Analysis(Generic[P]):
     @property
     def differences(self) -> str | None:
         """What differences of totals tell a coordinator, where sites change."""
-        return "the plan's sites change" if self.changes else None
+        if not self.changes:
+            return None
+        return (
+            "over steps, differences of totals can tell about single sites, since sites change "
+            "(sum.changes = true)"
+        )
 
     def asks(self, task: str) -> bool:
         """Whether sites are asked to run this."""

@@ -30,7 +30,8 @@ LAYERS = {
     "cupola.nn": "Models, losses, and what can be said of them before training.",
     "cupola.nn.sources": "Trained models to build on.",
     "cupola.data": "Data sets, partitions, transforms.",
-    "cupola.federation": "Sites, tasks, sum and gather, ledger, engines.",
+    "cupola.engines": "In this process, in processes, over Ray: how questions reach sites.",
+    "cupola.federation": "Sites, tasks, sum and gather, ledger.",
     "cupola.federation.randomness": "Counter-based randomness.",
     "cupola.errors": "Errors that reach a person.",
 }

@@ -15,7 +15,7 @@ from ports import free_ports
 def trial(tmp_path_factory):
     from trial_federation import Trial
 
-    from cupola.flare.settings import FederationSettings
+    from cupola.engines.flare.settings import FederationSettings
 
     (port,) = free_ports(1)
     settings = FederationSettings(

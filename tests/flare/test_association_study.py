@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import cupola
 from cupola.base.chain import read_result
 from cupola.cli import app
+from cupola.engines.flare.submit import submit
 from cupola.errors import DataError
 from cupola.flare.coordinate import unpack
-from cupola.flare.submit import submit
 from cupola.site import read_ledger
 from cupola.site.consent_preview import preview
 

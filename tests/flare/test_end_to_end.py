@@ -12,8 +12,8 @@ from hospitals import CLOCKS, LEAD, SITES, plan
 from safetensors.numpy import load_file
 
 import cupola
+from cupola.engines.flare.submit import submit
 from cupola.flare.coordinate import unpack
-from cupola.flare.submit import submit
 from cupola.site import read_ledger
 from cupola.site.consent import spent_file
 

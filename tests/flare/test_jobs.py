@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from cupola.analysis.plan_file import load
+from cupola.engines.flare import policy
+from cupola.engines.flare.engine import FlareSites
+from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, PlanError
-from cupola.flare import policy
 from cupola.flare.coordinate import (
     RESULTS,
     allowed_modules,
@@ -25,9 +28,6 @@ from cupola.flare.coordinate import (
     unpack,
     with_public_data,
 )
-from cupola.flare.engine import FlareSites
-from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
-from cupola.flare.settings import FederationSettings
 
 LEAD = "alice@hospital-a.org"
 PLAN = """
@@ -63,7 +63,7 @@ def validator(tmp_path, monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.fuel.sec.audit import AuditService
 
-    from cupola.flare.validator import JobValidator
+    from cupola.engines.flare.validator import JobValidator
 
     events = []
     monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
@@ -150,6 +150,16 @@ def test_nobody_has_the_right_to_bring_code_or_run_a_shell(tmp_path):
             assert local["allow_log_streaming"] is False
 
 
+@pytest.mark.parametrize("kind", ["coordinator", "site"])
+def test_a_kit_of_an_earlier_version_finds_the_classes_where_they_are_now(tmp_path, kind):
+    policy.write(tmp_path, kind, tmp_path)
+    path = tmp_path / "resources.json"
+    now = path.read_text()
+    path.write_text(now.replace("cupola.engines.flare.", "cupola.flare."))
+    policy.renew(tmp_path)
+    assert path.read_text() == now
+
+
 def test_what_a_site_declines_is_audited(monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.apis.shareable import Shareable
@@ -157,7 +167,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     from nvflare.fuel.sec.audit import AuditService
     from nvflare.fuel.utils import log_utils
 
-    from cupola.flare import executor
+    from cupola.engines.flare import executor
 
     class Child:
         def __init__(self, *_):
@@ -169,7 +179,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
 
     events = []
     monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
-    monkeypatch.setattr(executor, "Worker", Child)
+    monkeypatch.setattr(executor, "ChildProcess", Child)
     monkeypatch.setattr(log_utils, "apply_log_config", log_utils.apply_log_config)  # put back later
     monkeypatch.setenv("CUPOLA_PARTY_FOLDER", ".")
     monkeypatch.setenv("CUPOLA_PARTY_KIND", "site")
@@ -223,7 +233,7 @@ def admin(monkeypatch):
     from nvflare.fuel.hci.server.reg import CommandFilter, ServerCommandRegister
     from nvflare.fuel.sec.audit import AuditService
 
-    from cupola.flare import refusals
+    from cupola.engines.flare import refusals
 
     class Module(CommandModule):
         def get_spec(self):
@@ -388,7 +398,7 @@ def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
 
 
 def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
-    from cupola.flare.parties import open_party
+    from cupola.flare.child import open_party
     from cupola.site import make_keys
 
     make_keys(tmp_path, "clinic")
@@ -442,20 +452,20 @@ def test_too_few_answers_are_waited_for_and_others_are_left_out():
         return {p: ready[p] if p != "a" or len(asked) > 1 else "late" for p in parties}
 
     engine = FlareSites(carry, ["a", "b", "c"], needed=3)
-    found = dict(engine._ask(Question("t"), [0, 1, 2]))
+    found = dict(engine.ask(Question("t"), [0, 1, 2]))
     assert asked == [["a", "b", "c"], ["a"]]
     assert isinstance(found[0], Contribution)
     assert found[1].broken
     assert found[2].code == "answer is too large"
     never = FlareSites(lambda *_: {"a": "late"}, ["a"], patience=0.01)
-    assert dict(never._ask(Question("t"), [0]))[0].code == "late"
+    assert dict(never.ask(Question("t"), [0]))[0].code == "late"
 
 
 def test_refused_certificates_are_audited_and_nothing_said_is_lost(tmp_path):
     program = """
 import os, sys, time
 from nvflare.fuel.sec.audit import AuditService
-from cupola.flare.refusals import audit_refused_certificates
+from cupola.engines.flare.refusals import audit_refused_certificates
 AuditService.initialize(sys.argv[1])
 audit_refused_certificates()
 os.write(2, b"I1 ssl.cc:25] Handshake failed: CERTIFICATE_VE")

@@ -16,10 +16,10 @@ from typing import Any
 import psutil  # which nvflare needs, too
 import tomli_w
 
+from cupola.engines.flare import provision
+from cupola.engines.flare.jobs import Job
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import FederationError
-from cupola.flare import provision
-from cupola.flare.jobs import Job
-from cupola.flare.settings import FederationSettings
 from cupola.gwas.plan import StudyPlan, for_real_cohorts
 from cupola.learn.changing_sites import may_change
 from cupola.learn.plan import Plan
@@ -118,15 +118,15 @@ class Trial:
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""
-        from cupola.flare.submit import _Following
+        from cupola.engines.flare.submit import Follower
 
         lead = next(user for user, role in self.settings.users.items() if role == "lead")
         wanted = set(self.keys if names is None else names)
-        asks = _Following(Job("", "", []), self.folders[lead], lambda _: None, timeout)
+        asks = Follower(Job("", "", []), self.folders[lead], lambda _: None, timeout)
         deadline, missing = time.monotonic() + timeout, wanted
         try:
             while missing and time.monotonic() < deadline:
-                info = asks._call("get_system_info")
+                info = asks.call("get_system_info")
                 missing = wanted - {client.name for client in info.client_info}
                 time.sleep(0.2)
         finally:

@@ -11,8 +11,9 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.engines import SeparateProcesses
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Ledger, SeparateProcesses, drive
+from cupola.federation import Ledger, drive
 from cupola.federation.randomness import permutations
 from cupola.learn import Evaluation, Local, Participation, Privacy, Server, Upcycle
 from cupola.learn.choices import Level, Sum, Trainable

@@ -11,8 +11,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cupola.data import Dataset, SiteData
+from cupola.engines import InProcess
 from cupola.errors import PlanError
-from cupola.federation import Declined, InProcess, Question, SiteContext, StateStore, Total, drive
+from cupola.federation import Declined, Question, SiteContext, StateStore, Total, drive
 from cupola.learn import (
     Budget,
     Evaluation,

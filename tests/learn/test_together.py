@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData
+from cupola.engines import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import InProcess, drive
+from cupola.federation import drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
 from cupola.learn.samples import samples_of
 from cupola.learn.workspace import Workspace

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.engines import SeparateProcesses
 from cupola.errors import PlanError
-from cupola.federation import Ledger, SeparateProcesses, State, drive
+from cupola.federation import Ledger, State, drive
 from cupola.federation.randomness import permutations, uniforms
 from cupola.learn import Evaluation, Local, Participation, Privacy, Schedule, Server, Upcycle
 from cupola.learn.batches import share_out

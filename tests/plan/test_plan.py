@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from samples import SMALL
 
 from cupola.analysis.plan_file import load, parse_setting
+from cupola.base.renaming import warn_renamed
 from cupola.errors import PlanError
 from cupola.learn import Local, find_recipe
 from cupola.learn.plan import Plan
@@ -143,6 +144,14 @@ def test_recipe_settings_lie_below_the_plans_own() -> None:
     assert changed.local.proximal == find_recipe("fedprox").local["proximal"]
 
 
+def test_the_old_name_of_an_engine_is_taken_with_one_warning() -> None:
+    warn_renamed.cache_clear()
+    with pytest.warns(FutureWarning, match="'separate' is now 'processes'") as told:
+        plans = [load(SMALL, ["engine.kind=separate"]) for _ in range(2)]
+    assert len(told) == 1
+    assert [plan.engine.kind for plan in plans] == ["processes"] * 2
+
+
 def test_plans_are_made_in_python_with_the_same_names() -> None:
     plan = Plan(**{**SMALL, "recipe": "fedprox", "local": Local(lr=0.3)})
     assert (plan.local.lr, plan.local.proximal) == (0.3, 0.1)
@@ -243,5 +252,5 @@ def test_plans_survive_toml(values: dict[str, Any]) -> None:
 
 
 def test_demo_plans_are_sound() -> None:
-    folder = Path(sys.modules["cupola.plan"].__file__ or "").parent / "plans" / "demo"
+    folder = Path(sys.modules["cupola.learn"].__file__ or "").parent / "plans" / "demo"
     assert len([load(path) for path in folder.glob("*.toml")]) == 7

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 import cupola
 from cupola.analysis import checkpoint as checkpoints
 from cupola.analysis.checkpoint import Checkpoint
+from cupola.analysis.folder_lock import locked, read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import locked, read_lines
 from cupola.analysis.session import Progress
 from cupola.base.chain import read_json
 from cupola.cli import app
@@ -291,13 +291,13 @@ def test_kill_nine_again_and_again(tmp_path: Path, start: Any, settings: list[st
 
 @pytest.mark.slow
 def test_kill_nine_with_separate_sites(tmp_path: Path) -> None:
-    settings = ["rounds=60", "recipe=fedcmb", "engine.kind=separate", "data.partition.sites=2"]
+    settings = ["rounds=60", "recipe=fedcmb", "engine.kind=processes", "data.partition.sites=2"]
     kill_often(tmp_path, spawned, settings, 1, 0)
 
 
 @pytest.mark.slow
 def test_separate_sites_keep_their_state_through_a_resume(tmp_path: Path) -> None:
-    settings = ["engine.kind=separate", "recipe=scaffold", "data.partition.sites=2", "rounds=3"]
+    settings = ["engine.kind=processes", "recipe=scaffold", "data.partition.sites=2", "rounds=3"]
     settings += ["checkpoint_seconds=0"]
     go(tmp_path / "whole", *settings)
     with pytest.raises(SystemExit):

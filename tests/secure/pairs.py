@@ -5,7 +5,8 @@ import time
 
 from studies import Sites
 
-from cupola.federation import Failure, InProcess
+from cupola.engines import InProcess
+from cupola.federation import Failure
 from cupola.secure import simulated_parties
 from cupola.secure.pairwise import Pairwise
 from cupola.secure.pairwise_questions import Attempt
@@ -29,8 +30,8 @@ class Study:
         )
         self.engine = InProcess(self.host, seed=3, parties=self.parties.member, workers=1)
         self.federation = Pairwise(self.engine, self.parties.roster)
-        self._honest = self.engine._ask
-        self.engine._ask = self._ask
+        self._honest = self.engine.ask
+        self.engine.ask = self._ask
         self.gone = {}  # site -> phase from which on it is gone
         self.late = set()  # sites that answer their last phase, too late
         self.change = None  # (question, site, answer) -> answer: somebody on the way, or a bad site

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from settling import OTHER, QUESTION, SMALL, Study
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import DataError, FederationError
-from cupola.federation import Declined, InProcess, Ledger, Question, SeparateProcesses
+from cupola.federation import Declined, Ledger, Question
 from cupola.federation.message import decode_question, encode_question
 from cupola.federation.site import SiteContext, StateStore
 from cupola.secure.checksum import checksum, from_bytes

@@ -10,8 +10,9 @@ from pairs import Study as Pairs
 from settling import OTHER, QUESTION, SMALL, Study
 from studies import Sites
 
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import Declined, InProcess
+from cupola.federation import Declined
 from cupola.secure import going_on, hidden_sums, simulated_parties
 from cupola.secure.differences import ALL, behind, exposed, parts
 from cupola.secure.memory import Memory
@@ -208,7 +209,7 @@ def lasting_members(study, folder):
             old.memory.close()
         members.clear()
 
-    study.engine._party = member
+    study.engine.parties = member
     return restart
 
 

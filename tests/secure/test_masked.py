@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import Sites
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, SeparateProcesses, Spec
+from cupola.federation import Question, Spec
 from cupola.federation.ledger import COMPENSATOR, Ledger
 from cupola.secure import hidden_sums, simulated_parties
 from cupola.secure.hidden import layout_of
@@ -182,7 +183,7 @@ def test_another_question_under_the_same_step_is_refused_by_the_sites():
 def test_a_wrong_total_is_found_out(monkeypatch):
     host = Sites(4)
     with masked(host) as hidden:
-        ask = hidden.compensator._ask
+        ask = hidden.compensator.ask
 
         def changed(question, sites):
             for site, answer in ask(question, sites):
@@ -190,7 +191,7 @@ def test_a_wrong_total_is_found_out(monkeypatch):
                     answer.arrays["sum/x"][0] += 1
                 yield site, answer
 
-        monkeypatch.setattr(hidden.compensator, "_ask", changed)
+        monkeypatch.setattr(hidden.compensator, "ask", changed)
         with pytest.raises(FederationError, match="checksum is wrong"):
             hidden.sum(host.question(), range(4))
 
@@ -198,7 +199,7 @@ def test_a_wrong_total_is_found_out(monkeypatch):
 def test_a_changed_answer_is_found_out(monkeypatch):
     host = Sites(4)
     with masked(host) as hidden:
-        ask = hidden.engine._ask
+        ask = hidden.engine.ask
 
         def changed(question, sites):
             for site, answer in ask(question, sites):
@@ -206,20 +207,20 @@ def test_a_changed_answer_is_found_out(monkeypatch):
                     answer.arrays["masked/n"][1] ^= 1
                 yield site, answer
 
-        monkeypatch.setattr(hidden.engine, "_ask", changed)
+        monkeypatch.setattr(hidden.engine, "ask", changed)
         with pytest.raises(FederationError, match="checksum is wrong"):
             hidden.sum(host.question(), range(4))
 
 
 def singled_out(monkeypatch, hidden, change):
     """A coordinator that asks site 1 another question than the rest."""
-    ask = hidden.engine._ask
+    ask = hidden.engine.ask
 
     def differently(question, sites):
         for site in sites:
             yield from ask(change(question) if site == 1 else question, [site])
 
-    monkeypatch.setattr(hidden.engine, "_ask", differently)
+    monkeypatch.setattr(hidden.engine, "ask", differently)
 
 
 def other_options(question, part, **changes):

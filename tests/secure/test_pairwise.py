@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from pairs import PHASES, Study
 from studies import Sites
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, SeparateProcesses, Spec
+from cupola.federation import Question, Spec
 from cupola.federation.ledger import Ledger
 from cupola.secure import pairwise_keys, simulated_parties
 from cupola.secure.graph import Graph, graph

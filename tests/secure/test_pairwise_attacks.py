@@ -402,7 +402,7 @@ def test_a_site_remembers_beyond_its_process(tmp_path):
             members[site] = study.parties.new_member(site, Memory(tmp_path / f"{site}.jsonl"))
         return members[site]
 
-    study.engine._party = member
+    study.engine.parties = member
     study.sum()
     for old in members.values():
         old.memory.close()
@@ -419,7 +419,7 @@ def test_consent_to_leave_lets_a_study_go_on():
     study = Study(6)
     roster, identities, _ = simulated_roster(1, "study", 6, compensator=False, leaves=[5])
     members = [Member(identity, roster, i) for i, identity in enumerate(identities)]
-    study.engine._party = members.__getitem__
+    study.engine.parties = members.__getitem__
     study.federation.roster = roster
     first = study.sum()
     assert first.sites == [0, 1, 2, 3, 4, 5]
@@ -546,13 +546,13 @@ def test_any_message_is_answered_or_declined_and_changes_no_total(data):
                 find_task(question.task)(study.engine.context(sites[0]), hostile)
         yield from honest(question, sites)
 
-    study.engine._ask = ask
+    study.engine.ask = ask
     try:
         total = study.federation.sum(run.attempt.inner, range(5))
     except FederationError:
         return
     finally:
-        study.engine._ask = honest
+        study.engine.ask = honest
     if total.sites:
         expected = study.plain(run.attempt.inner, total.sites)
         assert (total.arrays["n"] == expected.arrays["n"]).all()

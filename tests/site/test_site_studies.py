@@ -7,8 +7,9 @@ import pytest
 import tomli_w
 from traits import association, cohorts, witnessed
 
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import InProcess, drive
+from cupola.federation import drive
 from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.learn import build

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.engines import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import Accounts, Charge, InProcess, Question, State, Total, drive
+from cupola.federation import Accounts, Charge, Question, State, Total, drive
 from cupola.federation.message import Contribution, contribution_size
 from cupola.federation.site import Host
 from cupola.privacy.budget import Book

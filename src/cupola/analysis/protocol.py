@@ -178,6 +178,10 @@ class Analysis(Generic[P]):
         """What sites are asked to run; 'gwas *' stands for all that begin so."""
         return ()
 
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
+
     @property
     def openly(self) -> tuple[str, ...]:
         """Tasks that sites answer each for itself, where other sums are masked."""
@@ -250,10 +254,6 @@ class Analysis(Generic[P]):
             "over steps, differences of totals can tell about single sites, since sites change "
             "(sum.changes = true)"
         )
-
-    def asks(self, task: str) -> bool:
-        """Whether sites are asked to run this."""
-        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
 
     def may_ask(self, step: int) -> bool:
         """Whether the plan can come to so many steps. A site answers a step once, so that this is
@@ -332,13 +332,27 @@ class Analysis(Generic[P]):
         """Why a run ended before its plan did, if it did."""
         return None
 
-    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:  # noqa: ARG002
+    def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:  # noqa: ARG002
         """What result.json says beside status, bytes and seconds; also of a run that failed."""
         return {}
 
     def model(self, run: Run) -> Any:
         """The trained model of a run, where there is one."""
         raise PlanError(f"{run.folder}: a run of kind '{self.kind}' has no model")
+
+    # Sweeps
+
+    @property
+    def metric(self) -> str | None:
+        """What runs of a sweep are ranked by; None: a sweep tries all, and chooses none."""
+        return None
+
+    def require_score(self) -> None:
+        """PlanError if a run could not be scored on data that may choose."""
+
+    def score(self, run: RunFolder) -> float | None:  # noqa: ARG002
+        """The metric of a finished run, on data that may choose."""
+        return None
 
     # What people see
 
@@ -376,6 +390,23 @@ class Analysis(Generic[P]):
         from cupola.report.any_run import sections
 
         return sections(run)
+
+
+@dataclass
+class Hosted:
+    """Sites whose data a function makes, when they are asked for."""
+
+    sites: int
+    make: Callable[[int], Any]
+
+    def __len__(self) -> int:
+        return self.sites
+
+    def data(self, site: int) -> Any:
+        return self.make(site)
+
+    def workspace(self) -> Any:
+        return None
 
 
 @dataclass

@@ -208,8 +208,9 @@ class _Session:
                 drop(self.folder)
                 self._drive(reach)
         except Exception as error:
-            told = self._said(self.sites.explained(host, error))
+            told = self.sites.explained(host, error)
             self._fail(told)  # unless it was told already
+            told = self._said(told)
             if told is error:
                 raise
             raise told from None
@@ -311,7 +312,7 @@ class _Session:
             raise KeyboardInterrupt
         # Writing may take at most a tenth of the time, unless every step is to be saved. Sites with
         # processes of their own answer a step once: what draws may not be asked again.
-        once = self.sites.real or self.plan.engine.kind == "separate"
+        once = self.sites.real or self.plan.engine.kind == "processes"
         seconds = 0 if once and not self.analysis.replayable else self.plan.checkpoint_seconds
         wait = seconds and max(seconds, 10 * self.save_took)
         if time.monotonic() - self.saved_at >= wait:
@@ -380,7 +381,7 @@ class _Session:
             "seconds": self.seconds(),
             "cpu_seconds": round(time.process_time() - self.cpu, 3),
             "simulated": not real,
-            **analysis.summary(self.state, self.folder, status, real),
+            **analysis.summary(self.state, self.folder, real),
         }
         kept: tuple[str, ...] = (PLAN, *FIXED, *analysis.fixed)
         if status == "finished":

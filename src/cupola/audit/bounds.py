@@ -19,7 +19,7 @@ import torch
 from cupola.audit import onerun
 from cupola.audit.canaries import Experiment, experiments
 from cupola.audit.subject import Subject
-from cupola.federation.inprocess import one_core_each
+from cupola.base.cores import one_core_each
 from cupola.federation.randomness import derive
 from cupola.privacy.lower_bounds import (
     Bound,

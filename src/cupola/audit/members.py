@@ -17,8 +17,9 @@ import torch
 from cupola.audit.bounds import Step
 from cupola.audit.subject import Subject
 from cupola.data import Dataset, FederatedData, SiteData
+from cupola.engines import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import InProcess, drive
+from cupola.federation import drive
 from cupola.federation.randomness import derive, generator
 from cupola.learn import Evaluation, Training, TrainingHost
 from cupola.privacy.membership import (

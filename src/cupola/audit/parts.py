@@ -10,7 +10,7 @@ import numpy as np
 
 from cupola.audit import judging, minimisers, stepwise, totals
 from cupola.audit.subject import Subject
-from cupola.federation.inprocess import one_core_each
+from cupola.base.cores import one_core_each
 
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 FALSE_ALARM = 5e-4  # of all parts together: half of the verdict's

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from cupola.base.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
 from cupola.base.files import sync_folder, write_atomically
+from cupola.base.frames import RECEIPT, RECEIPT_SIZE
 from cupola.errors import DataError
-from cupola.frames import RECEIPT, RECEIPT_SIZE
 
 try:
     import fcntl

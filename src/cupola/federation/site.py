@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from cupola.federation.randomness import generator
 Plain = Callable[["SiteContext", Question], Contribution]
 Rehearsed = Callable[[Sequence["SiteContext"], Question], "list[Arrays | str]"]
 Batched = Callable[[Sequence["SiteContext"], Question], "list[Partial] | None"]
+Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 
 class Host(Protocol):
@@ -193,15 +194,20 @@ class Partial:
 
     def add(self, other: Partial) -> None:
         """Add a sum of answers of the same layout."""
-        for name, array in other.arrays.items():
-            if name in self.arrays:
-                self.arrays[name] += array
-            else:
-                self.arrays[name] = array
+        add_arrays(self.arrays, other.arrays)
         self.weight += other.weight
         self.answered += other.answered
         self.failed |= other.failed
         self.broken += other.broken
+
+
+def add_arrays(sums: Arrays, arrays: Arrays) -> None:
+    """Add to sums, in place. Arrays that are new are taken over, not copied."""
+    for name, array in arrays.items():
+        if name in sums:
+            sums[name] += array
+        else:
+            sums[name] = array
 
 
 class Task:

@@ -163,7 +163,7 @@ def _number(text: str, path: Path) -> int:
         raise damaged(path, "it does not belong here", _COPY) from None
 
 
-class Alone:
+class SingleWriterLock:
     """One process at a time may answer for a site: held until close or the process's end."""
 
     def __init__(self, folder: Path, wait: float = 10.0) -> None:

@@ -21,12 +21,12 @@ from cupola.analysis.run_folder import contents, held_plan
 from cupola.analysis.session import run
 from cupola.base.chain import read_result, sealed_json
 from cupola.base.files import write_atomically
+from cupola.engines.flare.engine import Carry, FlareSites, masked
+from cupola.engines.flare.jobs import Job
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
 from cupola.federation.receipts import Receipts
 from cupola.federation.site import Host
-from cupola.flare.engine import Carry, FlareSites, masked
-from cupola.flare.jobs import Job
 from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
 from cupola.site.proposal import Proposal, read_proposal

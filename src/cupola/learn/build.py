@@ -188,7 +188,7 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if plan.task != "train":
         return
     require_batches(made, of.sites.sizes(np.arange(min(len(of), SITES_CHECKED))))
-    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "separate":
+    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "processes":
         return
     ask = made.ask(made.start())
     mode = plan.engine.mode

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.cores import one_core_each
 from cupola.federation import Arrays, Partial, Question, SiteContext
-from cupola.federation.inprocess import one_core_each
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local, Privacy
 from cupola.learn.cohort import Cohort, Team, gather

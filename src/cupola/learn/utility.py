@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.learn.central import centralised
 from cupola.learn.choices import Evaluation, Participation, Privacy, Sum
 from cupola.learn.training import Training

@@ -12,7 +12,7 @@ import numpy as np
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
-from cupola.gwas.tails import HALF_CHI2
+from cupola.gwas.pvalues import HALF_CHI2
 from cupola.report import charts, page
 from cupola.report.any_run import plan_section
 from cupola.report.any_run import sections as run_sections

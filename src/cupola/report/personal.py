@@ -18,11 +18,19 @@ from cupola.base.formatting import (
     text,
     title,
 )
-from cupola.personalize.choices import METHOD_NAMES as METHODS
 from cupola.report import charts, page
 from cupola.report.charts import Axis, Line
 from cupola.report.folder import RunFolder
 
+METHODS = {
+    "federated": "federated model as it is",
+    "pfa": "PFA: groups of similar sites",
+    "random": "random groups",
+    "finetune": "fine-tuning alone",
+    "distill": "distillation alone",
+    "ewc": "EWC alone",
+    "scratch": "from scratch, alone",
+}
 _MOST = 60  # sites with a row of their own
 
 

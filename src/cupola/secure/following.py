@@ -253,7 +253,7 @@ class Witnessed(Hidden):
     def _ask_all(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays]:
         """Every site's answer: one that does not hear what others heard could not go on."""
         found = {}
-        for site, answer in self._sites._ask(question, sites):
+        for site, answer in self._sites.ask(question, sites):
             code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
             if isinstance(answer, Failure) or code is not None:
                 name = self.roster.sites[site].name

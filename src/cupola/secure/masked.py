@@ -66,10 +66,10 @@ class Hidden(Federation):
 
     def sum(self, question: Question, sites: Sequence[int]) -> Total:
         """Add the contributions of these sites; nobody sees a single one."""
-        question = replace(question, confirmed=self.engine._confirmed(question))
+        question = replace(question, confirmed=self.engine.confirmed_for(question))
         sites = sorted(sites)
         broken: list[int] = []
-        refused = self.engine._strays(question, sites)
+        refused = self.engine.deviations(question, sites)
         if len(sites) < self.roster.minimum:
             refused = refused or dict.fromkeys(sites, TOO_FEW)
         if refused:
@@ -77,8 +77,8 @@ class Hidden(Federation):
             self._enter(None, question, total, [])
         else:
             total, broken = self._sum(question, sites)
-        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
-        self.engine._heard(question, total if total.sites else None)
+        self.require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        self.engine.heard(question, total if total.sites else None)
         return total
 
     @abstractmethod
@@ -117,10 +117,10 @@ class Hidden(Federation):
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         return self.engine.gather(question, sites)
 
-    def _ask(
+    def ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
-        return self.engine._ask(question, sites)
+        return self.engine.ask(question, sites)
 
     def confirm(self, step: int) -> None:
         self.engine.confirm(step)
@@ -237,16 +237,16 @@ class Masked(Hidden):
     def _settled(self, step: int) -> tuple[list[int], int]:
         """For whom a step was settled, and in which attempt."""
         asked = settled_question(step, len(self.roster.sites))
-        ((_, answer),) = self.compensator._ask(asked, [0])
+        ((_, answer),) = self.compensator.ask(asked, [0])
         if isinstance(answer, Failure) or refusal(answer, asked) is not None:
             raise FederationError("the compensator does not say for whom a step was settled")
         sites = [int(site) for site in np.flatnonzero(answer.arrays["settled"])]
         return sites, int(answer.arrays["attempt"])
 
     def _collect(self, outer: Question, layout: Layout, sites: Sequence[int]) -> _Collected:
-        came = _Collected(failed=dict(self.engine._admit(outer, sites)))
+        came = _Collected(failed=dict(self.engine.admit(outer, sites)))
         able = [site for site in sites if site not in came.failed]
-        for site, answer in self.engine._ask(outer, able):
+        for site, answer in self.engine.ask(outer, able):
             if isinstance(answer, Failure):
                 came.failed[site] = answer.code
                 came.broken += [site] if answer.broken else []

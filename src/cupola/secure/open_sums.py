@@ -59,9 +59,9 @@ class Open(Hidden):
     """Sums over an engine that hide nothing."""
 
     def sum(self, question: Question, sites: Sequence[int]) -> Total:
-        question = replace(question, confirmed=self.engine._confirmed(question))
+        question = replace(question, confirmed=self.engine.confirmed_for(question))
         total, broken = self._sum(question, sorted(sites))
-        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        self.require_quorum(question, len(total.sites), len(sites), total.failed, broken)
         return total
 
     def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
@@ -71,8 +71,8 @@ class Open(Hidden):
         outer = outer_question("open", question, expects, roster)
         outer = replace(outer, partial=question.partial)
         sums: dict[Entry, np.ndarray] = {}
-        answered, sizes, failed, broken = [], [], dict(self.engine._admit(outer, sites)), []
-        for site, answer in self.engine._ask(outer, [s for s in sites if s not in failed]):
+        answered, sizes, failed, broken = [], [], dict(self.engine.admit(outer, sites)), []
+        for site, answer in self.engine.ask(outer, [s for s in sites if s not in failed]):
             code = answer.code if isinstance(answer, Failure) else refusal(answer, outer)
             own = () if isinstance(answer, Failure) else present(layout, answer, OPEN)
             if isinstance(answer, Failure) or code is not None:

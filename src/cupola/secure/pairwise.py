@@ -48,7 +48,7 @@ class Pairwise(Hidden):
     def _attempt(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
         number = time.time_ns() // 1000  # later attempts have higher numbers
         attempt = Attempt(self.roster, question, number, secrets.token_bytes(32))
-        refused = self.engine._admit(outer_question("pairwise masked", question, {}, {}), sites)
+        refused = self.engine.admit(outer_question("pairwise masked", question, {}, {}), sites)
         run = Run(self.engine, attempt, dict(refused))
         total = Total()
         try:

@@ -237,7 +237,7 @@ class Run:
         """Usable answers. silent: a failure costs a site nothing, it has done its part already.
         aside: bytes go to this protocol's own entry in the ledger."""
         size = question_size(question)
-        for site, answer in self.engine._ask(question, sites):
+        for site, answer in self.engine.ask(question, sites):
             code = answer.code if isinstance(answer, Failure) else self._broken(answer, question)
             if aside:
                 self.down[site] += size

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import PlanError
-from cupola.federation import Federation, InProcess, Question, SeparateProcesses
+from cupola.federation import Federation, Question
 from cupola.secure import masked, pairwise
 from cupola.secure.compensator import compensator_host
 from cupola.secure.hidden import Sent, Traffic

@@ -97,7 +97,7 @@ class Call:
         return residues
 
     def _ask(self, question: Question) -> Arrays:
-        ((_, answer),) = self.compensator._ask(question, [0])
+        ((_, answer),) = self.compensator.ask(question, [0])
         code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
         if isinstance(answer, Failure) or code is not None:
             text = f"the compensator, in step {question.step}: {code}"

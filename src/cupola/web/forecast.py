@@ -17,9 +17,9 @@ from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import foresee_study
-from cupola.gwas.outline import outline
 from cupola.gwas.own_cohort import study_answers
 from cupola.gwas.plan import CohortFiles, StudyPlan
+from cupola.gwas.preview import outline
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
 from cupola.learn.plan import Plan

@@ -32,8 +32,8 @@ from cupola.web.plans import ASSOCIATION, ELSEWHERE, check, parse, to_text
 from cupola.web.settings import Settings
 
 if TYPE_CHECKING:
-    from cupola.flare.settings import FederationSettings
-    from cupola.flare.settings import Invitation as Invited
+    from cupola.engines.flare.settings import FederationSettings
+    from cupola.engines.flare.settings import Invitation as Invited
     from cupola.secure.identity import Party
     from cupola.secure.roster import Roster
 
@@ -52,7 +52,7 @@ class Federation:
 
     @cached_property
     def settings(self) -> FederationSettings:
-        from cupola.flare.settings import load_federation
+        from cupola.engines.flare.settings import load_federation
 
         return load_federation(self.folder / "federation.toml")
 
@@ -66,7 +66,7 @@ class Federation:
 
     def prepare(self) -> None:
         """Make the server's own kits, once."""
-        from cupola.flare import launch, provision
+        from cupola.engines.flare import launch, provision
 
         launch.check_installed()
         leads = [user for user, role in self.settings.users.items() if role == "lead"]
@@ -82,7 +82,7 @@ class Federation:
 
     def invited(self, name: str) -> Invited:
         """What a party is told so that it can ask for its certificate."""
-        from cupola.flare.settings import load_invitation
+        from cupola.engines.flare.settings import load_invitation
 
         return load_invitation(self.folder / "invitations" / f"{name}.toml")
 
@@ -93,7 +93,7 @@ class Federation:
     def sign(self, name: str, request: str) -> str:
         """The certificate for this name's request, once: a second key for it is refused, so that
         who makes tokens later cannot pose as a party that is there already."""
-        from cupola.flare import provision
+        from cupola.engines.flare import provision
 
         body = _decoded(request)
         mark = self.folder / "signed" / f"{name}.request.sha256"
@@ -259,7 +259,7 @@ def settle(study: Study, sites: Sequence[str]) -> None:
 
 
 def flare_job(roster: str, plan: str) -> Any:
-    from cupola.flare.jobs import Job as FlareJob
+    from cupola.engines.flare.jobs import Job as FlareJob
     from cupola.secure.roster import Roster
 
     agreed = Roster.from_json(roster)

@@ -31,7 +31,7 @@ from cupola.federation import (
     StateStore,
     task,
 )
-from cupola.federation.answering import Answering, Opened, read_answer
+from cupola.federation.answering import Answering, OpenSite, read_answer
 from cupola.federation.message import encode_question, question_fields
 from cupola.secure import (
     canonical,
@@ -138,7 +138,7 @@ class Wire(Federation):
         self.parties, self.names = parties, names
         self.messages = [] if messages is None else messages
 
-    def _ask(self, question, sites):
+    def ask(self, question, sites):
         for site in sites:
             data = encode_question(question)
             answer = self.parties[site](data)
@@ -153,14 +153,14 @@ def site_of_cupola(roster, number, answer, memory=None):
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
     member = members.Member(identity, roster, number, *([] if memory is None else [memory]))
     context = SiteContext(number, answer, None, StateStore(), 1, party=member)
-    return Answering(lambda: Opened(context)).answer
+    return Answering(lambda: OpenSite(context)).answer
 
 
 def compensator_of_cupola(roster):
     name = roster.compensator.name
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
     context = SiteContext(0, Compensator(identity, roster), None, StateStore(), 1)
-    return Answering(lambda: Opened(context)).answer
+    return Answering(lambda: OpenSite(context)).answer
 
 
 def coordinator_of_cupola(roster, sites, compensator=None, messages=None):

@@ -36,14 +36,25 @@ def names() -> list[str]:
     return [*_OURS, *(point.name for point in entry_points(group=GROUP))]
 
 
+def place_of(kind: str) -> str:
+    """Where a kind is, 'module:Class', without importing it; its own name if it is unknown."""
+    installed = (point.value for point in entry_points(group=GROUP) if point.name == kind)
+    return _OURS.get(kind) or next(installed, kind)
+
+
+def foreign_module(kind: str) -> str | None:
+    """The module that a kind would import, if it is not one of ours."""
+    if kind in _OURS or ":" not in place_of(kind):
+        return None
+    return place_of(kind).partition(":")[0]
+
+
 @cache
 def find_kind(kind: str) -> type[Analysis[Any]]:
     """The analysis of this name."""
     from cupola.analysis.protocol import Analysis
 
-    place = _OURS.get(kind) or next(
-        (point.value for point in entry_points(group=GROUP) if point.name == kind), kind
-    )
+    place = place_of(kind)
     if ":" not in place:
         raise PlanError(f"kind = '{kind}' is unknown; {hint(kind, names(), 'there are')}")
     found = imported(place, f"kind = '{kind}'")

@@ -29,7 +29,7 @@ from cupola.federation.receipts import Receipts
 from cupola.federation.site import Host
 from cupola.secure.roster import Roster
 from cupola.secure.secure_aggregation import SecureSums
-from cupola.sites.proposal import Proposal, read_proposal
+from cupola.site.proposal import Proposal, read_proposal
 
 #: What sites get at the end, before their analysis' own files.
 SHARED = ("plan.toml", "history.jsonl", "result.json")

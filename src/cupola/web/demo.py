@@ -14,7 +14,7 @@ from cupola.errors import CupolaError
 from cupola.gwas.bed import write_bed
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import COORDINATOR, Account, Study
 from cupola.web.plans import ASSOCIATION, kind_of
 from cupola.web.studies import Office

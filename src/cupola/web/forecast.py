@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.kinds import analysis_of
+from cupola.analysis.preview import expected_roster
 from cupola.data import FederatedData, SiteData
 from cupola.federation import Question
 from cupola.federation.message import blank, contribution_size, question_size
 from cupola.gwas import Association, read_variants
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import foresee_study
+from cupola.gwas.own_cohort import study_answers
 from cupola.gwas.plan import CohortFiles, StudyPlan
 from cupola.gwas.preview import outline
 from cupola.gwas.tasks import PROPOSE
 from cupola.learn import TrainingHost
-from cupola.learn.disclosure import learned_of_study
 from cupola.learn.plan import Plan
+from cupola.learn.site_preview import training_answers
 from cupola.secure import expected_traffic, simulated_parties
 from cupola.secure.choices import Sum
 from cupola.secure.roster import Roster
-from cupola.sites.preview import expected_roster, study_answers, training_answers
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
 INVITED = 200  # sites at most; what each of more would be asked is the same
@@ -93,7 +95,7 @@ def forecast(plan: StudyPlan, cohorts: list[CohortFiles], base: Path) -> dict[st
         "rows": rows, "total": sum(row["total"] for row in rows), "sites": sites,
         "variants": len(variants), "people": people, "known": len(cohorts),
         "iterations": ITERATIONS, "answers": answers,
-        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+        "parties": [{"party": p, "learns": w} for p, w in analysis_of(plan).parties()],
     }  # fmt: skip
 
 
@@ -111,7 +113,7 @@ def _rehearsed(plan: StudyPlan, base: Path) -> dict[str, Any]:
         "rows": rows, "total": told.total, "sites": len(plan.cohorts), "variants": told.variants,
         "people": told.people, "known": len(plan.cohorts), "iterations": plan.newton.iterations,
         "at_most": list(told.at_most),
-        "parties": [{"party": p, "learns": w} for p, w in learned_of_study(plan.sum)],
+        "parties": [{"party": p, "learns": w} for p, w in analysis_of(plan).parties()],
     }  # fmt: skip
 
 

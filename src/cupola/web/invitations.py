@@ -11,8 +11,8 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.web.accounts import Refused, digest, new_token
-from cupola.web.here import data_sets
 from cupola.web.issued import KEY, sign
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import (
     ASKED,
     DECLINED,

@@ -21,9 +21,9 @@ from cupola.gwas.plan import StudyPlan
 from cupola.learn.plan import Plan, changed
 from cupola.web import invitations, real
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
 from cupola.web.launch import REASON, Job, Launcher
 from cupola.web.launch import STOPPED as STOP_ASKED
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import (
     COMPENSATOR,
     DRAFT,

@@ -14,7 +14,7 @@ from cupola.secure.roster import Roster
 from cupola.web import accounts, invitations, real
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import (
     ASKED,
     COMPENSATOR,

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from cupola.web import accounts, invitations
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
 from cupola.web.plans import ASSOCIATION
 from cupola.web.render import page

@@ -13,8 +13,8 @@ from cupola.secure.roster import Roster
 from cupola.web import demo, fields, invitations, real
 from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
 from cupola.web.layout import STARTS
+from cupola.web.local_datasets import data_sets
 from cupola.web.models import COORDINATOR, DRAFT, INVITING, JOINED, Account, Invitation, Study
 from cupola.web.plans import ASSOCIATION, KINDS, Wrong, asks_sites, kind_of, parse, to_text
 from cupola.web.render import page

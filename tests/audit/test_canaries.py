@@ -7,8 +7,8 @@ from faults import less_noise, no_clip, reused_noise
 import cupola
 from cupola.audit import bounds as bounds_of
 from cupola.audit.bounds import canary_audit
-from cupola.audit.canaries import _gradient, _loud_rows, _questions, gradient_canary
-from cupola.audit.subject import Subject
+from cupola.audit.canaries import _gradient, _loud_rows, gradient_canary
+from cupola.audit.replayed_run import Subject
 
 #: Enough to tell; a tenth of the noise needs more than a canary that is not clipped at all.
 TRIALS = {
@@ -95,7 +95,7 @@ def test_the_two_crafted_examples_pull_in_different_directions(subjects):
     """Where they are exchanged for each other, one direction would show nothing at all."""
     subject = subjects("dp-sgd, replace-one")
     site = subject.site()
-    data, questions = subject.host.data(site).train, _questions(subject)
+    data, questions = subject.host.data(site).train, subject.questions()
     for seed in range(4):
         size, pair, asked = _loud_rows(subject, data, questions, seed)
         one, two = (_gradient(subject, q, row)[1] for q, row in zip(asked, pair))

@@ -15,7 +15,7 @@ from cupola.errors import CupolaError
 from cupola.federation import SiteContext, StateStore
 from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
 from cupola.learn.local import train
-from cupola.learn.private import copies_of
+from cupola.learn.mechanisms.dp_sgd import copies_of
 from cupola.nn import KNConv2d
 from cupola.plan import federated_data, load
 from cupola.plan.plan import changed as with_settings

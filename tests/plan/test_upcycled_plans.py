@@ -12,7 +12,7 @@ from samples import SMALL
 from test_run import checked, go, history, same, stop_after
 
 import cupola
-from cupola.audit.subject import Subject
+from cupola.audit.replayed_run import Subject
 from cupola.errors import PlanError
 from cupola.plan import compose, load
 from cupola.plan.forecast import foresee

@@ -13,7 +13,7 @@ high, the same noise again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +176,21 @@ def freshness_test(z: np.ndarray, labels: Sequence[str], part: str = "freshness 
         min(1.0, pairs * float(betainc((d - 1) / 2, 0.5, max(0.0, 1 - min(1.0, r * r))))),
         lambda level: float(level > 0),  # the correlation is 1, whose p-value is 0
     )
+
+
+def noise_tests(z: np.ndarray, blocks: Sequence[tuple[str, slice]], about: str) -> Iterator[Test]:
+    """Variance, also by tensor, and distribution."""
+    yield variance_test(z, "noise variance", about)
+    yield blocks_test(z, blocks, about)
+    yield distribution_test(z, about)
+
+
+def real_noise_tests(z: np.ndarray, who: str, what: str, vectors: int) -> Iterator[Test]:
+    """What the operating system's randomness gives, at a real site or coordinator."""
+    about = f"{what} with the operating system's randomness"
+    yield variance_test(z, f"noise variance, {who}", about)
+    labels = [f"draw {i + 1}" for i in range(vectors)]
+    yield freshness_test(z[:vectors], labels, f"freshness of noise, {who}")
 
 
 def independence_test(z: np.ndarray, steps: int, about: str) -> Test:

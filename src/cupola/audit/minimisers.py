@@ -17,27 +17,19 @@ import torch
 
 from cupola.audit import judging
 from cupola.audit.judging import Test
+from cupola.audit.replayed_run import Subject
 from cupola.audit.stepwise import NUMBERS, VECTORS
-from cupola.audit.subject import Subject
 from cupola.data import Dataset, SiteData
 from cupola.federation import Arrays, Question
-from cupola.federation.randomness import derive, generator
-from cupola.learn.convex import CONSTANT
+from cupola.federation.randomness import generator
 from cupola.learn.local import train
+from cupola.learn.mechanisms.convex import CONSTANT
 from cupola.privacy.convex import Logistic, objective_noise, to_start
 from cupola.privacy.events import Approximate, Gaussian
 
 FAINT = 1e-3  # of the noise, where nearly none is wanted
 RELEASES = 400  # at most
 MARGIN = 6.0  # of a row that pulls with all its weight, in logits
-
-
-def tests(subject: Subject, seed: int) -> Iterator[Test]:
-    site = Solver(subject, derive(seed, "audit parts"))
-    if subject.privacy.mechanism == "output":
-        yield from _output(site)
-    else:
-        yield from _objective(site)
 
 
 class Solver:
@@ -132,7 +124,8 @@ class Solver:
 # output
 
 
-def _output(site: Solver) -> Iterator[Test]:
+def output_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    site = Solver(subject, seed)
     privacy, promise = site.subject.privacy, site.promise
     assert isinstance(promise, Gaussian)
     promised = min(2 * site.bound / (site.n * site.mu), 2 * privacy.clip)
@@ -155,10 +148,7 @@ def _output(site: Solver) -> Iterator[Test]:
     yield judging.blocks_test(z, problems, about)
     yield judging.freshness_test(*_fresh(z, drawn(site.seed, 1, site.index + 1), site.index + 1))
     z = np.stack([drawn(0, 1, real=True) for _ in range(many)])
-    about = "answers with the operating system's randomness"
-    yield judging.variance_test(z, "noise variance, real site", about)
-    labels = [f"draw {i + 1}" for i in range(VECTORS)]
-    yield judging.freshness_test(z[:VECTORS], labels, "freshness of noise, real site")
+    yield from judging.real_noise_tests(z, "real site", "answers", VECTORS)
     question = site.wrong()
     beside = site.neighbours(question)
     pair = [site.answer(site.seed, data=data, question=question) for data in beside]
@@ -195,7 +185,8 @@ def _fresh(z: np.ndarray, other: np.ndarray, number: int) -> tuple[np.ndarray, l
 # objective
 
 
-def _objective(site: Solver) -> Iterator[Test]:
+def objective_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    site = Solver(subject, seed)
     promise = site.promise
     assert isinstance(promise, Approximate)
     each = promise.epsilon

@@ -16,15 +16,17 @@ import torch
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
-from cupola.audit.subject import Subject, as_tensor, flat, together_less_alone
+from cupola.audit.replayed_run import Subject, as_tensor, direction, flat, together_less_alone
 from cupola.data import SiteData
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
-from cupola.learn import batches, private
+from cupola.learn import batches
 from cupola.learn.choices import Local
 from cupola.learn.local import augmentation, train
+from cupola.learn.mechanisms import dp_sgd, mechanism_for
 from cupola.learn.workspace import Workspace
 from cupola.privacy.events import SampledGaussian
+from cupola.privacy.persample import ROUNDING
 
 NUMBERS = 20_000  # noise numbers to test, at least
 VECTORS = 8  # noise vectors to compare with each other, at least
@@ -82,7 +84,7 @@ class Site:
     @cached_property
     def deviation(self) -> float:
         """Of the noise in one released mean gradient, as promised."""
-        clip = self.privacy.clip * (1 + private.ROUNDING)
+        clip = self.privacy.clip * (1 + ROUNDING)
         return self.promise.noise * clip / self.expected
 
     def question(self, round: int, steps: int = 1, noise: bool = True) -> Question:
@@ -117,18 +119,18 @@ class Site:
 
     def gradient(
         self, context: SiteContext, *, noise: bool, arrays: Any = None, round: int = 1
-    ) -> private.PrivateGradient:
+    ) -> dp_sgd.PrivateGradient:
         """What the task calls in every step."""
         question = self.question(round, 1, noise)
         if arrays is not None:
             question = replace(question, arrays=arrays)
         self.space.load(question.arrays)
         given = Local.model_validate(question.options["local"])
-        return private.PrivateGradient(
-            context, question, given, private.privacy_of(question), self.space
+        return dp_sgd.PrivateGradient(
+            context, question, given, mechanism_for(question).privacy, self.space
         )
 
-    def released(self, gradient: private.PrivateGradient, index: np.ndarray,
+    def released(self, gradient: dp_sgd.PrivateGradient, index: np.ndarray,
                  context: SiteContext) -> np.ndarray:  # fmt: skip
         """One step's mean gradient over a batch; random layers draw the same every time."""
         augment = augmentation(context, self.question(1), self.privacy)
@@ -140,7 +142,7 @@ class Site:
 
 def tests(subject: Subject, seed: int) -> Iterator[Test]:
     """Every part of a dp-sgd run."""
-    site = Site(subject, derive(seed, "audit parts"))
+    site = Site(subject, seed)
     yield from _noise(site)
     yield from _system_noise(site)
     yield from _sampling(site)
@@ -164,9 +166,7 @@ def _noise(site: Site) -> Iterator[Test]:
     about = f"releases of the task at site {site.index}"
     others = [i for i in range(len(site.subject.host)) if i != site.index
               and len(site.subject.host.data(i).train)][:1]  # fmt: skip
-    yield judging.variance_test(np.stack(z), "noise variance", about)
-    yield judging.blocks_test(np.stack(z), site.places.blocks, about)
-    yield judging.distribution_test(np.stack(z), about)
+    yield from judging.noise_tests(np.stack(z), site.places.blocks, about)
     if site.promise.rate < 1:
         yield judging.scale_test(np.stack(z), sizes, site.expected)
     fresh, names = z[:VECTORS], labels[:VECTORS]
@@ -273,7 +273,7 @@ def _clip(site: Site) -> Test:
         if not moved <= worst:
             worst, where = moved, case.name
     # Beside the documented slack, the answer is cast to the model's type.
-    limit = 1 + private.ROUNDING + 70 * 2.0**-23
+    limit = 1 + ROUNDING + 70 * 2.0**-23
     return judging.bound_test(
         worst, limit, "clip", f"one example's part in {number + 1} crafted sums without noise",
         judging.DOUBLED, f"at most {worst:.4g} clips ({where})", could=min(2.0, longest),
@@ -329,8 +329,8 @@ def _company(site: Site) -> Test:
     """Whether an example's bits depend on its place in a batch or on its neighbours there."""
     rows = replace(site.data.train, transform=None)
     x, y = site.space.batch(rows, slice(0, 1))
-    copies = len(private.copies_of(site.data.train, site.privacy))
-    form, problem = private.per_sample(site.space).self_test(
+    copies = len(dp_sgd.copies_of(site.data.train, site.privacy))
+    form, problem = dp_sgd.per_sample(site.space).self_test(
         x, y, multiplicity=copies, expected=site.expected
     )
     how = "one by one" if form.samples == 1 else f"{form.samples} at a time"
@@ -348,19 +348,17 @@ def _company(site: Site) -> Test:
 def _division(site: Site) -> Test:
     """Whether a sum of gradients is divided by the same number, however many were drawn: a canary
     of known length alone, and in the company of others."""
-    d = site.space.flat.numel()
-    direction = generator(site.seed, "division").standard_normal(d)
-    direction /= np.linalg.norm(direction)
-    loud = as_tensor(100.0 * site.privacy.clip * direction, site.space)
+    across = direction(site.seed, "division", site.space.flat.numel())
+    loud = as_tensor(100.0 * site.privacy.clip * across, site.space)
     context = site.context(0)
     worst, said = 0.0, ""
     for others in (0, *(() if site.space.serial else (1, min(site.n - 1, 24)))):
         index = np.arange(others + 1)
         found = []
         for mark in ({1: loud}, {}):
-            context.canary = private.Canary(0, mark)
+            context.canary = dp_sgd.Canary(0, mark)
             found.append(site.released(site.gradient(context, noise=False), index, context))
-        part = float((found[0] - found[1]) @ direction) * site.expected / site.privacy.clip
+        part = float((found[0] - found[1]) @ across) * site.expected / site.privacy.clip
         if not abs(part - 1) <= worst:
             worst, said = abs(part - 1), f"{part:.4g} of its share in a batch of {others + 1}"
     return judging.bound_test(

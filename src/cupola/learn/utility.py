@@ -15,7 +15,7 @@ import torch
 
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.federation import InProcess, drive
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.choices import Evaluation, Participation, Privacy, Sum
 from cupola.learn.training import Training
 from cupola.learn.workspace import TrainingHost, Workspace
@@ -82,8 +82,7 @@ def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
     reason = "server.upcycle: every second round extrapolates and trains nowhere" if free else ""
     yield Condition("every round trains", not free, reason)
     yield from _model(training, data)
-    mechanism = training.privacy.mechanism
-    noisy = f"privacy.mechanism = '{mechanism}' adds noise" if training.privacy.on else ""
+    noisy = f"{training.mechanism.key} adds noise" if training.privacy.on else ""
     yield Condition("no noise", not noisy, noisy)
 
 

@@ -31,10 +31,10 @@ from cupola.federation import (
 )
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
+from cupola.learn.batched.choose import possible
 from cupola.learn.batches import require_batches
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
-from cupola.learn.together import possible
 from cupola.personalize import Personalisation
 from cupola.plan import registries
 from cupola.plan.plan import Loss, Plan

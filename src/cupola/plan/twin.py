@@ -14,7 +14,7 @@ from safetensors.numpy import save as to_safetensors
 from cupola.base.files import write_atomically
 from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.training import without_matrices
 from cupola.plan.checkpoint import Log, json_line, write_sealed
 from cupola.plan.folder import Run

@@ -28,7 +28,7 @@ from cupola.gwas.site import released_numbers
 from cupola.gwas.tasks import OPENLY, withheld_for_cells
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Sum
-from cupola.learn.guarantee import against, unprotected
+from cupola.learn.privacy_promise import unprotected
 from cupola.personalize import Personalisation
 from cupola.plan import compose
 from cupola.plan.changing import told
@@ -171,7 +171,7 @@ def _cost(training: Training, cost: Forecast, settings: SiteSettings) -> dict[st
         "at_most": list(cost.epsilon_vary),
         "delta": spent["delta"],
         "neighbours": spent["neighbours"],
-        "against": against(training),
+        "against": training.mechanism.against(training),
         "unit": spent["unit"],
         "unprotected": list(unprotected(training)),
         "budget": None if settings.budget is None else settings.budget.epsilon,

@@ -1,0 +1,131 @@
+"""Site-level differential privacy (in the field: client-level, user-level): whole sites are hidden.
+
+A site's whole update is clipped to one norm; how noise gets into the sum is each mechanism's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.errors import PlanError
+from cupola.federation import Arrays, Charge, Question, SiteContext, State, Total
+from cupola.learn.choices import Local, Participation, Privacy
+from cupola.learn.masking_bounds import bounded_training
+from cupola.learn.mechanisms.base import Mechanism
+from cupola.learn.mechanisms.coordinator import Coordinator
+from cupola.learn.workspace import Workspace
+from cupola.privacy.events import Event
+from cupola.privacy.persample import ROUNDING
+
+if TYPE_CHECKING:
+    from cupola.learn.training import Training
+
+
+class SiteLevel(Mechanism):
+    """Sites send one clipped update each, all of equal weight, and nothing beside it."""
+
+    unit = "site"
+
+    def check(self, training: Training) -> None:
+        local = training.local
+        if local.weighting != "uniform":
+            raise PlanError(
+                f"{self.key} needs local.weighting = 'uniform': with weights by samples the "
+                "largest site would count more than the noise hides"
+            )
+        if local.control_variates or local.send == "normalised":
+            raise PlanError(
+                f"{self.key} protects the update alone; use local.send = 'change', no variates"
+            )
+
+    def accounted(
+        self, participation: Participation, sites: int, rounds: int, done: int
+    ) -> tuple[int, int]:
+        """How often a site may have answered in the first `done` rounds by what is accounted, and
+        how many rounds lie between."""
+        del done
+        events = self.run_events(participation, sites, rounds)
+        return max(1, sum(getattr(event, "count", 1) for event in events)), 1
+
+
+class ServerNoise(SiteLevel):
+    """Sites clip, the coordinator adds the noise: it is trusted with the sum."""
+
+    noised_at_site = False
+    by_coordinator = True
+    sends = sends_alone = "clipped updates, before its noise"
+
+    def bounds(self, question: Question, training: Training, clip: float) -> Question:
+        choice = training.sum
+        change = min(choice.change, clip * (1 + ROUNDING))
+        return bounded_training(question, choice, training.local, change, choice.bits or 32)
+
+    def charge(self, site: SiteContext, question: Question, local: Local) -> Charge | None:
+        del local
+        return Charge(self.site_events(site, question), unit="site", trusts="coordinator")
+
+    def site_events(self, site: SiteContext, question: Question) -> tuple[Event, ...]:
+        """What this answer of a site tells about it, in the models that the coordinator shows."""
+        raise NotImplementedError
+
+    def at_site(
+        self, site: SiteContext, question: Question, space: Workspace, update: list[Tensor]
+    ) -> Arrays:
+        clipped, below = clipped_update(update, self.privacy)
+        return below | super().at_site(site, question, space, clipped)
+
+    def against(self, training: Training) -> str:
+        del training
+        return "everybody who sees models, but not the coordinator"
+
+    def samples_in_secret(self, choice: Participation) -> bool:
+        """Whether the promise rests on nobody knowing who took part."""
+        del choice
+        return False
+
+    def canary_order(self, rounds: int) -> list[int]:
+        """Which of an auditor's two crafted sites takes part in each round: in turn, so that noise
+        which is used again cancels and shows them."""
+        return [i % 2 for i in range(rounds)]
+
+
+@dataclass(frozen=True)
+class SiteCoordinator(Coordinator):
+    """One that moves the model by the mean update, divided by the expected number of sites."""
+
+    def step(
+        self, training: Training, state: State, total: Total, round: int
+    ) -> tuple[Arrays, dict[str, Any]]:
+        update, values = self.mean(state, total, round)
+        return training.move(state, update, round), values
+
+
+class NoisingCoordinator(Coordinator):
+    """One that adds the noise."""
+
+    def watched(
+        self, training: Training, rounds: Sequence[tuple[State, int]], totals: Sequence[Total]
+    ) -> Iterator[tuple[np.ndarray, float | None]]:
+        """For an auditor: what those who see models learn of these rounds, each with its state and
+        number, as a vector; and the next clip, where it moves."""
+        raise NotImplementedError
+
+
+def clipped_update(change: Sequence[Tensor], privacy: Privacy) -> tuple[list[Tensor], Arrays]:
+    """A site's update scaled down to the clip, and whether it was below it (a half or minus a
+    half) where the clip follows a quantile."""
+    norm = float(torch.stack([c.double().norm() for c in change]).norm())
+    factor = min(1.0, privacy.clip / norm) if norm > 0 else 1.0
+    below: Arrays = {}
+    if privacy.quantile is not None:
+        below["below"] = np.array(0.5 if norm <= privacy.clip else -0.5)
+    if factor == 1:
+        return list(change), below
+    # In float64: a float32 factor below 1e-38 is rounded by as much as itself.
+    return [(c.double() * factor).to(c.dtype) for c in change], below

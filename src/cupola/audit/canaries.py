@@ -30,10 +30,10 @@ from cupola.data import Dataset, SiteData
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Question, SiteContext, Total
 from cupola.federation.randomness import derive
-from cupola.learn.local import train
-from cupola.learn.mechanisms.distributed import DistributedCoordinator, noised_share
+from cupola.learn.local import train, turn_of
+from cupola.learn.mechanisms.distributed import DistributedCoordinator
 from cupola.learn.mechanisms.dp_sgd import Canary
-from cupola.learn.mechanisms.site_level import NoisingCoordinator, ServerNoise
+from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import draw
 from cupola.privacy.persample import PerSample
 from cupola.secure.hidden import layout_of
@@ -154,7 +154,6 @@ def of_sites(subject: Subject, site: int, seed: int) -> list[Experiment]:
     mechanism = subject.mechanism
     assert isinstance(mechanism, ServerNoise)
     program, privacy, coordinator = subject.program, subject.privacy, subject.program.coordinator
-    assert isinstance(coordinator, NoisingCoordinator)
     strength, answers, questions = _loud_answers(subject, site, subject.questions(), seed)
     directions = np.stack([unit(flat(answer.arrays)) for answer in answers])
     choice, replaced = program.participation, privacy.neighbours == "replace-one"
@@ -206,7 +205,7 @@ def of_updates(subject: Subject, site: int, seed: int) -> list[Experiment]:
     def answer(i: int, number: int, seed: int, update: list[torch.Tensor]) -> np.ndarray:
         context = subject.context(number, held, seed)  # whose data are not looked at
         context.party, context.hidden = party, layouts[i]
-        return flat(noised_share(context, questions[i], subject.privacy, space, update))
+        return flat(subject.mechanism.at_site(turn_of(context, questions[i]), update))
 
     def trial(included: bool, seed: int) -> np.ndarray:
         seen = []

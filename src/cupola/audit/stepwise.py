@@ -22,7 +22,7 @@ from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
 from cupola.learn import batches
 from cupola.learn.choices import Local
-from cupola.learn.local import augmentation, train
+from cupola.learn.local import augmentation, train, turn_of
 from cupola.learn.mechanisms import dp_sgd, mechanism_for
 from cupola.learn.workspace import Workspace
 from cupola.privacy.events import SampledGaussian
@@ -125,10 +125,7 @@ class Site:
         if arrays is not None:
             question = replace(question, arrays=arrays)
         self.space.load(question.arrays)
-        given = Local.model_validate(question.options["local"])
-        return dp_sgd.PrivateGradient(
-            context, question, given, mechanism_for(question).privacy, self.space
-        )
+        return dp_sgd.PrivateGradient(turn_of(context, question), mechanism_for(question).privacy)
 
     def released(self, gradient: dp_sgd.PrivateGradient, index: np.ndarray,
                  context: SiteContext) -> np.ndarray:  # fmt: skip

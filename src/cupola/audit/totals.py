@@ -32,10 +32,10 @@ from cupola.errors import FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
 from cupola.federation.randomness import derive, generator
 from cupola.learn import training as program_of
-from cupola.learn.local import train
+from cupola.learn.local import train, turn_of
 from cupola.learn.mechanisms.central import CentralCoordinator
 from cupola.learn.mechanisms.coordinator import Coordinator, joined
-from cupola.learn.mechanisms.distributed import DistributedCoordinator, noised_share
+from cupola.learn.mechanisms.distributed import DistributedCoordinator
 from cupola.learn.mechanisms.dp_ftrl import FtrlCoordinator
 from cupola.learn.mechanisms.site_level import SiteLevel
 from cupola.learn.participation import expected_sites
@@ -318,7 +318,8 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
         round: int, number: int = site, update: list[torch.Tensor] = none, real: bool = False
     ) -> np.ndarray:
         asked = replace(question, round=round)
-        return flat(noised_share(context(number, seed, real), asked, privacy, space, update))
+        turn = turn_of(context(number, seed, real), asked)
+        return flat(subject.mechanism.at_site(turn, update))
 
     many = max(VECTORS, -(-NUMBERS // len(places.index)))
     z = np.stack([share(r)[places.index] for r in range(1, many + 1)]) / deviation

@@ -17,7 +17,7 @@ from cupola.errors import PlanError
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.learn.choices import Local, Participation
-from cupola.learn.mechanisms import Mechanism, mechanism_for
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.workspace import probe_inputs
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
     mechanism = mechanism_for(question)
     if mechanism.per_example:
         work = [
-            _poisson(mechanism, site, question.round, local, n, many)
-            for site, n, many in zip(sites, sizes, epochs)
+            _poisson(mechanism, Turn(site, question, local), many)
+            for site, many in zip(sites, epochs)
         ]
     elif local.work == "epochs":
         work = _epochs(seed, question.round, local, numbers, sizes, epochs)
@@ -169,13 +169,12 @@ def _epochs(
     ]
 
 
-def _poisson(
-    mechanism: Mechanism, site: SiteContext, round: int, local: Local, n: int, epochs: int
-) -> Work:
+def _poisson(mechanism: Mechanism, turn: Turn, epochs: int) -> Work:
     """Batches for private steps; how many examples each holds must not show in the weight."""
+    n = len(turn.site.data.train)
     if n == 0:
         return Work(np.empty(0, np.int64), np.empty(0, np.int64), 0)
-    batches = mechanism.batches(site, round, local, n, epochs)
+    batches = mechanism.batches(turn, epochs)
     return Work(np.concatenate(batches), np.array([len(b) for b in batches]), n, fixed=True)
 
 

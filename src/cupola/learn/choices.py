@@ -368,7 +368,7 @@ class Privacy(Choice):
 
     @model_validator(mode="after")
     def _possible(self) -> Privacy:
-        from cupola.learn.mechanisms import mechanism_of, owner
+        from cupola.learn.mechanisms import OWNERS, mechanism_of
 
         how = mechanism_of(self)
         given = (self.epsilon is not None) + (getattr(self, how.strength) is not None)
@@ -377,10 +377,10 @@ class Privacy(Choice):
         if how.on and given != 1:
             wanted = f"either epsilon (a target) or {how.strength}"
             raise ValueError(f"mechanism '{how.name}' needs {wanted}")
-        for key, field in type(self).model_fields.items():
-            whose = owner(key)
-            if whose and key not in how.keys and getattr(self, key) != field.default:
-                raise ValueError(f"{key} belongs to mechanism '{whose}', not '{how.name}'")
+        for key, owner in OWNERS.items():
+            default = type(self).model_fields[key].default
+            if key not in how.keys and getattr(self, key) != default:
+                raise ValueError(f"{key} belongs to mechanism '{owner}', not '{how.name}'")
         how.check_options()
         return self
 

@@ -30,7 +30,7 @@ from cupola.federation import (
 from cupola.federation.randomness import derive
 from cupola.learn.batches import Work, declined_by, share_out
 from cupola.learn.choices import Local, Privacy
-from cupola.learn.mechanisms import Mechanism, mechanism_for
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.metrics import count
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
 from cupola.learn.workspace import Workspace, workspace_of
@@ -55,14 +55,17 @@ def train(site: SiteContext, question: Question) -> Contribution:
     'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
     'loss' (of the received model, where it is asked for).
     """
-    local = Local.model_validate(question.options["local"])
-    work = share_out([site], question, local)[0]
+    turn = turn_of(site, question)
+    work = share_out([site], question, turn.local)[0]
     if work.declined:
         raise Declined(work.declined)
-    space = workspace_of(site)
-    space.load(question.arrays)
-    with torch.no_grad(), own_randomness(site, question, space):
-        return _train(site, question, local, work, space)
+    turn.space.load(question.arrays)
+    with torch.no_grad(), own_randomness(site, question, turn.space):
+        return _train(turn, work)
+
+
+def turn_of(site: SiteContext, question: Question) -> Turn:
+    return Turn(site, question, Local.model_validate(question.options["local"]))
 
 
 @train.charges
@@ -71,7 +74,7 @@ def charge(site: SiteContext, question: Question) -> Charge | None:
     mechanism = mechanism_for(question)
     if mechanism.on and not len(site.data.train):
         return Charge(())  # it will give no answer
-    return mechanism.charge(site, question, Local.model_validate(question.options["local"]))
+    return mechanism.charge(turn_of(site, question))
 
 
 @train.many
@@ -88,7 +91,7 @@ def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays 
     mechanism, layouts = mechanism_for(question), dict[int, Arrays]()  # by level
     found: list[Arrays | str] = []
     for site, declined in zip(sites, declined_by(sites, question, local)):
-        if declined is None and (kept := mechanism.kept(site, question)):
+        if declined is None and (kept := mechanism.kept(Turn(site, question, local))):
             site.keep(question, {**site.recall(question), **kept})
         space = workspace_of(site)
         if id(space) not in layouts:
@@ -107,18 +110,17 @@ def _layout(question: Question, space: Workspace) -> Arrays:
     }
 
 
-def _train(
-    site: SiteContext, question: Question, local: Local, work: Work, space: Workspace
-) -> Contribution:
+def _train(turn: Turn, work: Work) -> Contribution:
+    site, question, local, space = *turn, turn.space
     mechanism = mechanism_for(question)
     arrays = reported_loss(site, question, space)  # first: training moves the model
-    update = mechanism.solved(site, question, local, space)
+    update = mechanism.solved(turn)
     if update is None:
-        update = _descended(site, question, local, work, space, mechanism)
+        update = _descended(turn, work, mechanism)
         if local.send == "normalised":
             arrays["steps"] = np.array(effective_steps(local, work.steps, question.options["lr"]))
-    arrays |= mechanism.at_site(site, question, space, update)
-    kept = kept_after(site, question, local, work)
+    arrays |= mechanism.at_site(turn, update)
+    kept = kept_after(turn, work, mechanism)
     finite = all(math.isfinite(array.sum()) for array in arrays.values())
     if local.control_variates and finite:
         changed = _variates(question, space, work.steps * question.options["lr"])
@@ -132,22 +134,14 @@ def _train(
     return Contribution(arrays, weight)
 
 
-def _descended(
-    site: SiteContext,
-    question: Question,
-    local: Local,
-    work: Work,
-    space: Workspace,
-    mechanism: Mechanism,
-) -> list[Tensor]:
+def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:
     """The site's own steps from the received model: the change they make, or their gradients."""
-    lr = question.options["lr"]
-    optimizer = LocalOptimizer(local, lr)
+    site, question, local, space = *turn, turn.space
+    optimizer = LocalOptimizer(local, question.options["lr"])
     start = space.split(space.start)
-    gradient = mechanism.gradient(site, question, local, space)
-    if gradient is None:
-        gradient = partial(gradient_of, space, site, whole=local.work == "gradient")
-    correction = _correction(site, question, local, space)
+    whole = local.work == "gradient"
+    gradient = mechanism.gradient(turn) or partial(gradient_of, space, site, whole=whole)
+    correction = _correction(turn)
     augment = augmentation(site, question, mechanism.privacy)
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
@@ -170,7 +164,7 @@ def _descended(
         return total
     change = space.start - space.flat
     if local.send == "normalised":
-        change /= effective_steps(local, work.steps, lr)
+        change /= effective_steps(local, work.steps, question.options["lr"])
     return space.split(change)
 
 
@@ -184,14 +178,12 @@ def reported_loss(site: SiteContext, question: Question, space: Workspace) -> Ar
     return {"loss": sums["loss"] / sums["samples"]}
 
 
-def kept_after(
-    site: SiteContext, question: Question, local: Local, work: Work
-) -> dict[str, np.ndarray]:
+def kept_after(turn: Turn, work: Work, mechanism: Mechanism) -> dict[str, np.ndarray]:
     """What a site keeps after this answer, besides control variates."""
-    kept = dict(site.recall(question))
-    if local.work == "batches" and not work.fixed:
+    kept = dict(turn.site.recall(turn.question))
+    if turn.local.work == "batches" and not work.fixed:
         kept["cursor"] = np.array(work.cursor)
-    return kept | mechanism_for(question).kept(site, question)
+    return kept | mechanism.kept(turn)
 
 
 def gradient_of(
@@ -229,13 +221,11 @@ def accumulation_coefficients(local: Local, steps: int) -> list[float]:
     return [float(steps), *(half + i * slope for i in range(steps - 1))]
 
 
-def _correction(
-    site: SiteContext, question: Question, local: Local, space: Workspace
-) -> list[Tensor]:
+def _correction(turn: Turn) -> list[Tensor]:
     """SCAFFOLD: c - c_k, added to every gradient; c_k starts at zero."""
-    if not local.control_variates:
+    if not turn.local.control_variates:
         return []
-    own = site.recall(question)
+    question, space, own = turn.question, turn.space, turn.site.recall(turn.question)
     result = []
     for name in space.names:
         key = f"variate/{name}"

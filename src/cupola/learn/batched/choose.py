@@ -26,7 +26,7 @@ from cupola.learn.batched.threads import side_by_side
 from cupola.learn.batches import Work, share_out
 from cupola.learn.choices import Local
 from cupola.learn.local import kept_after, reported_loss
-from cupola.learn.mechanisms import Mechanism, mechanism_for
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
@@ -55,7 +55,7 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
     failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
     able = [i for i, w in enumerate(work) if w.declined is None]
     for i in able:
-        if kept := kept_after(sites[i], question, local, work[i]):
+        if kept := kept_after(Turn(sites[i], question, local), work[i], mechanism):
             sites[i].keep(question, kept)
     if not able:
         return [Partial({}, 0.0, [], failed, {})]

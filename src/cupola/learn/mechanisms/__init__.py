@@ -10,6 +10,7 @@ from __future__ import annotations
 from cupola.federation import Question
 from cupola.learn.choices import Privacy
 from cupola.learn.mechanisms.base import Mechanism as Mechanism
+from cupola.learn.mechanisms.base import Turn as Turn
 from cupola.learn.mechanisms.central import Central
 from cupola.learn.mechanisms.distributed import Distributed
 from cupola.learn.mechanisms.dp_ftrl import DpFtrl
@@ -39,9 +40,14 @@ def mechanism_of(privacy: Privacy) -> Mechanism:
 
 def mechanism_for(question: Question) -> Mechanism:
     """The mechanism that a question asks for, its settings checked as a plan's are."""
-    return mechanism_of(Privacy.model_validate(question.options.get("privacy") or {}))
+    given = question.options.get("privacy")
+    return mechanism_of(Privacy.model_validate(given)) if given else _NONE
 
 
-def owner(key: str) -> str | None:
-    """The first mechanism that a key of the section [privacy] belongs to; None: it is for all."""
-    return next((kind.name for kind in MECHANISMS.values() if key in kind.keys), None)
+#: Keys of [privacy] that not every mechanism takes, each with the first one that does.
+OWNERS = {
+    key: next(kind.name for kind in MECHANISMS.values() if key in kind.keys)
+    for key in Privacy.model_fields
+    if any(key in kind.keys for kind in MECHANISMS.values())
+}
+_NONE = NoMechanism(Privacy())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from cupola.learn.training import Training
 
 Gradient = Callable[[np.ndarray, torch.Generator | None], list[Tensor]]
+
+
+class Turn(NamedTuple):
+    """A site's part in one round: what it is asked, with which local choices."""
+
+    site: SiteContext
+    question: Question
+    local: Local
+
+    @property
+    def space(self) -> Workspace:
+        return workspace_of(self.site)
 
 
 @dataclass(frozen=True)
@@ -104,68 +116,51 @@ class Mechanism:
         """What a run tells about any one site, where whole sites are hidden."""
         raise NotImplementedError
 
-    def spends(self, local: Local, n: int, answers: int) -> float:
+    def spends(self, local: Local, n: int, answers: int) -> float:  # noqa: ARG002
         """Grows with what a site of n examples spends in so many answers: a guess at the order."""
-        del local, n
         return answers
 
     # Questions
 
-    def options(self, training: Training, round: int) -> dict[str, Any]:
+    def options(self, training: Training, round: int) -> dict[str, Any]:  # noqa: ARG002
         """What a question says beside 'privacy'. round: of training."""
-        del training, round
         return {}
 
     def expects(self) -> dict[str, Spec]:
         """What is answered beside the update."""
         return {}
 
-    def bounds(self, question: Question, training: Training, clip: float) -> Question:
+    def bounds(self, question: Question, training: Training, clip: float) -> Question:  # noqa: ARG002
         """The question of a masked sum, with the most that one site may add."""
-        del clip
         choice = training.sum
         return bounded_training(question, choice, training.local, choice.change, choice.bits or 64)
 
     # At the site
 
-    def charge(self, site: SiteContext, question: Question, local: Local) -> Charge | None:
+    def charge(self, turn: Turn) -> Charge | None:
         """What this site's answer costs; None if nothing protects it."""
-        del question
-        outputs = len(workspace_of(site).params[0])
-        return Charge(self.answer_events(local, len(site.data.train), binary_problems(outputs)))
+        problems = binary_problems(len(turn.space.params[0]))
+        return Charge(self.answer_events(turn.local, len(turn.site.data.train), problems))
 
-    def batches(
-        self, site: SiteContext, round: int, local: Local, n: int, epochs: int
-    ) -> list[np.ndarray]:
+    def batches(self, turn: Turn, epochs: int) -> list[np.ndarray]:
         """Batches drawn by chance, where examples are clipped one by one."""
         raise NotImplementedError
 
-    def gradient(
-        self, site: SiteContext, question: Question, local: Local, space: Workspace
-    ) -> Gradient | None:
+    def gradient(self, turn: Turn) -> Gradient | None:
         """The gradient of a batch, where it is not the plain mean."""
-        del site, question, local, space
-        return None
 
-    def solved(
-        self, site: SiteContext, question: Question, local: Local, space: Workspace
-    ) -> list[Tensor] | None:
+    def solved(self, turn: Turn) -> list[Tensor] | None:
         """The change of every parameter, where the site's problem is solved instead of trained."""
-        del site, question, local, space
-        return None
 
-    def at_site(
-        self, site: SiteContext, question: Question, space: Workspace, update: list[Tensor]
-    ) -> Arrays:
+    def at_site(self, turn: Turn, update: list[Tensor]) -> Arrays:
         """What leaves the site. Buffers are statistics that no mechanism noises: they go back as
         they came."""
-        del site
-        received = {name: question.arrays[f"buffer/{name}"].copy() for name in space.buffers}
-        return space.named("model", update) | {f"buffer/{n}": a for n, a in received.items()}
+        space, received = turn.space, turn.question.arrays
+        buffers = {f"buffer/{name}": received[f"buffer/{name}"].copy() for name in space.buffers}
+        return space.named("model", update) | buffers
 
-    def kept(self, site: SiteContext, question: Question) -> Arrays:
+    def kept(self, turn: Turn) -> Arrays:  # noqa: ARG002
         """What the site keeps of this answer."""
-        del site, question
         return {}
 
     # In words
@@ -174,14 +169,12 @@ class Mechanism:
         """A few words for the ledger."""
         return f"{self.name}, noise {self.privacy.noise:.4g}, clip {clip:.4g}"
 
-    def against(self, training: Training) -> str:
+    def against(self, training: Training) -> str:  # noqa: ARG002
         """From whom it hides."""
-        del training
         return "everybody outside the site"
 
-    def warnings(self, training: Training) -> list[str]:
+    def warnings(self, training: Training) -> list[str]:  # noqa: ARG002
         """What a reader of the promise should know."""
-        del training
         return []
 
 

@@ -8,17 +8,22 @@ a quantile of the updates' norms (Andrew, Thakkar, McMahan and Ramaswamy 2021).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Question, SiteContext, Spec, State, Total
+from cupola.federation import Arrays, Spec, State, Total
 from cupola.learn.choices import Participation
-from cupola.learn.mechanisms.coordinator import flat_total, joined, parameter_names, split
-from cupola.learn.mechanisms.site_level import NoisingCoordinator, ServerNoise, SiteCoordinator
+from cupola.learn.mechanisms.base import Turn
+from cupola.learn.mechanisms.coordinator import (
+    SiteCoordinator,
+    flat_total,
+    parameter_names,
+    split,
+)
+from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import expected_sites, most_participations
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CentralCoordinator(SiteCoordinator, NoisingCoordinator):
+class CentralCoordinator(SiteCoordinator):
     """Noise on every sum, and on the count of short updates where the clip moves."""
 
     def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
@@ -66,14 +71,6 @@ class CentralCoordinator(SiteCoordinator, NoisingCoordinator):
         rate, quantile = self.privacy.clip_rate, self.privacy.quantile or 0.0
         return {"clip": clip * math.exp(-rate * (min(max(below, 0.0), 1.0) - quantile))}
 
-    def watched(
-        self, training: Training, rounds: Sequence[tuple[State, int]], totals: Sequence[Total]
-    ) -> Iterator[tuple[np.ndarray, float | None]]:
-        del training
-        for (state, round), total in zip(rounds, totals):
-            update, values = self.mean(state, total, round)
-            yield joined(list(update.values())), values.get("clip")
-
 
 class Central(ServerNoise):
     """Fresh noise in every round."""
@@ -96,8 +93,7 @@ class Central(ServerNoise):
     def expects(self) -> dict[str, Spec]:
         return {} if self.privacy.quantile is None else {"below": Spec(())}
 
-    def site_events(self, site: SiteContext, question: Question) -> tuple[Event, ...]:
-        del site, question
+    def site_events(self, turn: Turn) -> tuple[Event, ...]:  # noqa: ARG002
         return (Gaussian(self.noise),)
 
     def run_events(

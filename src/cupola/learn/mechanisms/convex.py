@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
-from cupola.federation import Question, SiteContext
-from cupola.learn.choices import Local
-from cupola.learn.mechanisms.base import Mechanism
-from cupola.learn.workspace import Workspace
+from cupola.learn.mechanisms.base import Mechanism, Turn
 from cupola.nn import NamedLoss
 from cupola.privacy.convex import Logistic, Release, refusal, to_layer, to_start
 from cupola.privacy.noise import Source, source
@@ -71,17 +68,16 @@ class Convex(Mechanism):
         if training.participation.stragglers:
             raise PlanError(f"{self.key} solves its problem exactly; there are no stragglers")
 
-    def solved(
-        self, site: SiteContext, question: Question, local: Local, space: Workspace
-    ) -> list[Tensor] | None:
+    def solved(self, turn: Turn) -> list[Tensor] | None:
         """The released change of every parameter: received minus solution."""
+        site, space = turn.site, turn.space
         linear = next(m for m in space.module.modules() if isinstance(m, nn.Linear))
         received = space.split(space.start)
         weight = received[0].double().cpu().numpy()
         bias = received[1].double().cpu().numpy() if linear.bias is not None else None
         outputs, bound = len(weight), self.privacy.feature_norm
         problem = Logistic(
-            mu=local.proximal,
+            mu=turn.local.proximal,
             bound=bound,
             constant=CONSTANT * bound if bias is not None else 0.0,
             classes=max(2, outputs),
@@ -91,7 +87,7 @@ class Convex(Mechanism):
         # An example that is not finite counts as zeros: an error would tell of it.
         x = torch.where(x.isfinite().flatten(1).all(1).view(-1, *[1] * (x.dim() - 1)), x, 0)
         inputs, labels = x.cpu().numpy(), y.reshape(-1).long().cpu().numpy()
-        random = source(site.secret_seed, "privacy noise", question.round, site.index)
+        random = source(site.secret_seed, "privacy noise", turn.question.round, site.index)
         release = self.released(problem, inputs, labels, to_start(problem, weight, bias), random)
         found = [part for part in to_layer(problem, release.weights, outputs) if part is not None]
         return [old - torch.from_numpy(new.copy()).to(old) for old, new in zip(received, found)]

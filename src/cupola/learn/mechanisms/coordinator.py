@@ -6,7 +6,7 @@ that came: that would tell who did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -70,6 +70,16 @@ class Coordinator:
         """The mean update by parameter, and the next clip where it moves."""
         raise NotImplementedError
 
+    def watched(
+        self, training: Training, rounds: Sequence[tuple[State, int]], totals: Sequence[Total]
+    ) -> Iterator[tuple[np.ndarray, float | None]]:
+        """For an auditor: what those who see models learn of these rounds, each with its state and
+        number, as a vector; and the next clip, where it moves."""
+        del training
+        for (state, round), total in zip(rounds, totals):
+            update, values = self.mean(state, total, round)
+            yield joined(list(update.values())), values.get("clip")
+
     def by_trainers(
         self, flat: np.ndarray, names: Sequence[str], model: Mapping[str, np.ndarray]
     ) -> np.ndarray:
@@ -80,6 +90,16 @@ class Coordinator:
         # What none of these sites trains stays: there is nothing to divide by, nor to hide.
         more = [self.levels.sites / many if many else 0.0 for many in trainers]
         return flat * np.repeat(more, [model[f"model/{n}"].size for n in names])
+
+
+class SiteCoordinator(Coordinator):
+    """One that moves the model by the mean update, divided by the expected number of sites."""
+
+    def step(
+        self, training: Training, state: State, total: Total, round: int
+    ) -> tuple[Arrays, dict[str, Any]]:
+        update, values = self.mean(state, total, round)
+        return training.move(state, update, round), values
 
 
 def parameter_names(arrays: Mapping[str, np.ndarray]) -> list[str]:

@@ -10,7 +10,6 @@ only inside a masked sum that keeps every bit of its answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,12 +17,17 @@ import numpy as np
 from torch import Tensor
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Charge, Declined, Question, SiteContext, State, Total
-from cupola.learn.choices import Local, Participation, Privacy
-from cupola.learn.mechanisms.coordinator import flat_total, parameter_names, split
-from cupola.learn.mechanisms.site_level import SiteCoordinator, SiteLevel
+from cupola.federation import Arrays, Charge, Declined, Question, State, Total
+from cupola.learn.choices import Participation
+from cupola.learn.mechanisms.base import Turn
+from cupola.learn.mechanisms.coordinator import (
+    SiteCoordinator,
+    flat_total,
+    parameter_names,
+    split,
+)
+from cupola.learn.mechanisms.site_level import SiteLevel
 from cupola.learn.participation import expected_sites, most_participations
-from cupola.learn.workspace import Workspace, workspace_of
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.distributed import Shares, event
 from cupola.privacy.events import Event
@@ -62,8 +66,7 @@ class DistributedCoordinator(SiteCoordinator):
             return {}, {}
         return super().step(training, state, total, round)
 
-    def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
-        del round
+    def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:  # noqa: ARG002
         names = parameter_names(state.arrays)
         mean = flat_total(total, names, state.arrays) / self.expected
         return split(mean, names, state.arrays), {}
@@ -103,9 +106,8 @@ class Distributed(SiteLevel):
         many = most_participations(participation, sites, rounds)
         return (event(self.privacy.noise or 0.0).times(many),)
 
-    def bounds(self, question: Question, training: Training, clip: float) -> Question:
+    def bounds(self, question: Question, training: Training, clip: float) -> Question:  # noqa: ARG002
         """With what a site must know of the shares."""
-        del clip
         shares = _shares(training)
         facts = {"sites": shares.sites, "minimum": shares.minimum, "bits": shares.bits}
         expects = {
@@ -122,16 +124,63 @@ class Distributed(SiteLevel):
             f"{shares.minimum} are counted on",
         )
 
-    def charge(self, site: SiteContext, question: Question, local: Local) -> Charge | None:
-        del local
-        others = agreed_shares(site, question, self.privacy).honest - 1
+    # At the site
+
+    def agreed(self, turn: Turn) -> Shares:
+        """How this site's answer is noised, from what it has agreed to; Declined where it has
+        not."""
+        roster, local, privacy = getattr(turn.site.party, "roster", None), turn.local, self.privacy
+        if roster is None:
+            raise Declined("a share of the noise hides nothing outside a masked sum")
+        if local.weighting != "uniform" or local.send == "normalised" or local.control_variates:
+            raise Declined(
+                "a share of the noise hides one unweighted update, and nothing beside it"
+            )
+        try:
+            told = turn.question.options["shares"]
+            facts = {name: told[name] for name in ("sites", "minimum", "bits")}
+            if not all(type(value) is int and 0 < value < 2**31 for value in facts.values()):
+                raise ValueError("whole numbers")
+            if facts["bits"] not in (16, 32, 64):
+                raise ValueError("bits")
+            shares = Shares(
+                clip=privacy.clip,
+                noise=privacy.noise or 0.0,
+                colluders=privacy.colluders,
+                dimension=turn.space.flat.numel(),
+                **facts,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, PlanError):
+            raise Declined("the noise that was asked for is not possible") from None
+        if shares.minimum > roster.minimum:
+            raise Declined("a total may have fewer sites than its noise counts on")
+        return shares
+
+    def charge(self, turn: Turn) -> Charge | None:
+        others = self.agreed(turn).honest - 1
         trusts = {0: "nobody", 1: "1 other site"}.get(others, f"{others} other sites")
         return Charge((event(self.privacy.noise or 0.0),), unit="site", trusts=trusts)
 
-    def at_site(
-        self, site: SiteContext, question: Question, space: Workspace, update: list[Tensor]
-    ) -> Arrays:
-        return noised_share(site, question, self.privacy, space, update)
+    def at_site(self, turn: Turn, update: list[Tensor]) -> Arrays:
+        """The update, clipped over all parameters together, on the grid and with this site's share
+        of the noise: float64 multiples of the grid."""
+        site, names, shares = turn.site, turn.space.names, self.agreed(turn)
+        places = {place.name: place for place in site.hidden or ()}
+        for name in names:
+            place = places.get(f"model/{name}")
+            if place is None:
+                raise Declined("a share of the noise hides nothing outside a masked sum")
+            if place.fraction < shares.fraction or place.bound < shares.bound:
+                # Rounded or cut off on its own, a share no longer adds up to the agreed noise.
+                raise Declined(f"the masked sum of 'model/{name}' is too coarse for its noise")
+        flat = np.concatenate([c.detach().double().cpu().numpy().reshape(-1) for c in update])
+        random = source(site.secret_seed, "noise share", turn.question.round, site.index)
+        noised = shares.noised(flat, random)
+        sizes = np.cumsum([c.numel() for c in update])[:-1]
+        parts = zip(names, update, np.split(noised, sizes))
+        return {f"model/{name}": part.reshape(tuple(c.shape)) for name, c, part in parts}
+
+    # In words
 
     def against(self, training: Training) -> str:
         return (
@@ -171,61 +220,3 @@ class Distributed(SiteLevel):
 def _shares(training: Training) -> Shares:
     assert isinstance(training.coordinator, DistributedCoordinator)
     return training.coordinator.shares
-
-
-# The site's side
-
-
-def agreed_shares(site: SiteContext, question: Question, privacy: Privacy) -> Shares:
-    """How this site's answer is noised, from what it has agreed to; Declined where it has not."""
-    roster = getattr(site.party, "roster", None)
-    if roster is None:
-        raise Declined("a share of the noise hides nothing outside a masked sum")
-    local = Local.model_validate(question.options["local"])
-    if local.weighting != "uniform" or local.send == "normalised" or local.control_variates:
-        raise Declined("a share of the noise hides one unweighted update, and nothing beside it")
-    try:
-        facts = {name: question.options["shares"][name] for name in ("sites", "minimum", "bits")}
-        if not all(type(value) is int and 0 < value < 2**31 for value in facts.values()):
-            raise ValueError("whole numbers")
-        if facts["bits"] not in (16, 32, 64):
-            raise ValueError("bits")
-        dimension = workspace_of(site).flat.numel()
-        shares = Shares(
-            clip=privacy.clip,
-            noise=privacy.noise or 0.0,
-            colluders=privacy.colluders,
-            dimension=dimension,
-            **facts,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, PlanError):
-        raise Declined("the noise that was asked for is not possible") from None
-    if shares.minimum > roster.minimum:
-        raise Declined("a total may have fewer sites than its noise counts on")
-    return shares
-
-
-def noised_share(
-    site: SiteContext,
-    question: Question,
-    privacy: Privacy,
-    space: Workspace,
-    change: Sequence[Tensor],
-) -> Arrays:
-    """The update, clipped over all parameters together, on the grid and with this site's share of
-    the noise: float64 multiples of the grid."""
-    shares = agreed_shares(site, question, privacy)
-    places = {place.name: place for place in site.hidden or ()}
-    for name in space.names:
-        place = places.get(f"model/{name}")
-        if place is None:
-            raise Declined("a share of the noise hides nothing outside a masked sum")
-        if place.fraction < shares.fraction or place.bound < shares.bound:
-            # Rounded or cut off on its own, a share no longer adds up to the agreed noise.
-            raise Declined(f"the masked sum of 'model/{name}' is too coarse for its noise")
-    flat = np.concatenate([c.detach().double().cpu().numpy().reshape(-1) for c in change])
-    random = source(site.secret_seed, "noise share", question.round, site.index)
-    noised = shares.noised(flat, random)
-    sizes = np.cumsum([c.numel() for c in change])[:-1]
-    parts = zip(space.names, change, np.split(noised, sizes))
-    return {f"model/{name}": part.reshape(tuple(c.shape)) for name, c, part in parts}

@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Arrays, Declined, Question, SiteContext, State, Total
+from cupola.federation import Arrays, Declined, Question, State, Total
 from cupola.learn.choices import Participation, Privacy
-from cupola.learn.mechanisms.coordinator import flat_total, joined, parameter_names, split
-from cupola.learn.mechanisms.site_level import NoisingCoordinator, ServerNoise
+from cupola.learn.mechanisms.base import Turn
+from cupola.learn.mechanisms.coordinator import (
+    Coordinator,
+    flat_total,
+    joined,
+    parameter_names,
+    split,
+)
+from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import most_participations, separation
 from cupola.privacy.events import Event, Gaussian
 from cupola.privacy.matrix import find as find_matrix
@@ -48,7 +55,7 @@ def pattern_of(
 
 
 @dataclass(frozen=True)
-class FtrlCoordinator(NoisingCoordinator):
+class FtrlCoordinator(Coordinator):
     """Follows the noised sum of all updates. seed: there must be one, since noise comes again."""
 
     def pattern(self, round: int) -> dict[str, int]:
@@ -177,24 +184,24 @@ class DpFtrl(ServerNoise):
         periods = -(-done // (self.privacy.restart or rounds))
         return pattern["participations"] * periods, pattern["separation"]
 
-    def site_events(self, site: SiteContext, question: Question) -> tuple[Event, ...]:
+    def site_events(self, turn: Turn) -> tuple[Event, ...]:
         """One event covers a site's answers in a period of rounds, if they keep to the pattern; a
         question that breaks it is not answered."""
-        pattern = question.options["pattern"]
-        asked = [r for r in _asked_before(site, question) if r > pattern["after"]]
+        question, pattern = turn.question, turn.question.options["pattern"]
+        asked = [r for r in _asked_before(turn) if r > pattern["after"]]
         if not asked:
             return (period_event(self.privacy.matrix, self.noise, **pattern),)
-        if not np.array_equal(site.recall(question).get("paid", ()), self._paid_for(question)):
+        if not np.array_equal(turn.site.recall(question).get("paid", ()), self._paid_for(question)):
             raise Declined("the participation pattern is not the one that was paid for")
         too_often = len(asked) >= pattern["participations"]
         if too_often or question.round - asked[-1] < pattern["separation"]:
             raise Declined("asked again before the participation pattern allows it")
         return ()
 
-    def kept(self, site: SiteContext, question: Question) -> Arrays:
+    def kept(self, turn: Turn) -> Arrays:
         """Rounds that were answered, and what was paid for with the first answer of a period."""
-        asked = np.array([*_asked_before(site, question), question.round])
-        return {"asked": asked, "paid": self._paid_for(question)}
+        asked = np.array([*_asked_before(turn), turn.question.round])
+        return {"asked": asked, "paid": self._paid_for(turn.question)}
 
     def _paid_for(self, question: Question) -> np.ndarray:
         privacy = self.privacy
@@ -206,9 +213,9 @@ class DpFtrl(ServerNoise):
         return [0] * (rounds - 1) + [1]
 
 
-def _asked_before(site: SiteContext, question: Question) -> list[int]:
+def _asked_before(turn: Turn) -> list[int]:
     """Rounds in which this site took part."""
-    return [int(r) for r in site.recall(question).get("asked", ())]
+    return [int(r) for r in turn.site.recall(turn.question).get("asked", ())]
 
 
 @lru_cache(maxsize=1024)

@@ -19,9 +19,9 @@ from torch import Tensor
 from cupola.data import Dataset
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
-from cupola.federation import Question, SiteContext
+from cupola.federation import SiteContext
 from cupola.learn.choices import Local, Privacy
-from cupola.learn.mechanisms.base import Gradient, Mechanism
+from cupola.learn.mechanisms.base import Gradient, Mechanism, Turn
 from cupola.learn.mechanisms.site_level import clipped_update
 from cupola.learn.workspace import Workspace
 from cupola.privacy.events import Event, SampledGaussian
@@ -45,27 +45,22 @@ class DpSgd(Mechanism):
                 f"{self.key}: control variates (SCAFFOLD) are not accounted for; use fedavg"
             )
 
-    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:
-        del problems
+    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:  # noqa: ARG002
         return (SampledGaussian(sampling_rate(n, local), self.noise, private_steps(n, local)),)
 
     def spends(self, local: Local, n: int, answers: int) -> float:
         """By steps * rate^2, which decides for small rates."""
         return answers * private_steps(n, local) * sampling_rate(n, local) ** 2
 
-    def batches(
-        self, site: SiteContext, round: int, local: Local, n: int, epochs: int
-    ) -> list[np.ndarray]:
-        steps = private_steps(n, local, epochs)
-        return drawn_batches(site, round, n, sampling_rate(n, local), steps)
+    def batches(self, turn: Turn, epochs: int) -> list[np.ndarray]:
+        site, local, n = turn.site, turn.local, len(turn.site.data.train)
+        steps, rate = private_steps(n, local, epochs), sampling_rate(n, local)
+        return drawn_batches(site, turn.question.round, n, rate, steps)
 
-    def gradient(
-        self, site: SiteContext, question: Question, local: Local, space: Workspace
-    ) -> Gradient | None:
-        return PrivateGradient(site, question, local, self.privacy, space)
+    def gradient(self, turn: Turn) -> Gradient | None:
+        return PrivateGradient(turn, self.privacy)
 
-    def warnings(self, training: Training) -> list[str]:
-        del training
+    def warnings(self, training: Training) -> list[str]:  # noqa: ARG002
         return ["the sizes of sites are taken as public: sampling rates are batch size over n"]
 
 
@@ -127,22 +122,15 @@ def per_sample(space: Workspace) -> PerSample:
 class PrivateGradient:
     """The noised mean gradient of a batch of one site, in one round."""
 
-    def __init__(
-        self,
-        site: SiteContext,
-        question: Question,
-        local: Local,
-        privacy: Privacy,
-        space: Workspace,
-    ) -> None:
-        self.space, self.privacy = space, privacy
+    def __init__(self, turn: Turn, privacy: Privacy) -> None:
+        site, self.round = turn.site, turn.question.round
+        self.space, self.privacy = turn.space, privacy
         self.copies = copies_of(site.data.train, privacy)
         n = len(site.data.train)
-        self.expected = sampling_rate(n, local) * n
-        self.random: Source = source(site.secret_seed, "privacy noise", question.round, site.index)
-        self.engine = per_sample(space)
+        self.expected = sampling_rate(n, turn.local) * n
+        self.random: Source = source(site.secret_seed, "privacy noise", self.round, site.index)
+        self.engine = per_sample(self.space)
         self.canary: Canary | None = site.canary
-        self.round = question.round
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
         marks: list[Tensor] = []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cupola.federation import Arrays, Charge, Question, SiteContext
-from cupola.learn.choices import Local
-from cupola.learn.mechanisms.base import Mechanism
-from cupola.learn.workspace import Workspace
+from cupola.federation import Arrays, Charge
+from cupola.learn.mechanisms.base import Mechanism, Turn
 
 
 class NoMechanism(Mechanism):
@@ -19,17 +17,13 @@ class NoMechanism(Mechanism):
     noised_at_site = False
     sends = sends_alone = "updates"
 
-    def charge(self, site: SiteContext, question: Question, local: Local) -> Charge | None:
-        del site, question, local
+    def charge(self, turn: Turn) -> Charge | None:  # noqa: ARG002
         return None
 
-    def at_site(
-        self, site: SiteContext, question: Question, space: Workspace, update: list[Tensor]
-    ) -> Arrays:
-        del site, question
+    def at_site(self, turn: Turn, update: list[Tensor]) -> Arrays:
+        space = turn.space
         buffers = {f"buffer/{n}": b.cpu().numpy().copy() for n, b in space.buffers.items()}
         return space.named("model", update) | buffers
 
-    def describe(self, clip: float) -> str:
-        del clip
+    def describe(self, clip: float) -> str:  # noqa: ARG002
         return "none"

@@ -22,8 +22,7 @@ class ObjectivePerturbation(Convex):
     def with_noise(self, noise: float) -> Privacy:
         return super().with_noise(1 / noise)
 
-    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:
-        del local, n
+    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:  # noqa: ARG002
         each = (self.privacy.answer_epsilon or 0.0) / problems
         return (Approximate(each, LOST, problems, "replace-one"),)
 

@@ -17,8 +17,7 @@ class OutputPerturbation(Convex):
 
     name = "output"
 
-    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:
-        del local, n
+    def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:  # noqa: ARG002
         return (Gaussian(self.noise, problems, "replace-one"),)
 
     def released(

@@ -5,21 +5,18 @@ A site's whole update is clipped to one norm; how noise gets into the sum is eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Charge, Question, SiteContext, State, Total
-from cupola.learn.choices import Local, Participation, Privacy
+from cupola.federation import Arrays, Charge, Question
+from cupola.learn.choices import Participation, Privacy
 from cupola.learn.masking_bounds import bounded_training
-from cupola.learn.mechanisms.base import Mechanism
-from cupola.learn.mechanisms.coordinator import Coordinator
-from cupola.learn.workspace import Workspace
+from cupola.learn.mechanisms.base import Mechanism, Turn
 from cupola.privacy.events import Event
 from cupola.privacy.persample import ROUNDING
 
@@ -45,11 +42,14 @@ class SiteLevel(Mechanism):
             )
 
     def accounted(
-        self, participation: Participation, sites: int, rounds: int, done: int
+        self,
+        participation: Participation,
+        sites: int,
+        rounds: int,
+        done: int,  # noqa: ARG002
     ) -> tuple[int, int]:
         """How often a site may have answered in the first `done` rounds by what is accounted, and
         how many rounds lie between."""
-        del done
         events = self.run_events(participation, sites, rounds)
         return max(1, sum(getattr(event, "count", 1) for event in events)), 1
 
@@ -66,55 +66,28 @@ class ServerNoise(SiteLevel):
         change = min(choice.change, clip * (1 + ROUNDING))
         return bounded_training(question, choice, training.local, change, choice.bits or 32)
 
-    def charge(self, site: SiteContext, question: Question, local: Local) -> Charge | None:
-        del local
-        return Charge(self.site_events(site, question), unit="site", trusts="coordinator")
+    def charge(self, turn: Turn) -> Charge | None:
+        return Charge(self.site_events(turn), unit="site", trusts="coordinator")
 
-    def site_events(self, site: SiteContext, question: Question) -> tuple[Event, ...]:
+    def site_events(self, turn: Turn) -> tuple[Event, ...]:
         """What this answer of a site tells about it, in the models that the coordinator shows."""
         raise NotImplementedError
 
-    def at_site(
-        self, site: SiteContext, question: Question, space: Workspace, update: list[Tensor]
-    ) -> Arrays:
+    def at_site(self, turn: Turn, update: list[Tensor]) -> Arrays:
         clipped, below = clipped_update(update, self.privacy)
-        return below | super().at_site(site, question, space, clipped)
+        return below | super().at_site(turn, clipped)
 
-    def against(self, training: Training) -> str:
-        del training
+    def against(self, training: Training) -> str:  # noqa: ARG002
         return "everybody who sees models, but not the coordinator"
 
-    def samples_in_secret(self, choice: Participation) -> bool:
+    def samples_in_secret(self, choice: Participation) -> bool:  # noqa: ARG002
         """Whether the promise rests on nobody knowing who took part."""
-        del choice
         return False
 
     def canary_order(self, rounds: int) -> list[int]:
         """Which of an auditor's two crafted sites takes part in each round: in turn, so that noise
         which is used again cancels and shows them."""
         return [i % 2 for i in range(rounds)]
-
-
-@dataclass(frozen=True)
-class SiteCoordinator(Coordinator):
-    """One that moves the model by the mean update, divided by the expected number of sites."""
-
-    def step(
-        self, training: Training, state: State, total: Total, round: int
-    ) -> tuple[Arrays, dict[str, Any]]:
-        update, values = self.mean(state, total, round)
-        return training.move(state, update, round), values
-
-
-class NoisingCoordinator(Coordinator):
-    """One that adds the noise."""
-
-    def watched(
-        self, training: Training, rounds: Sequence[tuple[State, int]], totals: Sequence[Total]
-    ) -> Iterator[tuple[np.ndarray, float | None]]:
-        """For an auditor: what those who see models learn of these rounds, each with its state and
-        number, as a vector; and the next clip, where it moves."""
-        raise NotImplementedError
 
 
 def clipped_update(change: Sequence[Tensor], privacy: Privacy) -> tuple[list[Tensor], Arrays]:

@@ -156,6 +156,18 @@ def _in_chunks(space: Workspace, team: Team, form: Form) -> list[Partial]:
 def _choose(
     space: Workspace, local: Local, work: Sequence[Work], mode: str, mechanism: Mechanism
 ) -> Form | Literal["compiled"] | None:
+    """The fastest form that gives what training one by one gives; None: one by one is the way.
+
+    Small models spend their time on starting operations, not on computing: a stack starts as many
+    for a hundred sites as one site alone, so stacking pays until one model fills the processor
+    (SMALL_MODEL), and never for convolutions, which fill it early. What a mechanism needs comes
+    first: clips of single examples have a batched form for linear models only, clips of updates
+    need every site's own update, which the common, implicit and compiled forms never make. After
+    that, the form that makes least: one gradient at the common model, where nobody moves away from
+    it; compiled code; no local models at all, if a site's few samples span less than the weights
+    have columns (`implicit` works with products of samples, which then are the smaller matrix);
+    gradients by hand; and last gradients traced by vmap, which take any network.
+    """
     from cupola.learn.batched import compiled, dense, private_linear, stacked
 
     if mechanism.per_example:

@@ -50,8 +50,8 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A mechanism with a plan's settings. The defaults are those of noise at the site that hides
-    single examples.
+    """A mechanism with a plan's settings. The defaults claim nothing: what hides, and what may be
+    computed together, each says itself.
 
     name: in plans. keys: of [privacy] that not every mechanism takes; strength: the one of them
     that says how well a single answer is hidden, where no epsilon is given. unit: whose presence is
@@ -69,12 +69,12 @@ class Mechanism:
     keys: ClassVar[frozenset[str]] = frozenset({"noise"})
     strength: ClassVar[str] = "noise"
     unit: ClassVar[str] = "example"
-    noised_at_site: ClassVar[bool] = True
+    noised_at_site: ClassVar[bool] = False
     by_coordinator: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
-    stackable: ClassVar[bool] = True
-    sends: ClassVar[str] = "noised updates"
-    sends_alone: ClassVar[str] = "noised updates"
+    stackable: ClassVar[bool] = False
+    sends: ClassVar[str] = "updates"
+    sends_alone: ClassVar[str] = "updates"
     coordinator: ClassVar[type[Coordinator]] = Coordinator
 
     @property

@@ -28,7 +28,8 @@ CONSTANT = 0.5  # the bias feature, as a share of the norm bound
 class Convex(Mechanism):
     """Linear models with logistic loss and local.proximal above 0."""
 
-    stackable = False
+    noised_at_site = True
+    sends = sends_alone = "noised updates"
 
     def released(
         self, problem: Logistic, x: np.ndarray, y: np.ndarray, start: np.ndarray, random: Source

@@ -77,7 +77,8 @@ class Distributed(SiteLevel):
 
     name = "distributed"
     keys = frozenset({"noise", "colluders"})
-    stackable = False
+    noised_at_site = True
+    sends = "noised updates"
     sends_alone = "updates with their own shares of the noise alone"
     coordinator = DistributedCoordinator
 

@@ -37,7 +37,10 @@ class DpSgd(Mechanism):
 
     name = "dp-sgd"
     keys = frozenset({"noise", "augmentations"})
+    noised_at_site = True
     per_example = True
+    stackable = True
+    sends = sends_alone = "noised updates"
 
     def check(self, training: Training) -> None:
         if training.local.control_variates:

@@ -14,8 +14,7 @@ class NoMechanism(Mechanism):
     name = "none"
     on = False
     keys = frozenset()
-    noised_at_site = False
-    sends = sends_alone = "updates"
+    stackable = True
 
     def charge(self, turn: Turn) -> Charge | None:  # noqa: ARG002
         return None

@@ -19,20 +19,22 @@ class ObjectivePerturbation(Convex):
     keys = frozenset({"answer_epsilon"})
     strength = "answer_epsilon"
 
+    @property
+    def answer_epsilon(self) -> float:
+        assert self.privacy.answer_epsilon is not None, "the coordinator finds it before it asks"
+        return self.privacy.answer_epsilon
+
     def with_noise(self, noise: float) -> Privacy:
         return super().with_noise(1 / noise)
 
     def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:  # noqa: ARG002
-        each = (self.privacy.answer_epsilon or 0.0) / problems
-        return (Approximate(each, LOST, problems, "replace-one"),)
+        return (Approximate(self.answer_epsilon / problems, LOST, problems, "replace-one"),)
 
     def released(
         self, problem: Logistic, x: np.ndarray, y: np.ndarray, start: np.ndarray, random: Source
     ) -> Release:
-        each = self.privacy.answer_epsilon
-        assert each is not None, "the coordinator finds it before it asks"
+        each = self.answer_epsilon
         return objective_perturbation(problem, x, y, start, epsilon=each, rng=random)
 
     def describe(self, clip: float) -> str:
-        epsilon = self.privacy.answer_epsilon
-        return f"{self.name}, epsilon {epsilon:.4g} an answer, clip {clip:.4g}"
+        return f"{self.name}, epsilon {self.answer_epsilon:.4g} an answer, clip {clip:.4g}"

@@ -57,8 +57,8 @@ class SiteLevel(Mechanism):
 class ServerNoise(SiteLevel):
     """Sites clip, the coordinator adds the noise: it is trusted with the sum."""
 
-    noised_at_site = False
     by_coordinator = True
+    stackable = True
     sends = sends_alone = "clipped updates, before its noise"
 
     def bounds(self, question: Question, training: Training, clip: float) -> Question:

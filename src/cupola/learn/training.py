@@ -22,9 +22,9 @@ from cupola.learn.frozen import SEED, levels, require_trainable
 from cupola.learn.masking_bounds import bounded_counts
 from cupola.learn.mechanisms import mechanism_of
 from cupola.learn.mechanisms.coordinator import parameter_names
-from cupola.learn.metrics import confusion, count, expected, metrics, require_measured
+from cupola.learn.metrics import confusion, count, expected, metrics, require_judged
 from cupola.learn.optimizers import server_step
-from cupola.learn.participation import draw, expected_sites
+from cupola.learn.participation import draw, require_sites
 from cupola.learn.privacy_promise import require_possible
 from cupola.learn.upcycle import (
     extrapolated,
@@ -86,42 +86,8 @@ class Training:
         require_trainable(self)
         require_upcyclable(self)
         self.coordinator = self.mechanism.coordinator.of(self)
-        judge = self.evaluation
-        require_measured(self.problem, judge)
-        if (judge.best or judge.patience) and not self._validation():
-            raise PlanError(
-                "evaluation.best and evaluation.patience need validation data: set "
-                "data.partition.public_validation or .validation (test data select nothing)"
-            )
-        if judge.on in ("sites", "both") and "test" not in self.site_splits:
-            raise PlanError(
-                f"evaluation.on = '{judge.on}' needs held-out data at the sites: set a test share "
-                "in the partition (test = 0.2)"
-            )
-        if judge.per_site and "test" not in self.site_splits:
-            raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
-        self._require_totals()
-        asked = self.participation.count or 0
-        if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
-            raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
-        if self.participation.kind == "at-most-once":
-            rounds = self.training_rounds
-            need = rounds * (self.participation.count or 1)
-            if need > self.sites:
-                raise PlanError(
-                    f"at-most-once: {rounds} rounds of {self.participation.count} sites need "
-                    f"{need} sites, there are {self.sites}"
-                )
-
-    def _require_totals(self) -> None:
-        """Refuse rounds in which no masked sum could be told."""
-        kind, many = self.participation.kind, expected_sites(self.participation, self.sites)
-        if self.sum.masked and kind != "poisson" and many < self.sum.minimum:
-            there = f"a round asks {many:g} of" if many < self.sites else "there are"
-            raise PlanError(
-                f"sum.minimum = {self.sum.minimum}, but {there} {self.sites} sites: no masked sum "
-                "can be told"
-            )
+        require_judged(self)
+        require_sites(self.participation, self.sites, self.training_rounds, self.sum)
 
     def training_round(self, round: int) -> int:
         """The number of this training round among the training rounds; of a free round, that of
@@ -313,7 +279,8 @@ class Training:
 
     # Evaluation
 
-    def _validation(self) -> str | None:
+    @property
+    def validation(self) -> str | None:
         """Where validation data are: 'public' before 'sites'."""
         if len(self.public.get("validation", ())):
             return "public"
@@ -332,7 +299,7 @@ class Training:
         """What to ask sites in an evaluated round, as (kind, split)."""
         judge = self.evaluation
         asks = [["sum", "test"]] if judge.on in ("sites", "both") else []
-        if self._validation() == "sites":
+        if self.validation == "sites":
             asks.append(["sum", "validation"])
         if judge.train:
             asks.append(["sum", "train"])
@@ -399,7 +366,7 @@ class Training:
         values = {**state.values, "round": record["round"], "record": None, "pending": []}
         arrays = state.arrays
         judge = self.evaluation
-        where = "validation" if self._validation() == "public" else "sites_validation"
+        where = "validation" if self.validation == "public" else "sites_validation"
         score = record.get(where, {}).get(judge.metric)
         if score is not None and (judge.best or judge.patience):
             if judge.metric in LOWER_IS_BETTER:

@@ -19,6 +19,7 @@ LAYERS = {
     "cupola.learn": "Training: the loop and its choices.",
     "cupola.learn.utility": "Whether a training equals centralised training.",
     "cupola.learn.privacy_promise": "What a training promises, and the noise it needs.",
+    "cupola.learn.mechanisms": "Privacy mechanisms: one object each, known by name in one place.",
     "cupola.privacy.events": "What mechanisms did, as values that add up.",
     "cupola.privacy.accounting": "Epsilon, delta and noise of lists of events.",
     "cupola.privacy.budget": "The book of what sites have spent, and their limit.",

@@ -377,8 +377,7 @@ class Privacy(Choice):
         if how.on and given != 1:
             wanted = f"either epsilon (a target) or {how.strength}"
             raise ValueError(f"mechanism '{how.name}' needs {wanted}")
-        for key, owner in OWNERS.items():
-            default = type(self).model_fields[key].default
+        for key, (owner, default) in OWNERS.items():
             if key not in how.keys and getattr(self, key) != default:
                 raise ValueError(f"{key} belongs to mechanism '{owner}', not '{how.name}'")
         how.check_options()

@@ -192,9 +192,9 @@ def _hardest(
     """The pairs that may spend most: by the mechanism's own guess, and the largest rate and the
     most steps beside.
 
-    Accounting one pair exactly takes about as long as all the rest of a check, and a federation may
-    have thousands of sizes. So few are accounted, and the others are only held against what those
-    need (`within`), which is cheap; a wrong guess costs time, never privacy.
+    Noise is found by accounting a pair exactly many times over, and a federation may have thousands
+    of pairs. So it is found for few, and the others are held against it once each (`within`): a
+    wrong guess costs time, never privacy.
     """
 
     def spends(pair: tuple[int, int]) -> float:

@@ -44,10 +44,10 @@ def mechanism_for(question: Question) -> Mechanism:
     return mechanism_of(Privacy.model_validate(given)) if given else _NONE
 
 
-#: Keys of [privacy] that not every mechanism takes, each with the first one that does.
+#: Keys of [privacy] that not every mechanism takes: the first one that does, and the default.
 OWNERS = {
-    key: next(kind.name for kind in MECHANISMS.values() if key in kind.keys)
-    for key in Privacy.model_fields
+    key: (next(kind.name for kind in MECHANISMS.values() if key in kind.keys), field.default)
+    for key, field in Privacy.model_fields.items()
     if any(key in kind.keys for kind in MECHANISMS.values())
 }
 _NONE = NoMechanism(Privacy())

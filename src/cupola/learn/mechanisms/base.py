@@ -55,7 +55,7 @@ class Mechanism:
 
     name: in plans. keys: of [privacy] that not every mechanism takes; strength: the one of them
     that says how well a single answer is hidden, where no epsilon is given. unit: whose presence is
-    hidden. noised_at_site: whether a site's own answer holds all the noise that it needs.
+    hidden. noised_at_site: whether an answer holds noise before it leaves its site.
     by_coordinator: whether sites clip their updates and the coordinator, who is trusted, adds noise
     to the sum. per_example: whether examples are drawn by chance and clipped one by one. stackable:
     whether many sites may be computed at once. sends, sends_alone: what the coordinator gets, in

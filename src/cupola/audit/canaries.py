@@ -98,19 +98,8 @@ def row_canary(subject: Subject, site: int, seed: int) -> Experiment:
     directions = np.stack(
         [_gradient(subject, q, pair[i])[1] for i, q in enumerate((questions * 2)[:2])]
     )
-    replaced = subject.privacy.neighbours == "replace-one"
-
-    def trial(included: bool, seed: int) -> np.ndarray:
-        seen = []
-        for i, q in enumerate(questions):
-            kind = i % 2 if included or not replaced else 1 - i % 2
-            absent = None if included or replaced else Canary(0, {})
-            context = subject.context(site, datas[kind], seed, absent)
-            seen.append(directions @ flat(train(context, q).arrays))
-        return np.concatenate(seen)
-
     about = "a crafted example, one of two in turn, through per-sample gradients and clipping"
-    return Experiment("row", about, size, trial)
+    return Experiment("row", about, size, _in_turn(subject, site, questions, datas, directions))
 
 
 # output, objective
@@ -133,16 +122,7 @@ def of_solutions(subject: Subject, site: int, seed: int) -> list[Experiment]:
     datas = [SiteData(_with_row(held.train, row)) for row in pair]
     looked = np.zeros(subject.space.flat.numel())
     looked[: weight.size] = np.outer(sides, across).reshape(-1)
-    looked /= np.linalg.norm(looked)
-
-    def trial(included: bool, seed: int) -> np.ndarray:
-        seen = []
-        for i, q in enumerate(questions):
-            kind = i % 2 if included else 1 - i % 2
-            context = subject.context(site, datas[kind], seed)
-            seen.append(flat(train(context, q).arrays) @ looked)
-        return np.array(seen)
-
+    trial = _in_turn(subject, site, questions, datas, unit(looked)[None])
     about = "an example of opposite features in turn, beyond the norm bound"
     return [Experiment("row", about, ENOUGH, trial)]
 
@@ -223,6 +203,29 @@ def of_updates(subject: Subject, site: int, seed: int) -> list[Experiment]:
 
 
 # Parts
+
+
+def _in_turn(
+    subject: Subject,
+    site: int,
+    questions: list[Question],
+    datas: list[SiteData],
+    directions: np.ndarray,
+) -> Callable[[bool, int], np.ndarray]:
+    """Trials of a site with one of two data sets in turn; without the canary it has the other one,
+    or none of its own in the canary's place."""
+    replaced = subject.privacy.neighbours == "replace-one"
+
+    def trial(included: bool, seed: int) -> np.ndarray:
+        seen = []
+        for i, q in enumerate(questions):
+            kind = i % 2 if included or not replaced else 1 - i % 2
+            absent = None if included or replaced else Canary(0, {})
+            context = subject.context(site, datas[kind], seed, absent)
+            seen.append(directions @ flat(train(context, q).arrays))
+        return np.concatenate(seen)
+
+    return trial
 
 
 Row = tuple[torch.Tensor, torch.Tensor]

@@ -252,16 +252,26 @@ def gamma_test(total: float, shape: float, about: str) -> Test:
 # Sampling
 
 
-def rate_test(hits: int, chances: int, rate: float, part: str, about: str) -> Test:
-    """Whether something happens more often than promised: binomial, exact."""
+def _too_often(
+    part: str, about: str, found: str, fault: str, hits: int, chances: int, rate: float,
+    faulty: float,
+) -> Test:  # fmt: skip
+    """Whether there are more hits than a rate gives: binomial, exact. faulty: the fault's rate."""
     return Test(
         part,
-        f"{about}: {chances:,} chances",
-        f"rate is {hits / chances:.4g}, promised is {rate:.4g}",
-        TWICE,
+        about,
+        found,
+        fault,
         float(binom.sf(hits - 1, chances, rate)),
-        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, min(1.0, 2 * rate))),
+        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, faulty)),
     )
+
+
+def rate_test(hits: int, chances: int, rate: float, part: str, about: str) -> Test:
+    """Whether something happens more often than promised."""
+    found = f"rate is {hits / chances:.4g}, promised is {rate:.4g}"
+    about = f"{about}: {chances:,} chances"
+    return _too_often(part, about, found, TWICE, hits, chances, rate, min(1.0, 2 * rate))
 
 
 def each_rate_test(counts: np.ndarray, chances: int, rate: float) -> Test:
@@ -326,14 +336,9 @@ def sizes_test(sizes: np.ndarray, n: int, rate: float, random: np.random.Generat
 
 def count_test(small: int, chances: int, rate: float, under_half: float, about: str) -> Test:
     """Whether noise is too often small. rate: promised; under_half: with half of the noise."""
-    return Test(
-        "noise on counts",
-        f"{about}: {chances:,} draws",
-        f"small in {small / chances:.3g} of them, promised is {rate:.3g}",
-        HALF,
-        float(binom.sf(small - 1, chances, rate)),
-        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, under_half)),
-    )
+    found = f"small in {small / chances:.3g} of them, promised is {rate:.3g}"
+    about = f"{about}: {chances:,} draws"
+    return _too_often("noise on counts", about, found, HALF, small, chances, rate, under_half)
 
 
 # Exact

@@ -191,6 +191,28 @@ class Subject:
         return sorted(found)
 
 
+class ReplayedSite:
+    """The audited site of a run. seed: of what the audit draws."""
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        self.subject, self.seed, self.index = subject, seed, subject.site()
+        self.data = subject.host.data(self.index)
+        self.n = len(self.data.train)
+
+    def context(
+        self,
+        seed: int,
+        *,
+        site: int | None = None,
+        data: SiteData | None = None,
+        real: bool = False,
+    ) -> SiteContext:
+        """This site, or another number or data, with randomness of its own or the system's."""
+        number = self.index if site is None else site
+        held = self.data if data is None else data
+        return replace(self.subject.context(number, held, seed), real=real)
+
+
 def _is_model(name: str) -> bool:
     return name.startswith(("model/", "buffer/"))
 

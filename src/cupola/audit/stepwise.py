@@ -16,7 +16,14 @@ import torch
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
-from cupola.audit.replayed_run import Subject, as_tensor, direction, flat, together_less_alone
+from cupola.audit.replayed_run import (
+    ReplayedSite,
+    Subject,
+    as_tensor,
+    direction,
+    flat,
+    together_less_alone,
+)
 from cupola.data import SiteData
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
@@ -59,17 +66,14 @@ class Places:
         return cls(np.concatenate(index), blocks)
 
 
-class Site:
-    """A site of the run and what it promises for one step."""
+class Site(ReplayedSite):
+    """What a site of the run promises for one step."""
 
     def __init__(self, subject: Subject, seed: int) -> None:
-        self.subject, self.seed = subject, seed
-        self.index = subject.site()
-        self.data = subject.host.data(self.index)
+        super().__init__(subject, seed)
         self.privacy, self.space = subject.privacy, subject.space
         question = subject.question(1)
         self.local = Local.model_validate(question.options["local"])
-        self.n = len(self.data.train)
         self.places = Places.of(self.space)
         context = subject.context(self.index, self.data, 0)
         assert train.charge is not None
@@ -78,8 +82,11 @@ class Site:
         (event,) = charge.events
         assert isinstance(event, SampledGaussian)
         self.promise = event
-        rate = 1.0 if self.local.work == "gradient" else min(1.0, self.local.batch_size / self.n)
-        self.expected = rate * self.n
+        self.expected = self.rate(self.n) * self.n
+
+    def rate(self, n: int) -> float:
+        """Of n examples, as promised: the audit's own arithmetic."""
+        return 1.0 if self.local.work == "gradient" else min(1.0, self.local.batch_size / n)
 
     @cached_property
     def deviation(self) -> float:
@@ -102,12 +109,6 @@ class Site:
             privacy["noise"] = 0.0
         options = {**found.options, "local": local, "privacy": privacy, "lr": 0.0}
         return replace(found, options=options, round=round)
-
-    def context(self, seed: int, *, site: int | None = None, data: SiteData | None = None,
-                real: bool = False) -> SiteContext:  # fmt: skip
-        number = self.index if site is None else site
-        held = self.data if data is None else data
-        return replace(self.subject.context(number, held, seed), real=real)
 
     def noise(self, seed: int, round: int, steps: int = 1, site: int | None = None) -> np.ndarray:
         """The noise in an answer of the task, in promised deviations of one step."""
@@ -308,8 +309,7 @@ class _Case:
         for index in (everybody, everybody[everybody != self.out]):
             step = site.gradient(context, noise=False, arrays=self.arrays)
             found.append(site.released(step, index, context))
-        rate = 1.0 if site.local.work == "gradient" else min(1.0, site.local.batch_size / n)
-        far = float(np.linalg.norm(found[0] - found[1])) * rate * n / site.privacy.clip
+        far = float(np.linalg.norm(found[0] - found[1])) * site.rate(n) * n / site.privacy.clip
         return far if np.isfinite(far) else float("inf")
 
     def length(self, site: Site) -> float:

@@ -17,12 +17,7 @@ from cupola.errors import PlanError
 from cupola.federation import Arrays, Spec, State, Total
 from cupola.learn.choices import Participation
 from cupola.learn.mechanisms.base import Turn
-from cupola.learn.mechanisms.coordinator import (
-    SiteCoordinator,
-    flat_total,
-    parameter_names,
-    split,
-)
+from cupola.learn.mechanisms.coordinator import SiteCoordinator, flat_total, split
 from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import expected_sites, most_participations
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
@@ -38,12 +33,10 @@ class CentralCoordinator(SiteCoordinator):
     """Noise on every sum, and on the count of short updates where the clip moves."""
 
     def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
-        names = parameter_names(state.arrays)
         clip, random = self.clip(state), source(self.seed, "coordinator noise", round)
-        flat = flat_total(total, names, state.arrays)
-        noised = add_noise(flat, clip * (1 + ROUNDING), self.update_noise, random)
-        mean = self.by_trainers(noised / self.expected, names, state.arrays)
-        update = split(mean, names, state.arrays)
+        sensitivity = clip * (1 + ROUNDING)
+        noised = add_noise(flat_total(total, state), sensitivity, self.update_noise, random)
+        update = split(self.by_trainers(noised / self.expected, state), state)
         return update, {} if self.privacy.quantile is None else self._next_clip(clip, total, random)
 
     @property

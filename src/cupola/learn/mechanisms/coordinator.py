@@ -80,16 +80,15 @@ class Coordinator:
             update, values = self.mean(state, total, round)
             yield joined(list(update.values())), values.get("clip")
 
-    def by_trainers(
-        self, flat: np.ndarray, names: Sequence[str], model: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
+    def by_trainers(self, flat: np.ndarray, state: State) -> np.ndarray:
         """From means over all sites to means over the sites that train each tensor."""
         if self.levels is None:
             return flat
+        names = parameter_names(state.arrays)
         trainers = [self.levels.trainers(n) for n in names]
         # What none of these sites trains stays: there is nothing to divide by, nor to hide.
         more = [self.levels.sites / many if many else 0.0 for many in trainers]
-        return flat * np.repeat(more, [model[f"model/{n}"].size for n in names])
+        return flat * np.repeat(more, [state.arrays[f"model/{n}"].size for n in names])
 
 
 class SiteCoordinator(Coordinator):
@@ -107,20 +106,26 @@ def parameter_names(arrays: Mapping[str, np.ndarray]) -> list[str]:
     return [n.removeprefix("model/") for n in arrays if n.startswith("model/")]
 
 
-def flat_total(total: Total, names: Sequence[str], model: Mapping[str, np.ndarray]) -> np.ndarray:
+def flat_total(total: Total, state: State) -> np.ndarray:
     """The summed updates as one vector; zeros where nobody came."""
-    like = {n: model[f"model/{n}"] for n in names}
-    return joined([total.arrays.get(f"model/{n}", np.zeros(a.shape)) for n, a in like.items()])
+    like = {n: a for n, a in state.arrays.items() if n.startswith("model/")}
+    return joined([total.arrays.get(n, np.zeros(a.shape)) for n, a in like.items()])
+
+
+def flat_model(state: State) -> np.ndarray:
+    """The parameters as one vector."""
+    return joined([a for n, a in state.arrays.items() if n.startswith("model/")])
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays])
 
 
-def split(flat: np.ndarray, names: Sequence[str], model: Mapping[str, np.ndarray]) -> Arrays:
+def split(flat: np.ndarray, state: State) -> Arrays:
+    """One vector by parameter."""
     arrays, start = {}, 0
-    for name in names:
-        like = model[f"model/{name}"]
+    for name in parameter_names(state.arrays):
+        like = state.arrays[f"model/{name}"]
         arrays[name] = flat[start : start + like.size].reshape(like.shape)
         start += like.size
     return arrays

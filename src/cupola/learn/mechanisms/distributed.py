@@ -20,12 +20,7 @@ from cupola.errors import PlanError
 from cupola.federation import Arrays, Charge, Declined, Question, State, Total
 from cupola.learn.choices import Participation
 from cupola.learn.mechanisms.base import Turn
-from cupola.learn.mechanisms.coordinator import (
-    SiteCoordinator,
-    flat_total,
-    parameter_names,
-    split,
-)
+from cupola.learn.mechanisms.coordinator import SiteCoordinator, flat_total, split
 from cupola.learn.mechanisms.site_level import SiteLevel
 from cupola.learn.participation import expected_sites, most_participations
 from cupola.privacy.accounting import epsilon
@@ -67,9 +62,7 @@ class DistributedCoordinator(SiteCoordinator):
         return super().step(training, state, total, round)
 
     def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:  # noqa: ARG002
-        names = parameter_names(state.arrays)
-        mean = flat_total(total, names, state.arrays) / self.expected
-        return split(mean, names, state.arrays), {}
+        return split(flat_total(total, state) / self.expected, state), {}
 
 
 class Distributed(SiteLevel):

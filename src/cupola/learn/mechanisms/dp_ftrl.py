@@ -20,13 +20,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Declined, Question, State, Total
 from cupola.learn.choices import Participation, Privacy
 from cupola.learn.mechanisms.base import Turn
-from cupola.learn.mechanisms.coordinator import (
-    Coordinator,
-    flat_total,
-    joined,
-    parameter_names,
-    split,
-)
+from cupola.learn.mechanisms.coordinator import Coordinator, flat_model, flat_total, split
 from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import most_participations, separation
 from cupola.privacy.events import Event, Gaussian
@@ -72,20 +66,17 @@ class FtrlCoordinator(Coordinator):
 
         sum += update; velocity = momentum * velocity + sum + noise; model = start - lr * velocity.
         """
-        names = parameter_names(state.arrays)
-        pattern = self.pattern(round)
+        pattern, model = self.pattern(round), flat_model(state)
         step = round - pattern["after"]
-        model = joined([state.arrays[f"model/{n}"] for n in names])
         start, kept, velocity = (
             state.arrays.get(f"ftrl/{what}", np.zeros(0)) for what in ("start", "sum", "velocity")
         )
         if step == 1:
             start, kept, velocity = model, np.zeros_like(model), np.zeros_like(model)
-        update = flat_total(total, names, state.arrays) / self.expected
-        kept = kept + update
-        noised = self.by_trainers(self._prefix(kept, step, pattern), names, state.arrays)
+        kept = kept + flat_total(total, state) / self.expected
+        noised = self.by_trainers(self._prefix(kept, step, pattern), state)
         velocity = self.server.momentum * velocity + noised
-        moved = split(start - lr * velocity, names, state.arrays)
+        moved = split(start - lr * velocity, state)
         return {
             **{f"model/{n}": a.astype(state.arrays[f"model/{n}"].dtype) for n, a in moved.items()},
             "ftrl/start": start,
@@ -113,19 +104,17 @@ class FtrlCoordinator(Coordinator):
 
     def mean(self, state: State, total: Total, round: int) -> tuple[Arrays, dict[str, float]]:
         """For an auditor: what the first round of a period adds to the sum, before its noise."""
-        kept = self.follow(state, total, round, 1.0)["ftrl/sum"]
-        return split(kept, parameter_names(state.arrays), state.arrays), {}
+        return split(self.follow(state, total, round, 1.0)["ftrl/sum"], state), {}
 
     def watched(
         self, training: Training, rounds: Sequence[tuple[State, int]], totals: Sequence[Total]
     ) -> Iterator[tuple[np.ndarray, float | None]]:
         """How far the model has come after each round."""
         state = rounds[0][0]
-        names = parameter_names(state.arrays)
-        start = joined([state.arrays[f"model/{n}"] for n in names])
+        start = flat_model(state)
         for (_, round), total in zip(rounds, totals):
             state = state.next(self.follow(state, total, round, training.server_lr(round)))
-            yield joined([state.arrays[f"model/{n}"] for n in names]) - start, None
+            yield flat_model(state) - start, None
 
 
 class DpFtrl(ServerNoise):

@@ -110,9 +110,7 @@ class Mechanism:
         solves, where it does."""
         raise NotImplementedError
 
-    def run_events(
-        self, participation: Participation, sites: int, rounds: int
-    ) -> tuple[Event, ...]:
+    def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         """What a run tells about any one site, where whole sites are hidden."""
         raise NotImplementedError
 

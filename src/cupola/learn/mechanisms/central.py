@@ -89,17 +89,15 @@ class Central(ServerNoise):
     def site_events(self, turn: Turn) -> tuple[Event, ...]:  # noqa: ARG002
         return (Gaussian(self.noise),)
 
-    def run_events(
-        self, participation: Participation, sites: int, rounds: int
-    ) -> tuple[Event, ...]:
+    def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         """Amplification by sampling is claimed where the coordinator draws sites in secret:
         'poisson', and for replaced sites 'fraction'."""
         noise = self.privacy.noise or 0.0
-        if not self.samples_in_secret(participation):
-            return (Gaussian(noise, most_participations(participation, sites, rounds)),)
-        if participation.kind == "poisson":
-            return (SampledGaussian(participation.fraction or 0.0, noise, rounds),)
-        share = expected_sites(participation, sites) / sites
+        if not self.samples_in_secret(choice):
+            return (Gaussian(noise, most_participations(choice, sites, rounds)),)
+        if choice.kind == "poisson":
+            return (SampledGaussian(choice.fraction or 0.0, noise, rounds),)
+        share = expected_sites(choice, sites) / sites
         return (SampledGaussian(share, noise, rounds, "without-replacement"),)
 
     def samples_in_secret(self, choice: Participation) -> bool:

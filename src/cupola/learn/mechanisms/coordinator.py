@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cupola.learn.training import Training
 
 
+Moved = tuple[Arrays, dict[str, Any]]  # arrays and values of the next state
+
+
 @dataclass(frozen=True)
 class Coordinator:
     """What the coordinator knows of a training; by itself, the mean over the sites that came.
@@ -60,9 +63,7 @@ class Coordinator:
         """The clip of this round; it moves where it follows a quantile."""
         return float(state.values.get("clip", self.privacy.clip))
 
-    def step(
-        self, training: Training, state: State, total: Total, round: int
-    ) -> tuple[Arrays, dict[str, Any]]:
+    def step(self, training: Training, state: State, total: Total, round: int) -> Moved:
         """Arrays and values of the state after a training round."""
         return training.mean_step(state, total, round) if total.weight > 0 else {}, {}
 
@@ -94,9 +95,7 @@ class Coordinator:
 class SiteCoordinator(Coordinator):
     """One that moves the model by the mean update, divided by the expected number of sites."""
 
-    def step(
-        self, training: Training, state: State, total: Total, round: int
-    ) -> tuple[Arrays, dict[str, Any]]:
+    def step(self, training: Training, state: State, total: Total, round: int) -> Moved:
         update, values = self.mean(state, total, round)
         return training.move(state, update, round), values
 

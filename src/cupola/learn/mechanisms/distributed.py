@@ -20,7 +20,7 @@ from cupola.errors import PlanError
 from cupola.federation import Arrays, Charge, Declined, Question, State, Total
 from cupola.learn.choices import Participation
 from cupola.learn.mechanisms.base import Turn
-from cupola.learn.mechanisms.coordinator import SiteCoordinator, flat_total, split
+from cupola.learn.mechanisms.coordinator import Moved, SiteCoordinator, flat_total, split
 from cupola.learn.mechanisms.site_level import SiteLevel
 from cupola.learn.participation import expected_sites, most_participations
 from cupola.privacy.accounting import epsilon
@@ -54,9 +54,7 @@ class DistributedCoordinator(SiteCoordinator):
         )
         return super().of(training, shares=shares, **more)
 
-    def step(
-        self, training: Training, state: State, total: Total, round: int
-    ) -> tuple[Arrays, dict[str, Any]]:
+    def step(self, training: Training, state: State, total: Total, round: int) -> Moved:
         if not total.sites:  # nothing was told, and nothing is learned
             return {}, {}
         return super().step(training, state, total, round)
@@ -93,11 +91,9 @@ class Distributed(SiteLevel):
                 "hide it where its own numbers are seen; or use mechanism = 'central'"
             )
 
-    def run_events(
-        self, participation: Participation, sites: int, rounds: int
-    ) -> tuple[Event, ...]:
+    def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         """What the totals tell: nothing is claimed from the sampling of sites, which others see."""
-        many = most_participations(participation, sites, rounds)
+        many = most_participations(choice, sites, rounds)
         return (event(self.privacy.noise or 0.0).times(many),)
 
     def bounds(self, question: Question, training: Training, clip: float) -> Question:  # noqa: ARG002

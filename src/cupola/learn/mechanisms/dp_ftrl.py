@@ -20,7 +20,13 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays, Declined, Question, State, Total
 from cupola.learn.choices import Participation, Privacy
 from cupola.learn.mechanisms.base import Turn
-from cupola.learn.mechanisms.coordinator import Coordinator, flat_model, flat_total, split
+from cupola.learn.mechanisms.coordinator import (
+    Coordinator,
+    Moved,
+    flat_model,
+    flat_total,
+    split,
+)
 from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import most_participations, separation
 from cupola.privacy.events import Event, Gaussian
@@ -55,9 +61,7 @@ class FtrlCoordinator(Coordinator):
     def pattern(self, round: int) -> dict[str, int]:
         return pattern_of(self.privacy, self.participation, self.sites, self.rounds, round)
 
-    def step(
-        self, training: Training, state: State, total: Total, round: int
-    ) -> tuple[Arrays, dict[str, Any]]:
+    def step(self, training: Training, state: State, total: Total, round: int) -> Moved:
         """Noise comes also where nobody answered."""
         return self.follow(state, total, round, training.server_lr(round)), {}
 
@@ -153,23 +157,21 @@ class DpFtrl(ServerNoise):
         choice, sites, rounds = training.participation, training.sites, training.training_rounds
         return {"pattern": pattern_of(self.privacy, choice, sites, rounds, round)}
 
-    def run_events(
-        self, participation: Participation, sites: int, rounds: int
-    ) -> tuple[Event, ...]:
+    def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         noise, whole = self.privacy.noise or 0.0, self.privacy.restart or rounds
         patterns = (
-            pattern_of(self.privacy, participation, sites, rounds, first)
+            pattern_of(self.privacy, choice, sites, rounds, first)
             for first in range(1, rounds + 1, whole)
         )
         events = [period_event(self.privacy.matrix, noise, **pattern) for pattern in patterns]
-        if participation.kind == "at-most-once":
+        if choice.kind == "at-most-once":
             return (min(events, key=lambda event: event.noise),)  # nobody is in two periods
         return tuple(events)
 
     def accounted(
-        self, participation: Participation, sites: int, rounds: int, done: int
+        self, choice: Participation, sites: int, rounds: int, done: int
     ) -> tuple[int, int]:
-        pattern = pattern_of(self.privacy, participation, sites, rounds, 1)
+        pattern = pattern_of(self.privacy, choice, sites, rounds, 1)
         periods = -(-done // (self.privacy.restart or rounds))
         return pattern["participations"] * periods, pattern["separation"]
 

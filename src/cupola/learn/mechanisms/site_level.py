@@ -42,15 +42,12 @@ class SiteLevel(Mechanism):
             )
 
     def accounted(
-        self,
-        participation: Participation,
-        sites: int,
-        rounds: int,
-        done: int,  # noqa: ARG002
+        self, choice: Participation, sites: int, rounds: int, done: int
     ) -> tuple[int, int]:
         """How often a site may have answered in the first `done` rounds by what is accounted, and
         how many rounds lie between."""
-        events = self.run_events(participation, sites, rounds)
+        del done
+        events = self.run_events(choice, sites, rounds)
         return max(1, sum(getattr(event, "count", 1) for event in events)), 1
 
 

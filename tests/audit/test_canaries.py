@@ -8,6 +8,7 @@ import cupola
 from cupola.audit import bounds as bounds_of
 from cupola.audit.bounds import canary_audit
 from cupola.audit.canaries import _gradient, _loud_rows, gradient_canary
+from cupola.audit.registry import Audited
 from cupola.audit.replayed_run import Subject
 
 #: Enough to tell; a tenth of the noise needs more than a canary that is not clipped at all.
@@ -38,7 +39,8 @@ def subjects(tmp_path_factory):
 def audited(subject, kind, state, monkeypatch, only=None):
     """Findings, and lower bounds by canary; printed for who asks (pytest -s)."""
     if only is not None:
-        monkeypatch.setattr(bounds_of, "experiments", lambda *given: [only(*given)])
+        made = Audited(iter, lambda *given: [only(*given)])
+        monkeypatch.setattr(bounds_of, "audited", lambda _: made)
     trials = TRIALS.get(kind, {}).get(state, 700)
     found = canary_audit(subject, trials=trials, seed=SEED, confidence=0.99)
     bounds = {c["canary"]: c["lower_bound"]["epsilon"] for c in found["canaries"]}

@@ -18,7 +18,7 @@ from cupola.federation.randomness import permutations
 from cupola.learn import Evaluation, Local, Participation, Privacy, Server, Upcycle
 from cupola.learn.choices import Level, Sum, Trainable
 from cupola.learn.frozen import frozen_names, levels_of, partly, share
-from cupola.learn.guarantee import guarantee
+from cupola.learn.privacy_promise import guarantee
 from cupola.learn.recipes import find_recipe
 from cupola.learn.workspace import Workspace
 from cupola.nn import build

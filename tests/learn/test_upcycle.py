@@ -19,8 +19,8 @@ from cupola.federation.randomness import permutations, uniforms
 from cupola.learn import Evaluation, Local, Participation, Privacy, Schedule, Server, Upcycle
 from cupola.learn.batches import share_out
 from cupola.learn.choices import Sum
-from cupola.learn.guarantee import guarantee
 from cupola.learn.participation import draw
+from cupola.learn.privacy_promise import guarantee
 from cupola.learn.recipes import find_recipe
 from cupola.learn.upcycle import factor, follow_loss, is_free
 from cupola.learn.utility import check

@@ -11,7 +11,7 @@ from cupola.data import load, partition
 from cupola.engines import InProcess
 from cupola.federation import drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.recipes import find_recipe
 from cupola.learn.utility import check
 from cupola.nn import find_loss

@@ -13,7 +13,7 @@ from test_run import checked, go, history, same, stop_after
 
 import cupola
 from cupola.analysis.plan_file import load
-from cupola.audit.subject import Subject
+from cupola.audit.replayed_run import Subject
 from cupola.errors import PlanError
 from cupola.learn import build
 from cupola.learn.forecast import foresee

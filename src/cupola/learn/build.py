@@ -23,11 +23,11 @@ from cupola.errors import DataError, PlanError
 from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost, named
+from cupola.learn.batched.choose import possible
 from cupola.learn.batches import require_batches
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
 from cupola.learn.plan import Loss, Plan
-from cupola.learn.together import possible
 from cupola.personalize import Personalisation
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files

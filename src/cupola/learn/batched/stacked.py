@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cupola.learn.batched.cohort import Cohort
 from cupola.learn.choices import Local
-from cupola.learn.cohort import Cohort
 from cupola.learn.optimizers import LocalOptimizer
 from cupola.learn.workspace import Workspace
 
@@ -33,7 +33,7 @@ _SAME = {
 def stacked(space: Workspace, cohort: Cohort) -> list[Tensor]:
     """sum over sites of weight * answer, with one model per site in a stack."""
     start = space.split(space.start)
-    if is_plain_sgd(cohort.local) and not cohort.privacy.by_coordinator:
+    if is_plain_sgd(cohort.local) and not cohort.mechanism.by_coordinator:
         return _plain(space, cohort, start)
     stack = [p.unsqueeze(0).expand(len(cohort), *p.shape).clone() for p in start]
     return run_stack(cohort, start, stack, partial(stack_gradient, space), widths=WIDTHS)
@@ -123,12 +123,12 @@ def summed_change(cohort: Cohort, start: list[Tensor], stack: list[Tensor]) -> l
 
 def _summed(cohort: Cohort, stack: list[Tensor], weight: np.ndarray) -> list[Tensor]:
     """sum over sites of weight * answer, each answer clipped where the coordinator adds noise."""
-    privacy = cohort.privacy
-    if privacy.by_coordinator:
+    clip = cohort.mechanism.privacy.clip
+    if cohort.mechanism.by_coordinator:
         parts = [p.reshape(len(p), -1).double().norm(dim=1) for p in stack]
         norms = torch.stack(parts).norm(dim=0).cpu().numpy()
-        weight = weight * np.minimum(1.0, privacy.clip / np.maximum(norms, 1e-300))
-        cohort.halves.extend(np.where(norms <= privacy.clip, 0.5, -0.5).tolist())
+        weight = weight * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+        cohort.halves.extend(np.where(norms <= clip, 0.5, -0.5).tolist())
         stack = [p.double() for p in stack]  # what one site adds is not to drown in rounding
     return [weighted_sum(torch.from_numpy(weight).to(p), p) for p in stack]
 

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from cupola.base.cores import one_core_each
 from cupola.federation import Arrays, Partial, Question, SiteContext
+from cupola.learn.batched.cohort import Cohort, Team, gather
+from cupola.learn.batched.samples import samples_of
+from cupola.learn.batched.threads import side_by_side
 from cupola.learn.batches import Work, share_out
-from cupola.learn.choices import Local, Privacy
-from cupola.learn.cohort import Cohort, Team, gather
+from cupola.learn.choices import Local
 from cupola.learn.local import kept_after, reported_loss
-from cupola.learn.private import privacy_of
-from cupola.learn.samples import samples_of
-from cupola.learn.threads import side_by_side
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
@@ -47,21 +47,21 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
         done = [partials for partials in found if partials is not None]
         return [p for partials in done for p in partials] if len(done) == len(found) else None
     local = Local.model_validate(question.options["local"])
-    space, privacy = workspace_of(sites[0]), privacy_of(question)
-    chosen = _form(sites, question, local, privacy)
+    space, mechanism = workspace_of(sites[0]), mechanism_for(question)
+    chosen = _form(sites, question, local, mechanism)
     if chosen is None:
         return None
     form, work = chosen
     failed = {s.index: w.declined for s, w in zip(sites, work) if w.declined is not None}
     able = [i for i, w in enumerate(work) if w.declined is None]
     for i in able:
-        if kept := kept_after(sites[i], question, local, work[i]):
+        if kept := kept_after(Turn(sites[i], question, local), work[i], mechanism):
             sites[i].keep(question, kept)
     if not able:
         return [Partial({}, 0.0, [], failed, {})]
     able.sort(key=lambda i: -work[i].steps)
     loss = _reported_losses([sites[i] for i in able], question, space)
-    team = Team([sites[i] for i in able], [work[i] for i in able], local, question, privacy, loss)
+    team = Team([sites[i] for i in able], [work[i] for i in able], local, question, mechanism, loss)
     if form == "compiled":
         partials = [_in_compiled_calls(space, team)]
     else:
@@ -72,19 +72,18 @@ def train_many(sites: Sequence[SiteContext], question: Question) -> list[Partial
 
 def possible(sites: Sequence[SiteContext], question: Question) -> bool:
     """Whether these sites can be computed together in the form that their engine insists on."""
-    local, privacy = Local.model_validate(question.options["local"]), privacy_of(question)
-    return all(_form(alike, question, local, privacy) is not None for alike in _by_part(sites))
+    local, mechanism = Local.model_validate(question.options["local"]), mechanism_for(question)
+    return all(_form(alike, question, local, mechanism) is not None for alike in _by_part(sites))
 
 
 def _form(
-    sites: Sequence[SiteContext], question: Question, local: Local, privacy: Privacy
+    sites: Sequence[SiteContext], question: Question, local: Local, mechanism: Mechanism
 ) -> tuple[Form | Literal["compiled"], list[Work]] | None:
     """How sites that train the same part are computed together, and their work; None: not."""
     space, mode = workspace_of(sites[0]), sites[0].mode
     if local.control_variates or not space.independent:
         return None
-    alone = ("output", "objective", "distributed")
-    if privacy.mechanism in alone or privacy.augmentations != 1:
+    if not mechanism.stackable or mechanism.privacy.augmentations != 1:
         return None
     if any(site.data.train.transform is not None for site in sites):
         return None
@@ -92,7 +91,7 @@ def _form(
     if held is None or not space.loss_is_per_sample(held):
         return None
     work = share_out(sites, question, local)
-    form = _choose(space, local, work, mode, privacy)
+    form = _choose(space, local, work, mode, mechanism)
     return None if form is None else (form, work)
 
 
@@ -116,7 +115,7 @@ def _reported_losses(
 
 
 def _in_compiled_calls(space: Workspace, team: Team) -> Partial:
-    from cupola.learn.compiled import compiled
+    from cupola.learn.batched.compiled import compiled
 
     names = [f"model/{name}" for name in space.names]
     sums = compiled(
@@ -155,14 +154,26 @@ def _in_chunks(space: Workspace, team: Team, form: Form) -> list[Partial]:
 
 
 def _choose(
-    space: Workspace, local: Local, work: Sequence[Work], mode: str, privacy: Privacy
+    space: Workspace, local: Local, work: Sequence[Work], mode: str, mechanism: Mechanism
 ) -> Form | Literal["compiled"] | None:
-    from cupola.learn import compiled, dense, private_linear, stacked
+    """The fastest form that gives what training one by one gives; None: one by one is the way.
 
-    if privacy.mechanism == "dp-sgd":
+    Small models spend their time on starting operations, not on computing: a stack starts as many
+    for a hundred sites as one site alone, so stacking pays until one model fills the processor
+    (SMALL_MODEL), and never for convolutions, which fill it early. What a mechanism needs comes
+    first: clips of single examples have a batched form for linear models only, clips of updates
+    need every site's own update, which the common, implicit and compiled forms never make. After
+    that, the form that makes least: one gradient at the common model, where nobody moves away from
+    it; compiled code; no local models at all, if a site's few samples span less than the weights
+    have columns (`implicit` works with products of samples, which then are the smaller matrix);
+    gradients by hand; and last gradients traced by vmap, which take any network.
+    """
+    from cupola.learn.batched import compiled, dense, private_linear, stacked
+
+    if mechanism.per_example:
         possible = private_linear.possible(space) and mode in ("auto", "together", "explicit")
         return private_linear.private_linear if possible else None
-    if privacy.by_coordinator:  # updates are clipped one by one: they must be there
+    if mechanism.by_coordinator:  # updates are clipped one by one: they must be there
         return _clippable(space, local, mode)
     longest = max((w.steps for w in work), default=0)
     if local.send == "gradients" and longest <= 1:
@@ -191,7 +202,7 @@ def _choose(
 
 def _clippable(space: Workspace, local: Local, mode: str) -> Form | None:
     """A form that holds every site's update."""
-    from cupola.learn import dense, stacked
+    from cupola.learn.batched import dense, stacked
 
     if local.work == "gradient" or (mode == "auto" and space.flat.numel() > SMALL_MODEL):
         return None
@@ -202,7 +213,7 @@ def _clippable(space: Workspace, local: Local, mode: str) -> Form | None:
 
 
 def _chunk_size(space: Workspace, form: Form, sites: int) -> int:
-    from cupola.learn import dense
+    from cupola.learn.batched import dense
 
     if form is common or form is dense.implicit:
         return IMPLICIT_SITES
@@ -233,7 +244,7 @@ def _partial(space: Workspace, team: Team, arrays: Arrays, halves: float = 0.0) 
     if team.local.send == "normalised":
         arrays["steps"] = np.array(float(team.weight @ team.effective()))
         sample["steps"] = np.zeros(())
-    if team.privacy.quantile is not None:
+    if team.mechanism.privacy.quantile is not None:
         arrays["below"], sample["below"] = np.array(halves), np.zeros(())
     if team.loss:
         arrays["loss"], sample["loss"] = np.array(float(team.weight @ team.loss)), np.zeros(())

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cupola.audit.bounds import Step
-from cupola.audit.subject import Subject
+from cupola.audit.replayed_run import Subject
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.engines import InProcess
 from cupola.errors import CupolaError

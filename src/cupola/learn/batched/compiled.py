@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from cupola.learn import dense
+from cupola.learn.batched import dense
+from cupola.learn.batched.samples import Samples
+from cupola.learn.batched.threads import side_by_side
 from cupola.learn.batches import Work
 from cupola.learn.choices import Local
-from cupola.learn.samples import Samples
-from cupola.learn.threads import side_by_side
 from cupola.learn.workspace import Workspace
 
 LANES = 32  # numbers that the compiled loop takes at once: four vectors of eight

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.learn import dense
-from cupola.learn.cohort import Cohort
-from cupola.learn.private import ROUNDING, sampling_rate
-from cupola.learn.stacked import run_stack
+from cupola.learn.batched import dense
+from cupola.learn.batched.cohort import Cohort
+from cupola.learn.batched.stacked import run_stack
+from cupola.learn.mechanisms.dp_sgd import sampling_rate
 from cupola.learn.workspace import Workspace
 from cupola.privacy.noise import noise_scale, round_to_grid, source
+from cupola.privacy.persample import ROUNDING
 
 
 def possible(space: Workspace) -> bool:
@@ -33,10 +34,9 @@ def private_linear(space: Workspace, cohort: Cohort) -> list[Tensor]:
     start = torch.cat([weight, bias[:, None]], 1)
     stack = start.expand(len(cohort), *start.shape).clone()
     outputs, inputs = weight.shape
-    privacy, round = cohort.privacy, cohort.question.round
-    assert privacy.noise is not None
-    noise, clip = privacy.noise, privacy.clip
-    sources = [source(s.seed, "privacy noise", round, s.index) for s in cohort.sites]
+    noise, clip = cohort.mechanism.noise, cohort.mechanism.privacy.clip
+    round = cohort.question.round
+    sources = [source(s.secret_seed, "privacy noise", round, s.index) for s in cohort.sites]
     sizes = [len(site.data.train) for site in cohort.sites]
     expected = np.array([sampling_rate(n, cohort.local) * n for n in sizes])
     deviation = noise_scale(clip * (1 + ROUNDING), noise, start.numel())

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cupola.federation import Question, Spec
-from cupola.learn.choices import Local, Privacy, Sum
-from cupola.learn.private import ROUNDING
+from cupola.learn.choices import Local, Sum
 
 STATISTICS = 2.0**14  # of buffers, over the bound on a change
 STEPS = 2.0**20  # effective local steps (FedNova)
@@ -21,13 +20,10 @@ SQUARE = 2.0**20  # of one target
 
 
 def bounded_training(
-    question: Question, choice: Sum, local: Local, privacy: Privacy, clip: float
+    question: Question, choice: Sum, local: Local, change: float, bits: int
 ) -> Question:
-    """A training question with the bounds of its answer."""
+    """A training question with the bounds of its answer. change, bits: of each parameter."""
     heaviest = float(choice.samples) if local.weighting == "samples" else 1.0
-    change, bits = choice.change, choice.bits or 64
-    if privacy.by_coordinator:
-        change, bits = min(change, clip * (1 + ROUNDING)), choice.bits or 32
     largest = {"buffer": choice.change * STATISTICS, "steps": STEPS, "below": 0.5, "loss": LOSS}
 
     def bound(name: str, spec: Spec) -> Spec:

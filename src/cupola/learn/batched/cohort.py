@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from cupola.federation import Question, SiteContext
+from cupola.learn.batched.samples import samples_of
 from cupola.learn.batches import Work
-from cupola.learn.choices import Local, Privacy
+from cupola.learn.choices import Local
 from cupola.learn.local import accumulation_coefficients
+from cupola.learn.mechanisms import Mechanism
 from cupola.learn.optimizers import effective_steps
-from cupola.learn.samples import samples_of
 from cupola.learn.workspace import Workspace
 
 GATHER_BYTES = 64 << 20  # batches of a whole round are laid out at once up to this size
@@ -32,7 +33,7 @@ class Team:
     work: list[Work]
     local: Local
     question: Question
-    privacy: Privacy
+    mechanism: Mechanism
     loss: list[float]
 
     def __len__(self) -> int:

@@ -19,10 +19,11 @@ from cupola.base.chain import read_json
 from cupola.data import SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Arrays, Question, SiteContext, State, StateStore
+from cupola.federation.randomness import generator
 from cupola.learn import Training, TrainingHost, Workspace, build
 from cupola.learn.choices import Privacy
-from cupola.learn.guarantee import coordinator_events
 from cupola.learn.local import train
+from cupola.learn.mechanisms import Mechanism
 from cupola.learn.participation import draw
 from cupola.learn.training import frozen_part
 from cupola.privacy.accounting import epsilon
@@ -75,6 +76,10 @@ class Subject:
         return self.program.privacy
 
     @property
+    def mechanism(self) -> Mechanism:
+        return self.program.mechanism
+
+    @property
     def done(self) -> int:
         """Training rounds that the run made."""
         return self.program.training_round(int(self.run.result["rounds"]))
@@ -95,6 +100,10 @@ class Subject:
         assert ask is not None
         options = {k: v for k, v in ask.question.options.items() if k != "participation"}
         return replace(ask.question, options=options)
+
+    def questions(self) -> list[Question]:
+        """Those of the repeated rounds."""
+        return [self.question(round) for round in range(1, self.rounds + 1)]
 
     def context(self, site: int, data: SiteData, seed: int, canary: Any = None) -> SiteContext:
         """A copy of a site with randomness of its own."""
@@ -118,7 +127,7 @@ class Subject:
     def site(self) -> int:
         """The audited site: where whole sites are hidden the one that is asked most often in the
         repeated rounds, else the one that spent most."""
-        if self.privacy.of_sites:
+        if self.mechanism.of_sites:
             asked = Counter(
                 i
                 for round in range(1, self.rounds + 1)
@@ -134,9 +143,8 @@ class Subject:
 
     def events(self, site: int) -> tuple[Event, ...]:
         """What the repeated rounds cost by the run's own charges, which must be in its ledger."""
-        privacy, program = self.privacy, self.program
-        if privacy.of_sites:
-            return coordinator_events(privacy, program.participation, program.sites, self.rounds)
+        if self.mechanism.of_sites:
+            return self.run_events(self.rounds)
         context = self.context(site, self.host.data(site), 0)
         events: list[Event] = []
         for round in range(1, self.rounds + 1):
@@ -153,12 +161,11 @@ class Subject:
                 )
         return tuple(events)
 
-    def program_events(self) -> tuple[Event, ...]:
-        """What the whole run does to any one site, where whole sites are hidden."""
+    def run_events(self, rounds: int | None = None) -> tuple[Event, ...]:
+        """What so many rounds, or the whole run, do to any one site, where sites are hidden."""
         program = self.program
-        return coordinator_events(
-            self.privacy, program.participation, program.sites, program.training_rounds
-        )
+        many = program.training_rounds if rounds is None else rounds
+        return self.mechanism.run_events(program.participation, program.sites, many)
 
     def epsilon(self, events: tuple[Event, ...], delta: float | None = None) -> float:
         """Of these events, at the run's delta or another."""
@@ -182,6 +189,28 @@ class Subject:
             if entry["task"] == self.program.task:
                 found.update(entry["sites"])
         return sorted(found)
+
+
+class ReplayedSite:
+    """The audited site of a run. seed: of what the audit draws."""
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        self.subject, self.seed, self.index = subject, seed, subject.site()
+        self.data = subject.host.data(self.index)
+        self.n = len(self.data.train)
+
+    def context(
+        self,
+        seed: int,
+        *,
+        site: int | None = None,
+        data: SiteData | None = None,
+        real: bool = False,
+    ) -> SiteContext:
+        """This site, or another number or data, with randomness of its own or the system's."""
+        number = self.index if site is None else site
+        held = self.data if data is None else data
+        return replace(self.subject.context(number, held, seed), real=real)
 
 
 def _is_model(name: str) -> bool:
@@ -216,6 +245,20 @@ def together_less_alone(
     names = [n for n in question.arrays if n.startswith("model/")]
     total = sum(flat({n: part.arrays[n] for n in names}) for part in together)
     return np.asarray(total - sum(flat(train(c, question).arrays) for c in contexts()))
+
+
+def state_of(question: Question) -> State:
+    """The coordinator's state when it asks this."""
+    return State(question.step, dict(question.arrays), {"round": question.round - 1})
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-300)
+
+
+def direction(seed: int, purpose: str, size: int) -> np.ndarray:
+    """A direction drawn for this purpose."""
+    return unit(generator(seed, purpose).standard_normal(size))
 
 
 def as_tensor(vector: np.ndarray, space: Workspace) -> torch.Tensor:

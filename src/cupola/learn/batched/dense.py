@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cupola.learn.batched.cohort import Cohort
+from cupola.learn.batched.stacked import is_plain_sgd, run_stack, summed_change
 from cupola.learn.choices import Local
-from cupola.learn.cohort import Cohort
-from cupola.learn.stacked import is_plain_sgd, run_stack, summed_change
 from cupola.learn.workspace import Workspace
 
 # activation -> its derivative, given its output

@@ -133,7 +133,7 @@ class PrivateGradient:
         self.expected = sampling_rate(n, turn.local) * n
         self.random: Source = source(site.secret_seed, "privacy noise", self.round, site.index)
         self.engine = per_sample(self.space)
-        self.canary: Canary | None = site.canary
+        self.canary = site.canary
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
         marks: list[Tensor] = []

@@ -28,7 +28,7 @@ from typing import Any
 import cupola
 from cupola.engines.flare.settings import FederationSettings
 from cupola.engines.flare.submit import submit
-from cupola.flare.coordinate import unpack
+from cupola.site.coordinator import unpack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "flare"))
 

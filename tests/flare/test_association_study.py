@@ -18,9 +18,9 @@ from cupola.base.chain import read_result
 from cupola.cli import app
 from cupola.engines.flare.submit import submit
 from cupola.errors import DataError
-from cupola.flare.coordinate import unpack
 from cupola.site import read_ledger
 from cupola.site.consent_preview import preview
+from cupola.site.coordinator import unpack
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,7 +116,7 @@ def test_every_party_of_one_masked_study_is_killed_once(trial, tmp_path):
     assert killer.done, f"not killed: {killer.left}"
     assert end["state"] == "finished", end
     real, here = tmp_path / "real", tmp_path / "here"
-    unpack(packed, real)
+    unpack(packed, real, contents(study))
     cupola.run(study, here, report=False)
     for name in TABLES:
         assert (real / name).read_bytes() == (here / name).read_bytes(), name

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 import cupola
 from cupola.engines.flare.submit import submit
-from cupola.flare.coordinate import unpack
 from cupola.site import read_ledger
 from cupola.site.consent import spent_file
+from cupola.site.coordinator import unpack
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def run_real(trial, name, tmp_path, tell=None):
     end, packed = submit(trial.jobs[name], trial.folders[LEAD], tell, patience=120)
     assert end["state"] == "finished", end
-    unpack(packed, tmp_path / "real")
+    unpack(packed, tmp_path / "real", contents(trial.plan))
     return tmp_path / "real"
 
 

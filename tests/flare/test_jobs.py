@@ -8,25 +8,28 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
 from cupola.engines.flare import policy
 from cupola.engines.flare.engine import FlareSites
 from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
 from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, PlanError
-from cupola.flare.coordinate import (
-    RESULTS,
+from cupola.learn.build import with_public_data
+from cupola.site.coordinator import (
     allowed_modules,
     carry_out,
     checked,
+    handed_out,
     own_run,
     packed,
+    public,
     unpack,
-    with_public_data,
 )
 
 LEAD = "alice@hospital-a.org"
@@ -336,11 +339,12 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
     if name == "csv":
         given["target"] = "x"
     plan = load({"name": "t", "rounds": 1, "data": given, "model": {"name": "linear"}})
-    assert with_public_data(plan, tmp_path).data.options[key] == str(tmp_path / "public/passwd")
+    assert with_public_data(plan, partial(public, tmp_path)).data.options[key] == str(tmp_path / "public/passwd")
 
 
 def test_a_study_and_its_roster_must_agree():
     from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
     from cupola.gwas.plan import StudyPlan, for_real_cohorts
     from cupola.secure.roster import simulated_roster
 
@@ -368,6 +372,9 @@ def test_a_study_and_its_roster_must_agree():
         checked(Job("study", study, names))
 
 
+HANDED_OUT = handed_out(load(PLAN))
+
+
 def _zip(names):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -381,10 +388,10 @@ def _zip(names):
 )
 def test_results_hold_known_files_only(tmp_path, name):
     with pytest.raises(CupolaError, match="does not belong"):
-        unpack(_zip(["plan.toml", name]), tmp_path / "own", RESULTS)
+        unpack(_zip(["plan.toml", name]), tmp_path / "own", HANDED_OUT)
     assert not (tmp_path / "own").exists()
     with pytest.raises(CupolaError, match="not readable"):
-        unpack(b"garbage", tmp_path / "own", RESULTS)
+        unpack(b"garbage", tmp_path / "own", HANDED_OUT)
 
 
 def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
@@ -394,12 +401,13 @@ def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
         central = whole.index(b"PK\x01\x02")
         changed[place], changed[central + place + 2] = value, value
         with pytest.raises(CupolaError, match="not readable"):
-            unpack(bytes(changed), tmp_path / "own", RESULTS)
+            unpack(bytes(changed), tmp_path / "own", HANDED_OUT)
 
 
 def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
-    from cupola.flare.child import open_party
-    from cupola.site import make_keys
+    from cupola.site.party_process import open_party
+    from cupola.site import make_keys, study_folder
+    from cupola.site.proposal import read_proposal
 
     make_keys(tmp_path, "clinic")
     settings = tmp_path / "cupola-site.toml"
@@ -412,7 +420,9 @@ def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
         if party._lock is not None:
             party._lock.close()
     assert not (tmp_path / "results").exists()
-    hashes = f'plan = "{"0" * 64}"\nroster = "{"0" * 64}"\n'
+    place = study_folder(tmp_path, "study")
+    (place / "plan.toml").write_text(PLAN)
+    hashes = f'plan = "{read_proposal(PLAN).digest}"\nroster = "{"0" * 64}"\n'
     settings.write_text(f'name = "clinic"\n[studies.study]\n{hashes}')
     assert party.answer(b"Z" + _zip(["plan.toml"])) == b"A"
     assert (tmp_path / "results" / "study" / "plan.toml").read_text() == "x"
@@ -432,9 +442,9 @@ def test_a_run_is_handed_out_to_who_hands_in_its_plan(tmp_path):
 
 
 def test_results_travel_as_they_are(tmp_path):
-    (tmp_path / "plan.toml").write_bytes(b"text")
+    (tmp_path / "plan.toml").write_text(load(PLAN).to_toml())
     (tmp_path / "secret.key").write_bytes(b"not part of a run")
-    unpack(packed(tmp_path), tmp_path / "own")
+    unpack(packed(tmp_path), tmp_path / "own", contents(load(PLAN)))
     assert [p.name for p in (tmp_path / "own").iterdir()] == ["plan.toml"]
 
 

@@ -182,7 +182,7 @@ def submit(
     from cupola.cli.display import watching
     from cupola.engines.flare import launch
     from cupola.engines.flare.submit import submit as hand_in
-    from cupola.flare.coordinate import checked, unpack
+    from cupola.site.coordinator import checked, unpack
 
     Shell.json = as_json
     launch.check_installed()

@@ -313,7 +313,7 @@ class Joining:
             if not re.fullmatch(r"[0-9a-f]{1,16}", name):
                 raise FederationError("the server's study has no plain name")
             return self.folder / "results" / name
-        from cupola.flare.child import results_folder
+        from cupola.site.party_process import results_folder
 
         return results_folder(self.folder, self.terms.study)
 

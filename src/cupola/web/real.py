@@ -148,8 +148,8 @@ def _decoded(request: str) -> bytes:
 def parties(study: Study, federation: Federation | None, names: Sequence[str]) -> dict[str, str]:
     """Name -> role of those to invite: these sites, and the compensator where the plan's sums need
     one."""
-    from cupola.flare.coordinate import checked
     from cupola.secure.identity import Identity
+    from cupola.site.coordinator import checked
 
     if federation is None:
         raise Refused("this server has no federation: start it with --federation")
@@ -247,7 +247,7 @@ def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster
 
 def settle(study: Study, sites: Sequence[str]) -> None:
     """Write down who takes part, if real sites can carry the plan out; the caller commits."""
-    from cupola.flare.coordinate import checked
+    from cupola.site.coordinator import checked
 
     study.roster = roster_of(study).to_json()
     try:

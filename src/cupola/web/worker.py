@@ -165,7 +165,7 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     """A study at real sites: the coordinator carries it out, and is followed from here."""
     from cupola import report
     from cupola.engines.flare.submit import stop, submit
-    from cupola.flare.coordinate import unpack
+    from cupola.site.coordinator import unpack
     from cupola.web.real import flare_job
 
     where, user = folder / "run", Path(job["real"]["user"])

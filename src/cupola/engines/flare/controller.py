@@ -37,7 +37,7 @@ class CupolaController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from cupola.errors import CupolaError
-        from cupola.flare.coordinate import carry_out, own_run, packed, run_folder
+        from cupola.site.coordinator import carry_out, own_run, packed, run_folder
 
         transport = self._transport = Transport(self, fl_ctx, abort_signal)
         own = Path(os.environ[FOLDER])

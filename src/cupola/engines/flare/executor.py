@@ -22,7 +22,7 @@ from cupola.engines.flare.jobs import FOLDER, KIND, MARKS
 from cupola.engines.flare.logging_lock import lock_logging
 from cupola.engines.flare.transport import BODY
 
-OPENS = "cupola.flare.child:open_party"
+OPENS = "cupola.site.party_process:open_party"
 
 
 class CupolaExecutor(Executor):

@@ -14,7 +14,7 @@ from cupola.engines.flare.jobs import ASK, HELLO, MARKS
 from cupola.engines.flare.jobs import RESULTS as HAND_OUT
 from cupola.errors import CupolaError
 from cupola.federation.answering import ANSWER, BROKEN, DECLINED, Answering
-from cupola.flare.coordinate import handed_out, unpack
+from cupola.site.coordinator import handed_out, unpack
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -339,12 +339,11 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
     if name == "csv":
         given["target"] = "x"
     plan = load({"name": "t", "rounds": 1, "data": given, "model": {"name": "linear"}})
-    assert with_public_data(plan, partial(public, tmp_path)).data.options[key] == str(tmp_path / "public/passwd")
+    moved = with_public_data(plan, partial(public, tmp_path))
+    assert moved.data.options[key] == str(tmp_path / "public/passwd")
 
 
 def test_a_study_and_its_roster_must_agree():
-    from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import contents
     from cupola.gwas.plan import StudyPlan, for_real_cohorts
     from cupola.secure.roster import simulated_roster
 
@@ -405,8 +404,8 @@ def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
 
 
 def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
-    from cupola.site.party_process import open_party
     from cupola.site import make_keys, study_folder
+    from cupola.site.party_process import open_party
     from cupola.site.proposal import read_proposal
 
     make_keys(tmp_path, "clinic")

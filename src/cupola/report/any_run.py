@@ -22,7 +22,8 @@ _SHOWN = 50  # numbers of a list
 def page_of(run: RunFolder, analysis: Analysis[Any] | None = None) -> str:
     """The whole document. analysis: of the run, if it is at hand."""
     analysis = analysis or analysis_in(run)
-    where = ("simulated", "warn") if run.result.get("simulated", True) else ("real sites", "")
+    real = f"real {analysis.noun}s"
+    where = ("simulated", "warn") if run.result.get("simulated", True) else (real, "")
     chips = [(run.status, _STATUS.get(run.status, "")), where, *analysis.chips(run)]
     return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
 

@@ -12,7 +12,10 @@ from parts.markdown import first_sentence, meanings, table
 
 LAYERS = {
     "cupola": "Plans in, runs out.",
-    "cupola.plan": "Plans, the objects they stand for, and run folders.",
+    "cupola.analysis": "Analyses: plan headers, programs with a plan, results.",
+    "cupola.testing": "Tests that every analysis must pass.",
+    "cupola.learn.plan": "The plan of a training, and its sections.",
+    "cupola.learn.build": "From a training plan to the objects it stands for.",
     "cupola.report": "Reports and pictures of runs.",
     "cupola.sweep": "Hyperparameter search: sweeps over a plan's settings.",
     "cupola.personalize": "One model for every site: PFA and its rivals.",

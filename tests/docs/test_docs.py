@@ -91,7 +91,6 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
     elif note == "study":
-        from cupola.analysis.plan_file import load
         from cupola.gwas.plan import StudyPlan
 
         assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts

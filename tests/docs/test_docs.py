@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer
 
+from cupola.analysis.plan_file import load
 from cupola.learn.meanings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -220,7 +220,7 @@ def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
 
 
 def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
-    from cupola.report.association import sections, write_study
+    from cupola.gwas.report_sections import sections, write_study
 
     run_study(_study(tmp_path, "logistic"), tmp_path / "out")
     page = (tmp_path / "out/report.html").read_text()
@@ -233,7 +233,7 @@ def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
 def test_a_study_starts_without_torch():
     """Its processor time is seconds: loading what it does not need would be most of it."""
     program = (
-        "import sys, cupola.cli.gwas, cupola.gwas.study_run, cupola.report.association\n"
+        "import sys, cupola.cli.gwas, cupola.gwas.study_run, cupola.gwas.report_sections\n"
         "heavy = {'torch', 'matplotlib', 'plotly', 'sklearn', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -21,7 +21,7 @@ from cupola.federation.site import Host
 
 if TYPE_CHECKING:
     from cupola.analysis.run_folder import Run
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
 
 P = TypeVar("P", bound=PlanHeader)
 
@@ -205,8 +205,8 @@ class Analysis(Generic[P]):
         return [(run.plan.get("kind", self.kind), "")]
 
     def sections(self, run: RunFolder) -> list[str]:
-        """The report, part by part, as HTML (see `cupola.report.page`)."""
-        from cupola.report.any_run import sections
+        """The report, part by part, as HTML (see `cupola.pages.page`)."""
+        from cupola.pages.any_run import sections
 
         return sections(run)
 

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from cupola.base import formatting
-from cupola.report.privacy import cell, epsilon, heading
+from cupola.learn.privacy_section import cell, epsilon, heading
 
 if TYPE_CHECKING:
     from cupola.analysis.run_folder import Run
@@ -150,7 +150,7 @@ def show_runs(runs: list[Run], quiet: bool) -> None:
 
 def methods(personal: dict[str, Any]) -> Table:
     """Personalisation: every method's mean over sites, and who gained or lost by it."""
-    from cupola.report.personal import METHODS
+    from cupola.personalize.personal_section import METHODS
 
     name, groups = personal["metric"], personal.get("groups") or {}
     said = "personalisation"

@@ -22,7 +22,7 @@ from cupola.gwas.tasks import OPENLY
 
 if TYPE_CHECKING:
     from cupola.federation.site import Host
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
 
 
 class AssociationResult(Result):
@@ -140,6 +140,6 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return [(str(run.result.get("test") or run.plan.get("test")), "")]
 
     def sections(self, run: RunFolder) -> list[str]:
-        from cupola.report.association import sections
+        from cupola.gwas.report_sections import sections
 
         return sections(run, self._table)

@@ -26,7 +26,7 @@ from cupola.personalize.files import write_group_models, write_personal
 if TYPE_CHECKING:
     from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
 
 
 class TrainingAnalysis(Analysis[Plan]):
@@ -171,11 +171,11 @@ class TrainingAnalysis(Analysis[Plan]):
         return load_model(run)
 
     def chips(self, run: RunFolder) -> list[tuple[str, str]]:
-        from cupola.report.single import chips
+        from cupola.learn.report_sections import chips
 
         return chips(run)
 
     def sections(self, run: RunFolder) -> list[str]:
-        from cupola.report.single import sections
+        from cupola.learn.report_sections import sections
 
         return sections(run)

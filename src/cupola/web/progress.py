@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cupola.federation.ledger import COMPENSATOR
-from cupola.report.folder import SPLITS
+from cupola.pages.folder import SPLITS
 
 _TAIL = 1 << 18  # bytes of the ledger that are looked at for the state of sites
 _AT_ONCE = 1 << 20

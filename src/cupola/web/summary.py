@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupola.report.folder import RunFolder
+from cupola.pages.folder import RunFolder
 
 
 def of_run(run: RunFolder) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def _present(folder: Path, kind: str) -> None:
     where = folder / "run"
     if kind == ASSOCIATION:
         from cupola.gwas.compare import read_results
-        from cupola.report.association import sections
+        from cupola.gwas.report_sections import sections
         from cupola.web import hits
 
         result = json.loads((where / "result.json").read_text("utf-8"))
@@ -236,8 +236,8 @@ def _present(folder: Path, kind: str) -> None:
         _, parts = sections(where, table)
         found = summary.of_study(result)
     else:
-        from cupola.report.folder import open_run
-        from cupola.report.single import sections as of_run
+        from cupola.learn.report_sections import sections as of_run
+        from cupola.pages.folder import open_run
 
         run = open_run(where)
         parts = of_run(run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 
-from cupola.report import page
+from cupola.pages import page
 
 router = APIRouter()
 _DAY = {"Cache-Control": "public, max-age=86400"}

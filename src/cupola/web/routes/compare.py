@@ -10,8 +10,8 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from markupsafe import Markup
 from sqlalchemy import select
 
-from cupola.report.folder import RunFolder, open_run
-from cupola.report.many import sections
+from cupola.pages.folder import RunFolder, open_run
+from cupola.report.compare_page import sections
 from cupola.web.access import Config, Db, Me
 from cupola.web.models import FINISHED, Run, Study
 from cupola.web.plans import ASSOCIATION

@@ -1,37 +1,18 @@
-"""The report of a run of any kind: what its analysis says, and what all runs have in common."""
+"""Sections that the report of a run of any kind has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupola.base.formatting import count, duration, finite, number, size, text
-from cupola.report import page
-from cupola.report.folder import RunFolder
-from cupola.report.ledger import ledger_section, traffic
+from cupola.pages import page
+from cupola.pages.folder import RunFolder
+from cupola.pages.traffic import ledger_section, traffic
 
-if TYPE_CHECKING:
-    from cupola.analysis.protocol import Analysis
-
-_STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished": "warn"}
 #: Of result.json, what is no result of the analysis itself.
 _COMMON = ("status", "reason", "name", "kind", "seed", "bytes_down", "bytes_up", "seconds",
            "cpu_seconds", "simulated", "checksums", "versions")  # fmt: skip
 _SHOWN = 50  # numbers of a list
-
-
-def page_of(run: RunFolder, analysis: Analysis[Any] | None = None) -> str:
-    """The whole document. analysis: of the run, if it is at hand."""
-    analysis = analysis or analysis_in(run)
-    where = ("simulated", "warn") if run.result.get("simulated", True) else ("real sites", "")
-    chips = [(run.status, _STATUS.get(run.status, "")), where, *analysis.chips(run)]
-    return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
-
-
-def analysis_in(run: RunFolder) -> Analysis[Any]:
-    """The analysis of a run; only its kind and its plan's text count here."""
-    from cupola.analysis.kinds import find_kind, kind_of
-
-    return find_kind(kind_of(run.plan)).of_report(run.plan)
 
 
 def sections(run: RunFolder) -> list[str]:

@@ -20,19 +20,19 @@ from cupola.base.formatting import (
     text,
     title,
 )
-from cupola.report import charts, page
-from cupola.report.any_run import plan_section
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import SPLITS, RunFolder
+from cupola.learn.privacy_section import cell, heading
+from cupola.learn.report_sections import x_axis, y_axis
+from cupola.pages import charts, page
+from cupola.pages.any_run import plan_section
+from cupola.pages.charts import Axis, Line
+from cupola.pages.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
-from cupola.report.privacy import cell, heading
-from cupola.report.single import x_axis, y_axis
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 _MOST_CURVES = 16
 
 
-def many(
+def compare_page(
     runs: Sequence[RunFolder],
     name: str,
     where: Path,

@@ -9,9 +9,9 @@ import numpy as np
 
 from cupola.base.formatting import byte_unit, count, duration, finite, number, size, text
 from cupola.federation.ledger import COMPENSATOR
-from cupola.report import charts, page
-from cupola.report.charts import Axis
-from cupola.report.folder import RunFolder
+from cupola.pages import charts, page
+from cupola.pages.charts import Axis
+from cupola.pages.folder import RunFolder
 
 _KINDS = {
     "sum": "the total over sites",

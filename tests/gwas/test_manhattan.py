@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from cupola.report.genome import _along_the_genome, _first_in_cells, largest, manhattan
+from cupola.gwas.manhattan import _along_the_genome, _first_in_cells, largest, manhattan
 
 
 @examples(max_examples=50, deadline=None)

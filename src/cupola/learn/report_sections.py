@@ -23,15 +23,14 @@ from cupola.base.formatting import (
     time_unit,
     title,
 )
-from cupola.report import charts, page
-from cupola.report.any_run import plan_section, trouble
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import SPLITS, RunFolder
-from cupola.report.groups import AXES
-from cupola.report.ledger import ledger_section, traffic
-from cupola.report.personal import personal_section
-from cupola.report.privacy import headline as privacy_headline
-from cupola.report.privacy import privacy_section
+from cupola.learn.privacy_section import headline as privacy_headline
+from cupola.learn.privacy_section import privacy_section
+from cupola.pages import charts, page
+from cupola.pages.any_run import plan_section, trouble
+from cupola.pages.charts import Axis, Line
+from cupola.pages.folder import AXES, SPLITS, RunFolder
+from cupola.pages.traffic import ledger_section, traffic
+from cupola.personalize.personal_section import personal_section
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +133,14 @@ def sent(record: dict[str, Any]) -> float:
     """Bytes down and up until this record."""
     sizes = (record.get("bytes_down"), record.get("bytes_up"))
     return float(sum(v for v in sizes if finite(v)))
+
+
+#: What curves are drawn against, from a record of the history.
+AXES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "rounds": lambda r: float(r.get("round", 0)),
+    "bytes": sent,
+    "time": lambda r: float(r.get("seconds") or 0),
+}
 
 
 def is_run(folder: Path) -> bool:

@@ -18,9 +18,9 @@ from cupola.base.formatting import (
     text,
     title,
 )
-from cupola.report import charts, page
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import RunFolder
+from cupola.pages import charts, page
+from cupola.pages.charts import Axis, Line
+from cupola.pages.folder import RunFolder
 
 METHODS = {
     "federated": "federated model as it is",

@@ -12,13 +12,13 @@ import numpy as np
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
+from cupola.gwas.manhattan import largest, manhattan, quantiles
 from cupola.gwas.tails import HALF_CHI2
-from cupola.report import charts, page
-from cupola.report.any_run import plan_section
-from cupola.report.any_run import sections as run_sections
-from cupola.report.folder import RunFolder
-from cupola.report.genome import largest, manhattan, quantiles
-from cupola.report.ledger import ledger_section, traffic
+from cupola.pages import charts, page
+from cupola.pages.any_run import plan_section
+from cupola.pages.any_run import sections as run_sections
+from cupola.pages.folder import RunFolder
+from cupola.pages.traffic import ledger_section, traffic
 
 _TOP = 20
 _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",

@@ -15,7 +15,7 @@ from html import escape
 import numpy as np
 
 from cupola.base.formatting import PLAIN, Unit, number, text
-from cupola.report.axes import Scale, log_ticks, span, thin, ticks
+from cupola.pages.axes import Scale, log_ticks, span, thin, ticks
 
 WIDTH, DESK, LEFT, RIGHT, TOP, BOTTOM = 460, 940, 50, 14, 12, 40
 COLOURS = 8  # in the style sheet: --c0 to --c7

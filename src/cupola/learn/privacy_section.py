@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cupola.base.formatting import count, number, text
-from cupola.report import charts, page
-from cupola.report.charts import Axis, Line
-from cupola.report.folder import RunFolder
+from cupola.pages import charts, page
+from cupola.pages.charts import Axis, Line
+from cupola.pages.folder import RunFolder
 
 _UNITS = {
     "example": "every single example at a site, from everybody outside it",

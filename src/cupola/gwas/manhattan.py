@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cupola.base.formatting import PLAIN, text
-from cupola.report.axes import Scale, ticks
-from cupola.report.charts import (
+from cupola.pages.axes import Scale, ticks
+from cupola.pages.charts import (
     BOTTOM,
     LEFT,
     RIGHT,

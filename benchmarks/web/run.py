@@ -28,8 +28,8 @@ import httpx2
 
 from cupola.web import accounts, hits
 from cupola.web.app import make_app
-from cupola.web.frame import COOKIE
-from cupola.web.layout import STARTS
+from cupola.web.security_middleware import COOKIE
+from cupola.web.form_layout import STARTS
 from cupola.web.models import Account, Event, Invitation, Run, Study
 from cupola.web.plans import to_text
 from cupola.web.settings import Settings

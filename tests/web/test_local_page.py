@@ -14,7 +14,7 @@ from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.sites.consent import WITHDRAWN, study_folder
 from cupola.web import local
-from cupola.web.frame import form_token
+from cupola.web.security_middleware import form_token
 
 SECRET = "s3cret-of-the-address"
 TERMS = {

@@ -11,7 +11,7 @@ import pytest
 from web_world import variants
 
 from cupola.web import hits
-from cupola.web.launch import ChildProcess
+from cupola.web.launcher import ChildProcess
 from cupola.web.models import Run
 from cupola.web.progress import Follow, site_states
 

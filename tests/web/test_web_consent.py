@@ -16,8 +16,8 @@ from cupola.learn import Training
 from cupola.personalize import Personalisation
 from cupola.web import worker
 from cupola.web.demo import COHORTS, simulated_cohorts
+from cupola.web.form_layout import STARTS
 from cupola.web.here import data_sets
-from cupola.web.layout import STARTS
 
 SMALL = {
     "rounds": 2, "model": {"name": "linear"}, "recipe": "fedavg",

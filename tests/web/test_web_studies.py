@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupola.web import fields, plans
-from cupola.web.layout import STARTS
+from cupola.web import form_fields, plans
+from cupola.web.form_layout import STARTS
 from cupola.web.models import Run
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 KINDS = list(plans.KINDS)
 
@@ -22,15 +22,15 @@ KINDS = list(plans.KINDS)
 def test_the_form_makes_the_plan_that_filled_it(world, kind):
     ada, start = world.known("ada"), STARTS[kind]
     page = ada.get(f"/studies/new?kind={kind}").text
-    for shown in fields.all_fields(kind):
+    for shown in form_fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
         assert len(shown.about) > 8
     assert "module:name" not in page  # a plan from a browser names no code
-    made = world.post(ada, "/studies/new", kind=kind, **fields.filled(kind, start))
+    made = world.post(ada, "/studies/new", kind=kind, **form_fields.filled(kind, start))
     where = made.headers["location"]
     assert plans.parse(ada.get(f"{where}/plan.toml").text) == start
     assert ada.get(f"{where}/edit").status_code == 200
-    saved = world.post(ada, f"{where}/edit", **fields.filled(kind, start))
+    saved = world.post(ada, f"{where}/edit", **form_fields.filled(kind, start))
     assert saved.status_code == 303
 
 
@@ -51,7 +51,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
 )
 def test_problems_are_shown_at_their_field(world, key, value):
     ada = world.known("ada")
-    form = {**fields.filled("training", STARTS["training"]), key: value}
+    form = {**form_fields.filled("training", STARTS["training"]), key: value}
     answer = world.post(ada, "/studies/new", kind="training", **form)
     assert answer.status_code == 422
     assert f'id="f-{key.replace(".", "-")}-wrong"' in answer.text
@@ -60,10 +60,10 @@ def test_problems_are_shown_at_their_field(world, key, value):
 
 def test_sentences_speak_of_nothing_that_a_browser_cannot_do():
     told = "A [data set](d.md), or your own function at `module:name` that gives `cupola.Source`."
-    assert fields.as_html(told) == "A data set."
+    assert form_fields.as_html(told) == "A data set."
     for kind in KINDS:
-        for shown in fields.all_fields(kind):
-            assert fields.as_html(shown.about).count("`") == 0, shown.key
+        for shown in form_fields.all_fields(kind):
+            assert form_fields.as_html(shown.about).count("`") == 0, shown.key
 
 
 def test_plans_are_written_with_short_lists_in_a_line():
@@ -75,26 +75,28 @@ def test_plans_are_written_with_short_lists_in_a_line():
 
 def test_what_does_not_apply_is_not_written():
     form = {
-        **fields.filled("training", STARTS["training"]),
+        **form_fields.filled("training", STARTS["training"]),
         "privacy.epsilon": "3",
         "sum.minimum": "4",
         "participation.count": "2",
     }
-    made = fields.from_form("training", {}, form)
+    made = form_fields.from_form("training", {}, form)
     assert "privacy" not in made
     assert "sum" not in made
-    assert fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})["privacy"] == {
+    assert form_fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})[
+        "privacy"
+    ] == {
         "mechanism": "dp-sgd",
         "epsilon": 3,
     }
-    private = fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
+    private = form_fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
     assert private["privacy"] == {"epsilon": 3}
 
 
 def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
     ada = world.known("ada")
     form = {
-        **fields.filled("training", STARTS["training"]),
+        **form_fields.filled("training", STARTS["training"]),
         "data.name": "elsewhere", "data.called": "patients", "data.kind": "classification",
         "data.shape": "3", "data.class_names": "not ill, ill", "evaluation.on": "sites",
     }  # fmt: skip
@@ -112,7 +114,7 @@ def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
         assert answer.status_code == 409
         assert "invite real sites" in answer.text
     simulated = {k: v for k, v in form.items() if k != "data.name"} | {"data.name": "digits"}
-    assert "called" not in fields.from_form("training", {}, simulated)["data"]
+    assert "called" not in form_fields.from_form("training", {}, simulated)["data"]
 
 
 def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
@@ -149,7 +151,7 @@ def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
         told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}
         plan["data"] = {"name": "elsewhere", "partition": {"kind": "iid", "sites": 3}, **told}
     found = (foresee_elsewhere if elsewhere else facts)(load(plan))
-    monkeypatch.setattr(Office, "foresee", lambda *_: found)
+    monkeypatch.setattr(StudyService, "foresee", lambda *_: found)
     page = world.known("ada").get(f"/studies/{world.study('ada', **plan)}").text
     for part in ("Sent in a round", "Epsilon of each site", "Who learns what", "Nothing protects"):
         assert part in page
@@ -158,7 +160,7 @@ def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
 
 def test_the_form_shows_ones_and_zeros_as_numbers():
     plan = {"rounds": 1, "privacy": {"clip": 1.0}, "data": {"partition": {"test": 0.0}}}
-    shown = fields.filled("training", {**plan, "twin": True})
+    shown = form_fields.filled("training", {**plan, "twin": True})
     assert shown == {
         "rounds": "1", "privacy.clip": "1.0", "data.partition.test": "0.0", "twin": "true",
     }  # fmt: skip
@@ -166,8 +168,8 @@ def test_the_form_shows_ones_and_zeros_as_numbers():
 
 def test_keys_that_the_form_does_not_show_stay():
     before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
-    form = {**fields.filled("training", before), "rounds": "7"}
-    after = fields.from_form("training", before, form)
+    form = {**form_fields.filled("training", before), "rounds": "7"}
+    after = form_fields.from_form("training", before, form)
     assert after["link"] == {"down": 3.0}
     assert after["trainable"] == {"freeze": ["x"]}
     assert after["rounds"] == 7
@@ -322,7 +324,7 @@ def test_studies_wait_for_each_other(world):
         world.post(ada, f"/studies/{study}/start")
     with world.app.state.sessions() as db:
         room = 1 + db.query(Run).filter_by(status="running").count()
-        Office(db, replace(world.settings, at_once=room), world.launcher).sweep()
+        StudyService(db, replace(world.settings, at_once=room), world.launcher).sweep()
     assert "running" in ada.get(f"/studies/{first}").text
     assert "queued" in ada.get(f"/studies/{second}").text
     world.finish(first)

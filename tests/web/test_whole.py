@@ -16,11 +16,11 @@ from patience import wait
 from web_world import World
 
 from cupola.web.app import make_app
-from cupola.web.fields import filled
-from cupola.web.launch import ChildProcess, Job
-from cupola.web.layout import STARTS
+from cupola.web.form_fields import filled
+from cupola.web.form_layout import STARTS
+from cupola.web.launcher import ChildProcess, Job
 from cupola.web.models import Run
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 pytestmark = pytest.mark.slow
 CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
@@ -78,7 +78,7 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
         run = db.query(Run).filter_by(study_id=study).one()
         run.status = run.study.status = "running"
         db.commit()
-        Office(db, world.settings, second).sweep()
+        StudyService(db, world.settings, second).sweep()
         assert run.status == "finished", run.reason
         assert run.summary["rounds"] == 3000
     page = ada.get(f"/studies/{study}/runs/1").text

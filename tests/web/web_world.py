@@ -14,12 +14,12 @@ from patience import wait
 from cupola.gwas.compare import Table
 from cupola.web import accounts, hits
 from cupola.web.app import make_app
-from cupola.web.frame import COOKIE, form_token
-from cupola.web.launch import Job
-from cupola.web.layout import STARTS
+from cupola.web.form_layout import STARTS
+from cupola.web.launcher import Job
 from cupola.web.models import COORDINATOR, PARTICIPANT, Account, Attempt
+from cupola.web.security_middleware import COOKIE, form_token
 from cupola.web.settings import Settings
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 PASSWORD = "correct horse"
 ANSWER = {
@@ -121,20 +121,20 @@ class World:
     def post(self, browser: TestClient, url: str, files: Any = None, **fields: Any) -> Any:
         return browser.post(url, data={"csrf": self.token(browser), **fields}, files=files)
 
-    def office(self, db: Any) -> Office:
-        return Office(db, self.settings, self.launcher)
+    def service(self, db: Any) -> StudyService:
+        return StudyService(db, self.settings, self.launcher)
 
     def study(self, owner: str, kind: str = "training", **changes: Any) -> str:
         """A new draft; its id."""
         with self.app.state.sessions() as db:
             found = db.query(Account).filter_by(name=owner).one()
-            made = self.office(db).create(found, kind, {**STARTS[kind], **changes})
+            made = self.service(db).create(found, kind, {**STARTS[kind], **changes})
             db.commit()
             return made.id
 
     def sweep(self) -> None:
         with self.app.state.sessions() as db:
-            self.office(db).sweep()
+            self.service(db).sweep()
 
     def finish(self, study: str, number: int = 1, status: str = "finished", **facts: Any) -> Path:
         self.sweep()

@@ -11,4 +11,4 @@ from typing import Any
 @lru_cache
 def meanings() -> dict[str, Any]:
     """meanings.toml: by section, then by key, as Markdown."""
-    return tomllib.loads((files("cupola.plan") / "meanings.toml").read_text("utf-8"))
+    return tomllib.loads((files("cupola.learn") / "meanings.toml").read_text("utf-8"))

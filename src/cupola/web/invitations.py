@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from cupola.web.accounts import Refused, digest, new_token
 from cupola.web.here import data_sets
-from cupola.web.issued import KEY, sign
 from cupola.web.models import (
     ASKED,
     DECLINED,
@@ -29,9 +28,10 @@ from cupola.web.models import (
     Invitation,
     Study,
 )
+from cupola.web.organiser import Organiser, has_own_data, parties, take_keys
 from cupola.web.plans import ASSOCIATION, asks_sites, parse
-from cupola.web.real import Federation, has_own_data, parties, take_keys
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import KEY, sign
 
 MOST = 200
 TOKEN_LASTS, KEY_LASTS = 30 * 24 * 3600.0, 90 * 24 * 3600.0  # seconds; after the study's end
@@ -39,9 +39,9 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}")
 
 
 def invite(
-    study: Study, sites: Sequence[str], federation: Federation | None = None
+    study: Study, sites: Sequence[str], organiser: Organiser | None = None
 ) -> list[tuple[str, str]]:
-    """(site, token) for each new site; the caller commits and shows them. federation: its sites
+    """(site, token) for each new site; the caller commits and shows them. organiser: its sites
     are machines of their own."""
     if study.status not in (DRAFT, INVITING):
         raise Refused("sites can be invited before a study starts; repeat it to invite others")
@@ -54,13 +54,13 @@ def invite(
     if len(names) + len(known) > MOST:
         raise Refused(f"{MOST} sites at most can be invited")
     roles = dict.fromkeys(names, SITE)
-    if study.invitations and study.real != (federation is not None):
+    if study.invitations and study.real != (organiser is not None):
         raise Refused("a study's sites are all real, or all simulated")
-    if federation is None and has_own_data(study):
+    if organiser is None and has_own_data(study):
         raise Refused("the data are elsewhere: invite real sites, which hold them")
-    if federation is not None:
-        roles = parties(study, federation, names)
-        new = [name for name in roles if not federation.has_signed(name)]
+    if organiser is not None:
+        roles = parties(study, organiser, names)
+        new = [name for name in roles if not organiser.has_signed(name)]
         if new and not study.owner.manager:
             raise Refused(
                 f"'{new[0]}' has no certificate yet: whoever uses its first token becomes it on "

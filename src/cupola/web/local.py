@@ -28,9 +28,9 @@ from cupola.joining.data import described, files_here, needed_name
 from cupola.secure.roster import Roster
 from cupola.sites.settings import SITE, SiteSettings, read_settings
 from cupola.web.access import Posted
-from cupola.web.frame import Frame, same
 from cupola.web.render import page
 from cupola.web.routes import assets
+from cupola.web.security_middleware import SecurityMiddleware, same
 from cupola.web.settings import Settings
 
 ENTER, ASKED, SHOWN, WAITING, COMPARE, RUNNING, OVER = (
@@ -208,7 +208,7 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     settings = Settings(folder / "page", upload=100_000)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.settings, app.state.visit = settings, Visit(folder)
-    app.add_middleware(Frame, settings=settings, name="cupola_site")
+    app.add_middleware(SecurityMiddleware, settings=settings, name="cupola_site")
     app.add_middleware(_OnlyHere, port=port)
 
     def known(given: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from cupola.analysis.checkpoint import json_line
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
-from cupola.web.launch import REASON, STOPPED
+from cupola.web.launcher import REASON, STOPPED
 from cupola.web.plans import ASSOCIATION
 from cupola.web.progress import AWAY
 
@@ -166,7 +166,7 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     from cupola import report
     from cupola.flare.coordinate import unpack
     from cupola.flare.submit import stop, submit
-    from cupola.web.real import flare_job
+    from cupola.web.organiser import flare_job
 
     where, user = folder / "run", Path(job["real"]["user"])
     whole = flare_job(job["real"]["roster"], job["real"]["plan"])

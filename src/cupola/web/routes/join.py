@@ -14,7 +14,7 @@ from cupola.web.here import data_sets
 from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
 from cupola.web.plans import ASSOCIATION
 from cupola.web.render import page
-from cupola.web.routes.study import Desk
+from cupola.web.routes.study import Service
 
 router = APIRouter()
 
@@ -31,7 +31,7 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
     token, name = str(form.get("token", "")).strip(), str(form.get("name", "")).strip()
     cookie = None
     try:
-        accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
+        accounts.limit_attempts(db, config, accounts.TOKEN, address_of(request))
         open_ = invitations.find(db, token)
         if open_ is None:
             accounts.attempt(db, accounts.TOKEN, address_of(request))
@@ -68,12 +68,14 @@ def _mine(db: Any, me: Account, number: int) -> Invitation:
 
 
 @router.get("/join/{number}")
-def asked(request: Request, number: int, db: Db, config: Config, desk: Desk, me: Me) -> Response:
+def asked(
+    request: Request, number: int, db: Db, config: Config, service: Service, me: Me
+) -> Response:
     found = _mine(db, me, number)
     sets = sorted(data_sets(config.data)) if found.study.kind == ASSOCIATION else []
     answers, problem = None, ""
     try:
-        answers = desk.asks(found.study)
+        answers = service.asks(found.study)
     except Refused as error:
         problem = str(error)
     return page(
@@ -83,25 +85,25 @@ def asked(request: Request, number: int, db: Db, config: Config, desk: Desk, me:
 
 
 @router.get("/join/{number}/foreseen")
-def foreseen(number: int, db: Db, desk: Desk, me: Me) -> dict[str, bool]:
+def foreseen(number: int, db: Db, service: Service, me: Me) -> dict[str, bool]:
     """Whether what the study asks is known; asked by the page's script."""
     try:
-        return {"known": desk.asks(_mine(db, me, number).study) is not None}
+        return {"known": service.asks(_mine(db, me, number).study) is not None}
     except Refused:
         return {"known": True}  # why it is not is said on the page
 
 
 @router.post("/join/{number}/{answer}")
 def answer(
-    request: Request, number: int, answer: str, form: Posted, db: Db, desk: Desk, me: Me
+    request: Request, number: int, answer: str, form: Posted, db: Db, service: Service, me: Me
 ) -> Response:
     found = _mine(db, me, number)
     study = found.study
     if answer == "accept":
-        desk.require_known(study)
-        invitations.accept(desk.settings, found, str(form.get("data", "")) or None)
+        service.require_known(study)
+        invitations.accept(service.settings, found, str(form.get("data", "")) or None)
         db.flush()
-        desk.start_if_complete(study)
+        service.start_if_complete(study)
         where = f"/studies/{study.id}"
     elif answer == "decline":
         invitations.decline(found)
@@ -109,7 +111,7 @@ def answer(
     elif answer == "leave":
         invitations.leave(found)
         if study.status in (QUEUED, RUNNING):
-            desk.stop(study)
+            service.stop(study)
         where = "/"
     else:
         raise HTTPException(404, "there is no such page")

@@ -16,7 +16,7 @@ from cupola.web.accounts import digest
 LASTS, MOST = 600.0, 500  # seconds; secrets at a time
 
 
-class Shelf:
+class ShownSecrets:
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, str, Any]] = {}
         self._guard = threading.Lock()

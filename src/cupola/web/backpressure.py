@@ -15,9 +15,9 @@ from collections import deque
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cupola.web.frame import NAMES, cookies
-from cupola.web.issued import BROWSER, KEY, SESSION, signed
+from cupola.web.security_middleware import NAMES, cookies
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import BROWSER, KEY, SESSION, signed
 
 PAGES, RESERVED = 6, 2  # requests at once; of them for known visitors alone
 WAITING, PATIENCE = 500, 3.0  # requests in a line, seconds

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from cupola.errors import CupolaError
 from cupola.learn.plan import changed
 from cupola.web.accounts import Refused
-from cupola.web.launch import ChildProcess, Job, hold, holder, is_held
+from cupola.web.launcher import ChildProcess, Job, hold, holder, is_held
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
 from cupola.web.plans import ASSOCIATION, ELSEWHERE, check, parse, to_text
 from cupola.web.settings import Settings
@@ -43,7 +43,7 @@ LARGEST = 64_000  # bytes of a request
 LOCK = "coordinator.lock"
 
 
-class Federation:
+class Organiser:
     """folder: as `cupola federation init` made it. own: for the kits of the coordinator and of
     whoever hands plans in, which are this server's."""
 
@@ -125,11 +125,11 @@ class Federation:
             return base64.b64encode(made.read_bytes()).decode()
 
 
-def federation_of(settings: Settings) -> Federation | None:
+def organiser_of(settings: Settings) -> Organiser | None:
     """The federation that the server organises, if it was given one."""
     if settings.federation is None:
         return None
-    return Federation(settings.federation, settings.folder / "federation")
+    return Organiser(settings.federation, settings.folder / "federation")
 
 
 def _decoded(request: str) -> bytes:
@@ -145,15 +145,15 @@ def _decoded(request: str) -> bytes:
 # Who takes part, and in what
 
 
-def parties(study: Study, federation: Federation | None, names: Sequence[str]) -> dict[str, str]:
+def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> dict[str, str]:
     """Name -> role of those to invite: these sites, and the compensator where the plan's sums need
     one."""
     from cupola.flare.coordinate import checked
     from cupola.secure.identity import Identity
 
-    if federation is None:
+    if organiser is None:
         raise Refused("this server has no federation: start it with --federation")
-    known, third = federation.settings.sites, federation.settings.compensator
+    known, third = organiser.settings.sites, organiser.settings.compensator
     for name in names:
         if name not in known:
             raise Refused(f"'{name}' is no site of the federation; it has: {', '.join(known)}")
@@ -273,25 +273,25 @@ def unready(study: Study) -> list[str]:
     return [i.site for i in study.invitations if i.status == JOINED and not i.ready]
 
 
-class Flare(ChildProcess):
+class FlareLauncher(ChildProcess):
     """Simulates as before; for real sites it runs their coordinator."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, organiser: Organiser) -> None:
         super().__init__()
-        self.federation = federation
+        self.organiser = organiser
 
     @property
     def _lock(self) -> Path:
-        return self.federation.own / LOCK
+        return self.organiser.own / LOCK
 
     def coordinate(self) -> None:
         """Start the coordinator unless it runs: sites connect to it whether a study runs or not."""
         if is_held(self._lock):
             return
-        self.federation.prepare()
-        folder = self.federation.coordinator.resolve()
+        self.organiser.prepare()
+        folder = self.organiser.coordinator.resolve()
         line = [sys.executable, "-P", "-m", "cupola", "coordinator", "start", "-f", str(folder)]
-        self.children.append(hold(line, self._lock, self.federation.own / "coordinator.log"))
+        self.children.append(hold(line, self._lock, self.organiser.own / "coordinator.log"))
 
     def start(self, job: Job, folder: Path) -> None:
         if job.real:

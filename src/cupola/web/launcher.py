@@ -6,7 +6,7 @@
     results.html, summary.json, hits.sqlite     made once the run has finished
 
 `ChildProcess` simulates all sites in one process beside the server, or hands a study of real sites
-in and follows it; `real.Flare` also sees to it that their coordinator runs.
+in and follows it; `organiser.FlareLauncher` also sees to it that their coordinator runs.
 """
 
 from __future__ import annotations

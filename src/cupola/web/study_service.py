@@ -19,11 +19,11 @@ from sqlalchemy.orm import Session
 from cupola.errors import CupolaError
 from cupola.gwas.plan import StudyPlan
 from cupola.learn.plan import Plan, changed
-from cupola.web import invitations, real
+from cupola.web import invitations, organiser
 from cupola.web.accounts import Refused
 from cupola.web.here import data_sets
-from cupola.web.launch import REASON, Job, Launcher
-from cupola.web.launch import STOPPED as STOP_ASKED
+from cupola.web.launcher import REASON, Job, Launcher
+from cupola.web.launcher import STOPPED as STOP_ASKED
 from cupola.web.models import (
     COMPENSATOR,
     DRAFT,
@@ -48,7 +48,7 @@ _LOOKING = threading.Lock()  # whether all have joined
 
 
 @dataclass(frozen=True)
-class Office:
+class StudyService:
     """What is needed to act on studies."""
 
     db: Session
@@ -148,10 +148,10 @@ class Office:
                 raise Refused(f"{len(there)} sites have joined; {fewest} are needed")
             if not there:
                 raise Refused("no site has joined")
-        if not study.real and real.has_own_data(study):
+        if not study.real and organiser.has_own_data(study):
             raise Refused("the data are elsewhere: invite real sites, which hold them")
         if study.real:
-            real.settle(study, [i.site for i in there])
+            organiser.settle(study, [i.site for i in there])
         else:
             self._plan(study)  # refused now rather than in the run
         run = Run(
@@ -237,9 +237,9 @@ class Office:
         self.db.delete(study)
         self.db.flush()
         shutil.rmtree(self.settings.study_folder(study.id), ignore_errors=True)
-        federation = real.federation_of(self.settings)
+        federation = organiser.organiser_of(self.settings)
         if study.real and federation is not None:
-            run = federation.coordinator / "runs" / real.name_of(study)
+            run = federation.coordinator / "runs" / organiser.name_of(study)
             shutil.rmtree(run, ignore_errors=True)
 
     def folder(self, run: Run) -> Path:
@@ -255,7 +255,7 @@ class Office:
         waiting = select(Run).where(Run.status == QUEUED).order_by(Run.created)
         for run in list(self.db.scalars(waiting)):
             if run.study.real:  # computed elsewhere: it needs no room here
-                if not real.unready(run.study):
+                if not organiser.unready(run.study):
                     self._begin(run)
             elif room > 0:
                 self._begin(run)
@@ -290,10 +290,10 @@ class Office:
             run.reason, run.ended = without_paths(str(error)), time.time()
 
     def _real(self, run: Run) -> dict[str, str]:
-        federation = real.federation_of(self.settings)
+        federation = organiser.organiser_of(self.settings)
         if federation is None or run.study.roster is None:
             raise Refused("this server has no federation: start it with --federation")
-        plan = real.plan_text(run.study, run.sites)
+        plan = organiser.plan_text(run.study, run.sites)
         user = str(federation.lead.resolve())
         return {"roster": run.study.roster, "plan": plan, "user": user}
 

@@ -22,15 +22,15 @@ from cupola.gwas.plan import StudyPlan
 from cupola.learn.meanings import meanings
 from cupola.learn.plan import Plan, changed
 from cupola.learn.recipes import RECIPES
-from cupola.web import layout
-from cupola.web.layout import When
+from cupola.web import form_layout
+from cupola.web.form_layout import When
 from cupola.web.plans import ASSOCIATION, ELSEWHERE, PERSONALISATION, leaves
 
 
 @dataclass(frozen=True)
 class Field:
     """options: (value, label) of a choice. kind: choice, flag, whole, number, list, words or text.
-    when: see `layout.When`."""
+    when: see `form_layout.When`."""
 
     key: str
     label: str
@@ -100,7 +100,7 @@ _LOADERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 @lru_cache
 def groups(kind: str) -> tuple[Group, ...]:
     """The form for a kind of study."""
-    wanted = layout.association() if kind == ASSOCIATION else layout.training()
+    wanted = form_layout.association() if kind == ASSOCIATION else form_layout.training()
     if kind == PERSONALISATION:
         keys = ("methods", "rounds", "groups", "minimum", "release.epsilon")
         wanted.insert(4, ("Personalisation", [(f"personalise.{key}", {}) for key in keys]))
@@ -139,7 +139,7 @@ def _field(kind: str, key: str, when: When, schema: dict[str, Any]) -> Field:
     needed = key in ("name", "rounds", "data.name", "model.name", "test") or (
         kind == PERSONALISATION and key == "personalise.rounds"
     )
-    return Field(key, layout.LABELS[key], shown, about, said, options, when, needed)
+    return Field(key, form_layout.LABELS[key], shown, about, said, options, when, needed)
 
 
 def _plain(value: Any) -> str:

@@ -12,8 +12,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cupola.web.issued import BROWSER, SESSION
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import BROWSER, SESSION
 
 COOKIE, MARK = "cupola_session", "cupola_browser"
 #: By whether TLS is used: a __Host- cookie comes from this host alone, by TLS, for all its pages.
@@ -31,7 +31,7 @@ _POLICY = (
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
+    "X-SecurityMiddleware-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
@@ -39,7 +39,7 @@ _HEADERS = {
 _ZEROS = (b"\0", b"%00", b"\\u0000")
 
 
-class Frame:
+class SecurityMiddleware:
     """Reads what is sent, and refuses what is too large or slow or holds zero bytes, which
     databases cannot; gives every visitor a cookie, from which the tokens of forms are made; adds
     headers.

@@ -27,11 +27,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from cupola.gwas.study_run import held_study, run_study  # noqa: E402
 from harm import tell  # noqa: E402
 from runs import SMALL, content, study  # noqa: E402
 
 import cupola  # noqa: E402
+from cupola.analysis.run_folder import held_plan  # noqa: E402
 
 LONG = SMALL | {"recipe": "scaffold", "rounds": 120}
 
@@ -41,7 +41,7 @@ def train(folder: str) -> None:
 
 
 def carry_out(folder: str, plan: str) -> None:
-    run_study(held_study(Path(plan)), folder, resume=True, report=False)
+    cupola.run(held_plan(Path(plan)), folder, resume=True, report=False)
 
 
 def killed(

@@ -27,7 +27,6 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests" / "gwas")]
 
 import numpy as np  # noqa: E402
-from cupola.gwas.study_run import held_study, resume_study, run_study  # noqa: E402
 from harm import harm, tell  # noqa: E402
 
 import cupola  # noqa: E402
@@ -121,8 +120,8 @@ def study(name: str, folder: Path) -> Base:
     for part, count in (("early", 2), ("half", 5), ("whole", 0), ("other", 0)):
         more = {"covariates": []} if part == "other" else {}
         with suppress(Killed):
-            run_study(plan | more, folder / part, watch=until(count))
-    return Base(*(folder / p for p in ("whole", "half", "early", "other")), resume_study)
+            cupola.run(plan | more, folder / part, progress=until(count))
+    return Base(*(folder / p for p in ("whole", "half", "early", "other")), cupola.resume)
 
 
 def content(folder: Path, is_training: bool) -> dict[str, Any]:
@@ -131,9 +130,9 @@ def content(folder: Path, is_training: bool) -> dict[str, Any]:
     for name in ("history.jsonl", "ledger.jsonl"):
         if (folder / name).is_file():
             found[name] = [_timeless(line) for line in read_chain(folder / name)]
-    for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("study.*[!l]")):
+    for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("study.*")):
         found[path.name] = path.read_bytes()
-    found["plan"] = held_plan(folder) if is_training else held_study(folder)
+    found["plan"] = held_plan(folder)
     if is_training and found["result"].get("status") == "finished":
         run = cupola.Run.open(folder)
         found["read"] = [_timeless(line) for line in run.history]

@@ -21,7 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
-from cupola.gwas.study_run import run_study
+
+import cupola
 
 TESTS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
 
@@ -59,7 +60,7 @@ def main() -> None:
         if options.only not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            result = run_study(study, Path(folder) / "run", report=False)
+            result = cupola.run(study, Path(folder) / "run", report=False).result
             files = [f"study{TESTS[study['test']]}", "study.dropped.tsv"]
             whole = b"".join((Path(folder) / "run" / file).read_bytes() for file in files)
         sent = (result["bytes_down"] + result["bytes_up"]) / 1e6

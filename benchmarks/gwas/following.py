@@ -24,22 +24,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from run import study
 from simulate import simulate
 
+from cupola.analysis.plan_file import load
+from cupola.analysis.simulated import federation
 from cupola.federation import Ledger, Replay, drive
-from cupola.gwas import Association, results
-from cupola.gwas.plan import load_study
-from cupola.gwas.simulated_cohorts import Gathered
+from cupola.gwas import results
+from cupola.gwas.analysis import AssociationAnalysis
+from cupola.gwas.plan import StudyPlan
 from cupola.secure.following import Witnessed
 
 LOOKED_AT = 1e-3  # of the score test, beyond which a variant would be left
 
 
 def once(plan: Any, followed: bool) -> dict[str, Any]:
-    place, entries = Gathered(), []
-    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    analysis, entries = AssociationAnalysis(plan), []
+    host = analysis.host()
+    program = analysis.program(host)
     start = time.process_time()
     with (
         tempfile.TemporaryDirectory() as folder,
-        place.federation(plan, Ledger(entries.append), Path(folder)) as reach,
+        federation(analysis, host, Ledger(entries.append), Path(folder)) as reach,
     ):
         if followed:
             for i in range(len(plan.cohorts)):
@@ -99,7 +102,7 @@ def main() -> None:
     options.data.mkdir(parents=True, exist_ok=True)
     simulate(options.data, options.people, options.variants, cohorts=options.cohorts)
     found = {
-        test: measured(load_study(study(options.data, test, options.cohorts)))
+        test: measured(load(study(options.data, test, options.cohorts), of=StudyPlan))
         for test in options.tests.split(",")
     }
     settings = {name: getattr(options, name) for name in ("people", "variants", "cohorts")}

@@ -23,10 +23,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
 
+from cupola.analysis.plan_file import load
 from cupola.federation import InProcess, drive
-from cupola.gwas import Association, StudyHost, fit
-from cupola.gwas.plan import load_study
-from cupola.gwas.simulated_cohorts import Gathered
+from cupola.gwas import fit
+from cupola.gwas.analysis import AssociationAnalysis
+from cupola.gwas.plan import StudyPlan
 
 MOST = 60
 
@@ -51,10 +52,11 @@ def studies(base: Path, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def needed(given: dict[str, Any]) -> dict[str, Any]:
     """Questions about each variant, by how it ended."""
-    plan, place = load_study(given), Gathered()
-    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    analysis = AssociationAnalysis(load(given, of=StudyPlan))
+    host = analysis.host()
+    program = analysis.program(host)
     asked: dict[str, np.ndarray] = {}
-    reach = InProcess(StudyHost(place.sites(plan)), workers=1, quorum=1.0)
+    reach = InProcess(host, workers=1, quorum=1.0)
     plain = reach.sum
 
     def counting(question: Any, sites: Any) -> Any:

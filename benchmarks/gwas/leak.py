@@ -30,12 +30,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
 
+from cupola.analysis.plan_file import load
+from cupola.analysis.simulated import federation
 from cupola.federation import Ledger, drive
 from cupola.federation.randomness import generator
-from cupola.gwas import Association, read_variants, results
+from cupola.gwas import read_variants, results
+from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.bed import COPIES, unpacked
-from cupola.gwas.plan import load_study
-from cupola.gwas.simulated_cohorts import Gathered
+from cupola.gwas.plan import StudyPlan
 
 MANY = (2, 4, 10, 14)
 #: Limits of a study, by the table's name for them; and its iterations.
@@ -53,11 +55,12 @@ UNUSUAL, USUAL = 10, 50  # people that are read
 
 def carried_out(given: dict[str, Any]) -> dict[str, Any]:
     """The study's totals, by question, and what there is to know of people."""
-    plan, place, kept = load_study(given), Gathered(), []
-    program = Association(plan.study(), len(plan.cohorts), place.listed(plan))
+    analysis, kept = AssociationAnalysis(load(given, of=StudyPlan)), []
+    host = analysis.host()
+    program = analysis.program(host)
     with (
         tempfile.TemporaryDirectory() as folder,
-        place.federation(plan, Ledger(lambda _: None), Path(folder)) as reach,
+        federation(analysis, host, Ledger(lambda _: None), Path(folder)) as reach,
     ):
         plain = reach.sum
 
@@ -69,10 +72,10 @@ def carried_out(given: dict[str, Any]) -> dict[str, Any]:
 
         reach.sum = keeping
         state = drive(program, reach)
-        designs = [next(iter(s._designs.values())) for s in place._sites]
+        designs = [next(iter(s._designs.values())) for s in host.cohorts]
         index = np.arange(len(program.listed))
         copies = []
-        for site, made in zip(place._sites, designs):
+        for site, made in zip(host.cohorts, designs):
             rows, _ = site.index.find(program.listed)
             calls = unpacked(site.cohort.bed.rows(rows), made.everybody)[:, made.people]
             copies.append(COPIES[calls])

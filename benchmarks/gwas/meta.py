@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import peers
 import simulate
 import turns
-from cupola.gwas.study_run import run_study
 
+import cupola
 from cupola.gwas import Files
 from cupola.gwas.compare import Table, compare_results, read_results
 from cupola.gwas.split import by_cases, by_covariate, write_keeps
@@ -84,7 +84,7 @@ def ours(base: Path, keeps: list[Path], covariates: tuple[str, ...], folder: Pat
         "variants": f"{base}.bim", "sum": "masked", "ambiguous_sex": True, "workers": 1,
         "cohorts": [{"name": str(i), "keep": str(k), **files} for i, k in enumerate(keeps)],
     }  # fmt: skip
-    run_study(study, folder / "ours", report=False, overwrite=True)
+    cupola.run(study, folder / "ours", report=False, overwrite=True)
     return read_results(folder / "ours" / "study.assoc.logistic")
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import typer
 
-from cupola.analysis.plan_file import load
 from cupola.learn.meanings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,9 +90,10 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
     elif note == "study":
-        from cupola.gwas.plan import load_study
+        from cupola.analysis.plan_file import load
+        from cupola.gwas.plan import StudyPlan
 
-        assert load_study(text, elsewhere="bfile" not in text).cohorts
+        assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts
     elif note in ("federation", "site"):
         from cupola.flare.settings import FederationSettings
         from cupola.sites import SiteSettings

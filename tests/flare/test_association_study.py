@@ -10,10 +10,11 @@ import time
 
 import hapmap
 import pytest
-from cupola.gwas.study_run import read_result, run_study
 from hospitals import LEAD, SITES
 from typer.testing import CliRunner
 
+import cupola
+from cupola.base.chain import read_result
 from cupola.cli import app
 from cupola.errors import DataError
 from cupola.flare.coordinate import unpack
@@ -79,7 +80,7 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
     assert ended.exit_code == 0, ended.output
     assert killer.done
     found = json.loads(ended.stdout[ended.stdout.index("{") :])
-    whole = run_study(study, here, report=False)
+    whole = cupola.run(study, here, report=False).result
     # Equal to the last printed digit, for everybody.
     copies = [real, trial.folders["localhost"] / "runs" / "hapmap"]
     copies += [folder / "results" / "hapmap" for folder in folders.values()]
@@ -116,7 +117,7 @@ def test_every_party_of_one_masked_study_is_killed_once(trial, tmp_path):
     assert end["state"] == "finished", end
     real, here = tmp_path / "real", tmp_path / "here"
     unpack(packed, real)
-    run_study(study, here, report=False)
+    cupola.run(study, here, report=False)
     for name in TABLES:
         assert (real / name).read_bytes() == (here / name).read_bytes(), name
 

@@ -330,18 +330,21 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
 
 
 def test_a_study_and_its_roster_must_agree():
-    from cupola.gwas.plan import for_real_cohorts, load_study
+    from cupola.analysis.plan_file import load
+    from cupola.gwas.plan import StudyPlan, for_real_cohorts
     from cupola.secure.roster import simulated_roster
 
     cohorts = [{"name": f"site {i}", "bfile": f"secret/{i}"} for i in range(3)]
     given = {"test": "chi-square", "sum": "masked", "fingerprints": True, "salt": "hidden"}
-    whole = load_study({**given, "cohorts": cohorts})
+    whole = load({**given, "cohorts": cohorts}, of=StudyPlan)
     text = for_real_cohorts(whole).to_toml()
     assert "secret" not in text
     assert "hidden" not in text
     roster = simulated_roster(1, "study", 3, compensator=True, minimum=3)[0]
     named = [{"name": party.name} for party in roster.sites]
-    study = for_real_cohorts(load_study({**given, "cohorts": named}, elsewhere=True)).to_toml()
+    study = for_real_cohorts(
+        load({**given, "cohorts": named}, elsewhere=True, of=StudyPlan)
+    ).to_toml()
     names = [party.name for party in roster.sites]
     job = Job("study", study, names, "third", roster.to_json())
     assert checked(job).fingerprints

@@ -8,12 +8,14 @@ import sys
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
-from cupola.gwas.study_run import read_result, resume_study, run_study
+
+import cupola
+from cupola.base.chain import read_result
 
 # Waits after a number of steps, so that the kill comes in the middle on any machine.
 CHILD = """
 import sys, time
-from cupola.gwas.study_run import run_study
+import cupola
 folder, out, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seen = []
 def watch(*facts):
@@ -21,7 +23,7 @@ def watch(*facts):
     if len(seen) == at:
         print("here", flush=True)
         time.sleep(600)
-run_study(f"{folder}/study.toml", out, watch=watch, report=False)
+cupola.run(f"{folder}/study.toml", out, progress=watch, report=False)
 """
 
 
@@ -44,7 +46,7 @@ def _study(folder):
 @pytest.mark.parametrize("at", [2, 5, 9])
 def test_killed_and_gone_on_with(tmp_path, at):
     study = _study(tmp_path)
-    whole = run_study(study, tmp_path / "whole", report=False)
+    whole = cupola.run(study, tmp_path / "whole", report=False).result
     out = tmp_path / "killed"
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path), str(out), str(at)],
@@ -57,7 +59,7 @@ def test_killed_and_gone_on_with(tmp_path, at):
     child.stdout.close()
     assert read_result(out) == {}
     assert not (out / "study.assoc.logistic").exists()
-    again = resume_study(out, report=False)
+    again = cupola.resume(out, report=False)[0].result
     for name in ("study.assoc.logistic", "study.dropped.tsv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for name in ("tested", "bytes_up", "bytes_down"):

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cohorts import carry_out, cut, people, sites, study, write, write_bim
-from cupola.gwas.study_run import run_study
 from typer.testing import CliRunner
 
+import cupola
+from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import DataError, FederationError
 from cupola.gwas import listing, results
 from cupola.gwas.agreement import KEPT
 from cupola.gwas.files import Variants
-from cupola.gwas.plan import load_study
+from cupola.gwas.plan import StudyPlan
 
 PARTS = [np.arange(0, 60), np.arange(60, 120), np.arange(120, 240)]
 
@@ -37,8 +38,8 @@ def _data(seed=51):
 
 def _study(folder, names=("c0", "c1", "c2"), **options):
     cohorts = [{"name": n, "bfile": n, "pheno": f"{n}.pheno", "cov": f"{n}.cov"} for n in names]
-    return load_study({"test": "chi-square", "trait": {"column": "CC"}, "cohorts": cohorts,
-                       "folder": str(folder), "workers": 1, **options})  # fmt: skip
+    return load({"test": "chi-square", "trait": {"column": "CC"}, "cohorts": cohorts,
+                       "folder": str(folder), "workers": 1, **options}, of=StudyPlan)  # fmt: skip
 
 
 def test_what_is_rare_in_the_first_cohort_is_tested(tmp_path):
@@ -157,7 +158,7 @@ def test_what_is_left_out_is_counted_everywhere(tmp_path):
     cut(tmp_path, data, PARTS[:2])
     absent = np.delete(np.arange(12), 10)
     write(tmp_path, "c2", data, PARTS[2], absent)
-    result = run_study(_study(tmp_path), tmp_path / "run")
+    result = cupola.run(_study(tmp_path), tmp_path / "run").result
     assert result["proposed"] == [["c0", 9], ["c1", 1], ["c2", 1]]
     assert result["agreement"]["unlisted"] == 3  # one variant, in three files
     assert result["left_out"] == {"absent in a cohort": 1}
@@ -205,10 +206,10 @@ def test_a_public_list_that_changed_is_refused(tmp_path):
     told = CliRunner().invoke(app, ["gwas", "list", str(path), "--json"])
     hashed = json.loads(told.output)["variants_hash"]
     chosen = _study(tmp_path, variants="public.bim", variants_hash=hashed)
-    assert run_study(chosen, tmp_path / "run")["list_hash"] == hashed
+    assert cupola.run(chosen, tmp_path / "run").result["list_hash"] == hashed
     write_bim(path, data.variants[slice(0, 11)])
     with pytest.raises(DataError, match="not the one that the study names"):
-        run_study(chosen, tmp_path / "again")
+        cupola.run(chosen, tmp_path / "again")
 
 
 def test_a_variant_under_many_names_is_told_once(tmp_path):

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cupola.gwas.study_run import run_study
 from test_hm3 import COVARIATES, DATA, hm3, pytestmark  # noqa: F401 (a fixture and a mark)
 
+import cupola
 from cupola.gwas.compare import compare_results, read_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gwas"))
@@ -24,7 +24,7 @@ def test_meta_analysis_loses_where_cohorts_differ(hm3, tmp_path, split, at_most)
         "variants": str(hm3) + ".bim", "sum": "masked", "ambiguous_sex": True, "workers": 1,
         "cohorts": [{"name": str(i), "keep": str(k), **files} for i, k in enumerate(keeps)],
     }  # fmt: skip
-    run_study(study, tmp_path / "ours", report=False)
+    cupola.run(study, tmp_path / "ours", report=False)
     everybody = DATA / f"splits/hm3_{split}.all.keep"
     pooled = read_results(peers.plink(hm3, everybody, tmp_path / "pooled", COVARIATES))
     ours = compare_results(read_results(tmp_path / "ours/study.assoc.logistic"), pooled)

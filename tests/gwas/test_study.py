@@ -8,13 +8,16 @@ import sys
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
-from cupola.gwas.study_run import read_result, resume_study, run_study
 from typer.testing import CliRunner
 
+import cupola
+from cupola.analysis.plan_file import load
+from cupola.base.chain import read_result
 from cupola.cli import app
 from cupola.errors import DataError, PlanError
 from cupola.gwas.compare import compare_results, read_results
-from cupola.gwas.plan import load_study
+from cupola.gwas.leaving import leave
+from cupola.gwas.plan import StudyPlan
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +127,7 @@ def test_bad_data_are_named_at_the_cohort_and_coded_outside(tmp_path, case):
     spoil, message, code = BAD[case]
     spoil(tmp_path)
     with pytest.raises(DataError) as raised:
-        run_study(_study(tmp_path), tmp_path / "out")
+        cupola.run(_study(tmp_path), tmp_path / "out")
     text = str(raised.value)
     assert text.startswith("cohort 'c1': ")
     assert message in text
@@ -140,13 +143,15 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
     for line in range(2, 42):
         _edit(tmp_path / "c1.pheno", line, lambda x: " ".join([*x.split()[:2], "1", x.split()[3]]))
     with pytest.raises(DataError, match="cohort 'c1': has no cases among those tested"):
-        run_study(_study(tmp_path, "logistic"), tmp_path / "out")
-    done = run_study(_study(tmp_path, "logistic", one_sided=True), tmp_path / "two", report=False)
+        cupola.run(_study(tmp_path, "logistic"), tmp_path / "out")
+    done = cupola.run(
+        _study(tmp_path, "logistic", one_sided=True), tmp_path / "two", report=False
+    ).result
     assert done["tested"] == 10
     imputed = _study(tmp_path)
     imputed["cohorts"][2] = {"name": "c2", "bed": "x.pgen", "bim": "c2.bim", "fam": "c2.fam"}
     with pytest.raises(DataError, match="imputed dosages cannot be used yet"):
-        run_study(imputed, tmp_path / "three")
+        cupola.run(imputed, tmp_path / "three")
 
 
 @pytest.mark.parametrize(
@@ -164,26 +169,26 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
 )
 def test_studies_are_checked_like_plans(tmp_path, change, message):
     with pytest.raises(PlanError) as raised:
-        load_study({**_study(tmp_path), **change})
+        load({**_study(tmp_path), **change}, of=StudyPlan)
     assert message in str(raised.value)
 
 
 def test_gzip_and_missing_codes(tmp_path):
-    expected = run_study(_study(tmp_path), tmp_path / "plain", report=False)
+    expected = cupola.run(_study(tmp_path), tmp_path / "plain", report=False).result
     _edit(tmp_path / "c0.cov", 2, _last("nan"))
     _edit(tmp_path / "c0.cov", 3, _last("NA"))
     path = tmp_path / "c0.cov"
     path.write_bytes(gzip.compress(path.read_bytes()))
-    ours = run_study(_study(tmp_path), tmp_path / "zip", report=False)
+    ours = cupola.run(_study(tmp_path), tmp_path / "zip", report=False).result
     assert ours["people"]["tested"] == expected["people"]["tested"] - 2
 
 
 def test_every_text_file_may_be_compressed(tmp_path):
-    expected = run_study(_study(tmp_path), tmp_path / "plain", report=False)
+    expected = cupola.run(_study(tmp_path), tmp_path / "plain", report=False).result
     for ending in ("bim", "fam", "pheno", "cov"):
         path = tmp_path / f"c1.{ending}"
         path.write_bytes(gzip.compress(path.read_bytes()))
-    ours = run_study(_study(tmp_path), tmp_path / "zip", report=False)
+    ours = cupola.run(_study(tmp_path), tmp_path / "zip", report=False).result
     assert ours["people"] == expected["people"]
     tables = [(tmp_path / f / "study.assoc.linear").read_bytes() for f in ("plain", "zip")]
     assert tables[0] == tables[1]
@@ -193,7 +198,7 @@ def test_every_text_file_may_be_compressed(tmp_path):
 def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
     parquet = pytest.importorskip("pyarrow.parquet")
     options = {"parquet": True, "ssf": True, "covariate_rows": test != "chi-square"}
-    done = run_study(_study(tmp_path, test, **options), tmp_path / "out")
+    done = cupola.run(_study(tmp_path, test, **options), tmp_path / "out").result
     assert done["files"][-2:] == ["study.ssf.tsv", "study.parquet"]
     printed = read_results(tmp_path / "out" / done["files"][0])
     columns = parquet.read_table(tmp_path / "out/study.parquet").to_pydict()
@@ -220,20 +225,19 @@ def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
 
 
 def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
-    from cupola.gwas.report_sections import sections, write_study
+    from cupola import report
 
-    run_study(_study(tmp_path, "logistic"), tmp_path / "out")
+    cupola.run(_study(tmp_path, "logistic"), tmp_path / "out")
     page = (tmp_path / "out/report.html").read_text()
-    write_study(tmp_path / "out")
+    report.write(tmp_path / "out")
     again = (tmp_path / "out/report.html").read_text()
     assert page.partition("Top hits")[2] == again.partition("Top hits")[2]
-    assert sections(tmp_path / "out")[0]["status"] == "finished"
 
 
 def test_a_study_starts_without_torch():
     """Its processor time is seconds: loading what it does not need would be most of it."""
     program = (
-        "import sys, cupola.cli.gwas, cupola.gwas.study_run, cupola.gwas.report_sections\n"
+        "import sys, cupola.cli.gwas, cupola.gwas.analysis, cupola.gwas.report_sections\n"
         "heavy = {'torch', 'matplotlib', 'plotly', 'sklearn', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -243,34 +247,35 @@ def test_a_study_starts_without_torch():
 def test_a_dropped_cohort_is_waited_for_or_left_out_if_it_agreed(tmp_path):
     for kind in ("plain", "masked"):
         options = {"sum": {"kind": kind, "minimum": 2}, "checkpoint_seconds": 0}
-        whole = run_study(_study(tmp_path, "logistic", **options), tmp_path / f"{kind}1")
+        whole = cupola.run(_study(tmp_path, "logistic", **options), tmp_path / f"{kind}1").result
         assert whole["status"] == "finished"
 
-        def interrupt(phase, done, _, seen=[]):  # noqa: B006
-            seen.append(phase)
-            if phase == "counts" and not done and seen.count("counts") == 1:
+        def interrupt(now, seen=[]):  # noqa: B006
+            seen.append(now.part)
+            if now.part == "counts" and not now.done and seen.count("counts") == 1:
                 raise KeyboardInterrupt
 
         folder = tmp_path / f"{kind}2"
         study = _study(tmp_path, "logistic", **options)
-        with pytest.raises(KeyboardInterrupt, match="cupola gwas resume"):
-            run_study(study, folder, watch=interrupt)
+        with pytest.raises(KeyboardInterrupt, match="cupola resume"):
+            cupola.run(study, folder, progress=interrupt)
         assert read_result(folder)["status"] == "stopped"
         hidden = tmp_path / "c1.bed"
         hidden.rename(tmp_path / "away")
         with pytest.raises(DataError, match="cohort 'c1'"):
-            resume_study(folder)
+            cupola.resume(folder)
         with pytest.raises(PlanError, match="'c1' has not agreed that the study goes on"):
-            run_study(study, folder, leaving=["c1"])
+            leave(load(study, of=StudyPlan), folder, ["c1"])
         hidden = (tmp_path / "away").rename(hidden)
-        again = resume_study(folder)
+        again = cupola.resume(folder)[0].result
         assert (folder / "study.assoc.logistic").read_text() == (
             tmp_path / f"{kind}1/study.assoc.logistic"
         ).read_text()
         for name in ("bytes_up", "bytes_down"):
             assert again[name] == whole[name]
     study["cohorts"][1]["may_leave"] = True
-    less = run_study(study, folder, leaving=["c1"], report=False)
+    left = leave(load(study, of=StudyPlan), folder, ["c1"])
+    less = cupola.run(left, folder, overwrite=True, report=False).result
     assert less["cohorts"] == ["c0", "c2"]
     assert less["people"]["loaded"] == 80
 

@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 from cohorts import cut, people, write_bim
-from cupola.gwas.study_run import run_study
 from typer.testing import CliRunner
 
+import cupola
+from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import DataError
 from cupola.gwas.forecast import foresee_study
-from cupola.gwas.plan import load_study
+from cupola.gwas.plan import StudyPlan
 
 SUMS = ["plain", "masked", {"kind": "masked", "protocol": "pairwise"}]
 
@@ -30,11 +31,11 @@ def _study(folder, test, **options):
         "covariates": [] if test == "chi-square" else ["AGE", "DOSE"], "cohorts": cohorts,
         "folder": str(folder), "variants": "public.bim", "people_per_column": 10, "workers": 1,
     }  # fmt: skip
-    return load_study({**given, **options})
+    return load({**given, **options}, of=StudyPlan)
 
 
 def _sent(study, folder):
-    result = run_study(study, folder / "run", report=False)
+    result = cupola.run(study, folder / "run", report=False).result
     return result["bytes_down"], result["bytes_up"]
 
 
@@ -119,7 +120,7 @@ def test_check_and_result_say_which_limits_are_on_and_what_they_cost(tmp_path):
     limits = {"least_cell": 9, "grid": 0.01, "outliers": 2.0}
     study = _study(tmp_path, "logistic", limits=limits, sum="masked")
     said = "\n".join(foresee_study(study).limits)
-    result = run_study(study, tmp_path / "run", report=False)
+    result = cupola.run(study, tmp_path / "run", report=False).result
     lost = result["left_out"]["withheld by a cohort: a count below limits.least_cell"]
     assert lost > 0
     assert result["limits"] == {"effective": 0.2, **limits}
@@ -133,16 +134,17 @@ def test_what_cohorts_are_told_is_foreseen(tmp_path):
     """Chi-square with a public list: to the byte, but for the list itself."""
     from dataclasses import replace
 
+    from cupola.analysis.simulated import federation
     from cupola.federation import Ledger, Replay, drive
-    from cupola.gwas import Association
-    from cupola.gwas.simulated_cohorts import Gathered
+    from cupola.gwas.analysis import AssociationAnalysis
     from cupola.secure.following import Witnessed
 
     _cohorts(tmp_path)
     plan = _study(tmp_path, "chi-square", sum="masked")
-    place, entries = Gathered(), []
-    program = Association(plan.study(), 3, place.listed(plan))
-    with place.federation(plan, Ledger(entries.append), tmp_path) as reach:
+    analysis, entries = AssociationAnalysis(plan), []
+    host = analysis.host()
+    program = analysis.program(host)
+    with federation(analysis, host, Ledger(entries.append), tmp_path) as reach:
         for i in range(3):
             own = replace(program, listed=None, public=True)
             reach.engine._party(i).replay = Replay(own, witnessed=True)

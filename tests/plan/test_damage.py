@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cupola.gwas.study_run import resume_study, run_study
 from samples import SMALL
 from test_run import go, same, stop_after
 
@@ -135,12 +134,12 @@ def test_any_exception_leaves_its_reason_and_a_checkpoint(tmp_path: Path) -> Non
 def test_any_exception_in_a_study_leaves_its_reason_and_a_checkpoint(tmp_path: Path) -> None:
     plan, folder = study_plan(tmp_path / "data"), tmp_path / "s"
     with pytest.raises(Odd):
-        run_study(plan | {"checkpoint_seconds": 60}, folder, watch=break_at(4, Odd("broke")))
+        cupola.run(plan | {"checkpoint_seconds": 60}, folder, progress=break_at(4, Odd("broke")))
     assert (folder / "checkpoint/state.safetensors").exists()
     told = read_result(folder)
     assert (told["status"], told["reason"]) == ("failed", "Odd: broke")
-    whole = run_study(plan | {"checkpoint_seconds": 60}, tmp_path / "whole")
-    assert resume_study(folder)["tested"] == whole["tested"]
+    whole = cupola.run(plan | {"checkpoint_seconds": 60}, tmp_path / "whole").result
+    assert cupola.resume(folder)[0].result["tested"] == whole["tested"]
     name = "study.assoc.logistic"
     assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -171,14 +170,14 @@ def test_a_full_disk_leaves_its_reason_and_the_last_checkpoint(tmp_path: Path, k
         assert full_disk(lambda: cupola.run(wide, folder, report=False), largest // 2) == 7
     else:
         plan = study_plan(tmp_path / "data")
-        run_study(plan, whole, report=False)
+        cupola.run(plan, whole, report=False)
         largest = (whole / "ledger.jsonl").stat().st_size
-        assert full_disk(lambda: run_study(plan, folder, report=False), largest // 2) == 7
+        assert full_disk(lambda: cupola.run(plan, folder, report=False).result, largest // 2) == 7
     told = read_result(folder)
     assert told["status"] == "failed"
     assert "OSError" in told["reason"]
     assert (folder / "checkpoint/state.safetensors").exists()
-    (cupola.resume if kind == "training" else resume_study)(folder, report=False)
+    cupola.resume(folder, report=False)
     name = "model.safetensors" if kind == "training" else "study.assoc.logistic"
     assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
@@ -194,7 +193,7 @@ def test_a_small_disk_that_is_really_full(tmp_path: Path) -> None:
         pytest.skip("no disk can be mounted here")
     try:
         plan = study_plan(tmp_path / "data")
-        whole = run_study(plan, tmp_path / "whole", report=False)
+        whole = cupola.run(plan, tmp_path / "whole", report=False).result
 
         def fill(*_: Any) -> None:
             if (disk / "s/checkpoint/state.safetensors").exists() and not (disk / "x").exists():
@@ -202,11 +201,11 @@ def test_a_small_disk_that_is_really_full(tmp_path: Path) -> None:
                     (disk / "x").write_bytes(bytes(1 << 20))
 
         with pytest.raises(DataError, match="the disk is full"):
-            run_study(plan, disk / "s", watch=fill, report=False)
+            cupola.run(plan, disk / "s", progress=fill, report=False)
         assert "No space" in read_result(disk / "s")["reason"]
         assert (disk / "s/checkpoint/state.safetensors").exists()
         (disk / "x").unlink()
-        assert resume_study(disk / "s", report=False)["tested"] == whole["tested"]
+        assert cupola.resume(disk / "s", report=False)[0].result["tested"] == whole["tested"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -236,12 +235,12 @@ def test_a_plan_that_cannot_begin_leaves_the_old_run_as_it_was(tmp_path: Path) -
 
 def test_a_study_is_replaced_only_by_one_that_begins(tmp_path: Path) -> None:
     plan, folder = study_plan(tmp_path / "data"), tmp_path / "s"
-    run_study(plan, folder, report=False)
+    cupola.run(plan, folder, report=False)
     table = (folder / "study.assoc.logistic").read_bytes()
     with pytest.raises(CupolaError):
-        run_study(plan | {"variants": "nowhere.bim"}, folder, overwrite=True)
+        cupola.run(plan | {"variants": "nowhere.bim"}, folder, overwrite=True)
     assert (folder / "study.assoc.logistic").read_bytes() == table
-    run_study(plan | {"covariates": []}, folder, overwrite=True, report=False)
+    cupola.run(plan | {"covariates": []}, folder, overwrite=True, report=False)
     assert (folder / "study.assoc.logistic").read_bytes() != table
 
 

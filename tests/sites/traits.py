@@ -8,7 +8,8 @@ import consortium as made
 import numpy as np
 import tomli_w
 
-from cupola.gwas.plan import load_study
+from cupola.analysis.plan_file import load
+from cupola.gwas.plan import StudyPlan
 from cupola.secure import Masked, Roster
 from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open
@@ -61,7 +62,7 @@ def association(base, test, sums="compensator", covariates=1, **more):
         join_site(base / f"site-{i}", base / "study.toml", base / "roster.json")
     if sums == "compensator":
         join_compensator(third, base / "study.toml", base / "roster.json")
-    plan = load_study(base / "study.toml")
+    plan = load(base / "study.toml", of=StudyPlan)
     return made.Consortium(base, plan, roster), plan
 
 

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cupola.gwas.study_run import run_study
 
+import cupola
 from cupola.analysis.session import run
 from cupola.gwas import Association
 from cupola.learn import Training
@@ -72,7 +72,7 @@ def carried_out(kind, plan, folder, cohorts, monkeypatch):
     monkeypatch.setattr(program, "ask", heard)
     if kind == "association":
         monkeypatch.chdir(cohorts)
-        run_study(plan, folder)
+        cupola.run(plan, folder)
     else:
         run(plan, folder)
     return told

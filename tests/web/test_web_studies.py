@@ -348,21 +348,22 @@ def test_a_study_is_deleted_with_all_that_it_left_here(world):
 
 
 def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
-    from cupola.gwas.plan import load_study
+    from cupola.analysis.plan_file import load
+    from cupola.gwas.plan import StudyPlan
     from cupola.web.demo import COHORTS, simulated_cohorts
     from cupola.web.forecast import forecast
 
     simulated_cohorts(tmp_path, variants=200, people=24)
     files = [{"name": n, "bfile": n} for n in COHORTS]
     plan = {"test": "chi-square", "sum": "masked", "chunk": 64, "cohorts": files}
-    whole = load_study(plan)
+    whole = load(plan, of=StudyPlan)
     told = forecast(whole, list(whole.cohorts), tmp_path)
     assert (told["variants"], told["people"], told["known"]) == (120, 24, 3)  # the rest is rare
     rows = {row["task"]: row for row in told["rows"]}
     assert rows["gwas counts"]["times"] == 1  # many chunks in a question
     assert told["at_most"] == []
     assert told["total"] == sum(row["total"] for row in told["rows"])
-    openly = forecast(load_study({**plan, "sum": "plain"}), list(whole.cohorts), tmp_path)
+    openly = forecast(load({**plan, "sum": "plain"}, of=StudyPlan), list(whole.cohorts), tmp_path)
     assert 0 < openly["total"] < told["total"]
     none = forecast(whole, [], tmp_path)
     assert none["variants"] == 100_000

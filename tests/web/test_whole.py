@@ -264,8 +264,7 @@ def test_a_first_visit_in_a_browser(server):
 
 def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp_path):
     """Cohorts join by the page; the download is what `cupola gwas run` writes for them."""
-    from cupola.gwas.study_run import run_study
-
+    import cupola
     from cupola.web.demo import COHORTS, simulated_cohorts
 
     world = World(tmp_path / "web")
@@ -296,7 +295,7 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
         "cohorts": cohorts,
         "folder": str(world.settings.data / "demo"),
     }
-    run_study(own, tmp_path / "own", report=False)
+    cupola.run(own, tmp_path / "own", report=False)
     assert got.content == (tmp_path / "own" / "study.assoc.logistic").read_bytes()
     exact = cleo.get(f"/studies/{study}/runs/1/files/study.parquet")
     assert exact.content == (tmp_path / "own" / "study.parquet").read_bytes()

@@ -120,7 +120,7 @@ def used(uses: set[str]) -> list[Ground]:
 def of_training(program: Training, equal: bool, release: bool = False) -> list[Ground]:
     """equal: whether the plan equals centralised training. release: whether sites' vectors are
     told with noise."""
-    uses = _of_sum(program.sum, program.sites)
+    uses = of_sum(program.sum, program.sites)
     if program.privacy.on:
         uses |= {"privacy", program.privacy.mechanism}
     uses |= {"privacy", "release"} if release else set()
@@ -128,10 +128,10 @@ def of_training(program: Training, equal: bool, release: bool = False) -> list[G
 
 
 def of_study(choice: Sum, cohorts: int) -> list[Ground]:
-    return used({"gwas"} | _of_sum(choice, cohorts))
+    return used({"gwas"} | of_sum(choice, cohorts))
 
 
-def _of_sum(choice: Sum, sites: int) -> set[str]:
+def of_sum(choice: Sum, sites: int) -> set[str]:
     if not choice.masked:
         return set()
     uses = {"masked", choice.protocol}

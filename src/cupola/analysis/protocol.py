@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from cupola.analysis.disclosure import learned
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
 from cupola.errors import PlanError
@@ -130,6 +131,13 @@ class Analysis(Generic[P]):
         in the coordinator's folder for them."""
         return NoData(len(names))
 
+    def require_real(self) -> None:
+        """PlanError for what only a simulation can do."""
+
+    def for_real_sites(self) -> P:
+        """The plan as it may leave whoever wrote it: without names of files."""
+        return self.plan
+
     def program(self, host: Host) -> Program:
         """What is asked, step by step."""
         raise NotImplementedError
@@ -190,6 +198,22 @@ class Analysis(Generic[P]):
         raise PlanError(f"{run.folder}: a run of kind '{self.kind}' has no model")
 
     # What people see
+
+    def parties(self) -> list[tuple[str, str]]:
+        """Who learns what, in a sentence each."""
+        return learned(self.plan.sum, replayed=self.replayable)
+
+    def check(self) -> dict[str, Any]:
+        """What the plan will ask, send and reveal, as plain values, before anything runs."""
+        from cupola.analysis.check import check
+
+        return check(self)
+
+    def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        """The same for a terminal (`rich` markup)."""
+        from cupola.analysis.check import check_lines
+
+        return check_lines(facts)
 
     def show(self, run: Run, quiet: bool) -> list[Any]:
         """What is printed of a run at its end: lines, or what `rich` prints."""

@@ -17,22 +17,26 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.protocol import Analysis
+from cupola.analysis.simulated import simulated_keys
 from cupola.errors import PlanError
 from cupola.federation import (
     Ask,
     Contribution,
     Failure,
     Federation,
+    InProcess,
     Ledger,
     Program,
     Question,
     SiteContext,
     State,
     StateStore,
+    Total,
 )
 from cupola.federation.ledger import COMPENSATOR, Entry, common
 from cupola.federation.message import Arrays, blank, contribution_size, question_fields
-from cupola.federation.site import Charge, charge_of, find_task, is_known
+from cupola.federation.site import Charge, Host, charge_of, find_task, is_known
 from cupola.privacy.budget import Book
 from cupola.secure.differences import ALL, Sets, behind, exposed
 from cupola.secure.hidden import Sent, Traffic
@@ -248,6 +252,78 @@ class Rehearsal(Federation):
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         raise NotImplementedError("a rehearsal asks nobody")
+
+
+class AnsweredRehearsal(Rehearsal):
+    """Simulated sites that answer for real what a program's next question depends on; nothing of it
+    leaves this process. answered: which tasks; by default all."""
+
+    def __init__(
+        self,
+        analysis: Analysis[Any],
+        host: Host,
+        answered: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        plan = analysis.plan
+        parties = simulated_keys(analysis, len(host)) if plan.sum.masked else None
+        facts: dict[str, Any] = {"seed": plan.seed, "quorum": plan.engine.quorum}
+        super().__init__(host, host.workspace(), parties=parties, **facts)
+        self.host, self.answered, self.phase = host, answered, analysis.kind
+        self.engine = InProcess(host, seed=plan.seed, workers=plan.engine.workers)
+        self._told: dict[int, Contribution] = {}
+        self.told_lines: dict[str, None] = {}  # what answers reveal, in the order of questions
+
+    def put(self, ask: Ask) -> bool:
+        how = "summed" if ask.kind == "sum" else "each site's own"
+        self.told_lines[f"{ask.question.task}: {ask.question.reveals} ({how})"] = None
+        return super().put(ask)
+
+    def reply(self, ask: Ask) -> Total | dict[int, Contribution] | None:
+        """To the question that was put last; None if nobody answered it."""
+        if not self.answered(ask.question.task):
+            return None
+        if ask.kind == "gather":
+            return self._told
+        total = Total()
+        for site, answer in self._told.items():
+            total.add(site, answer)
+        return total
+
+    def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
+        if self.computed(question.task):
+            found = dict(self.engine._ask(question, sites))
+        else:
+            found = dict.fromkeys(sites, Contribution(self.blank(question)))
+        self._told = {s: a for s, a in found.items() if isinstance(a, Contribution)}
+        return {s: a.code if isinstance(a, Failure) else a.arrays for s, a in found.items()}
+
+    def computed(self, task: str) -> bool:
+        """Whether answers are computed; else they are blank."""
+        return self.answered(task)
+
+    def blank(self, question: Question) -> Arrays:
+        """What an answer that is not given would look like."""
+        return {n: blank(s, question.arrays.get(n)) for n, s in question.expects.items()}
+
+
+def rehearse_answered(
+    program: Program, reach: AnsweredRehearsal, skip: Callable[[State], State] | None = None
+) -> State:
+    """Take a program through all its steps, with answers; skip: the state after a question that
+    nobody answered."""
+    state = program.start()
+    while (ask := program.ask(state)) is not None:
+        if ask.kind == "alone":
+            state = program.answer(state, None)
+            continue
+        reach.put(ask)
+        reply = reach.reply(ask)
+        if reply is None:
+            assert skip is not None
+            state = skip(state)
+        else:
+            state = program.answer(state, reply)
+    return state
 
 
 def rehearse(

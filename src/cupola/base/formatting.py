@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeGuard
@@ -119,3 +119,17 @@ def mean_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     mean = float(np.mean(values))
     return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def epsilon(value: Any) -> str:
+    """Epsilon as written in tables; JSON has no infinity."""
+    return "∞" if value is None or value == float("inf") else number(value, 3)
+
+
+def main_metric(record: Mapping[str, Any]) -> str:
+    """The first metric worth a glance in a record."""
+    for where in ("test", "sites_test", "validation", "sites_validation"):
+        for name in ("accuracy", "rmse", "loss"):
+            if (value := record.get(where, {}).get(name)) is not None:
+                return f"{name} {metric(name, value)}"
+    return ""

@@ -13,11 +13,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from cupola.base import formatting
-from cupola.learn.privacy_section import cell, epsilon, heading
+from cupola.base.formatting import main_metric
+from cupola.learn.privacy_section import cell, heading
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cupola.analysis.protocol import Progress
     from cupola.analysis.run_folder import Run
-    from cupola.analysis.session import Progress
 
 LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
 
@@ -68,109 +71,57 @@ def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], Non
     )
     with bar:
         task = None
-        folder = None
+        shown: tuple[Path, str] | None = None
 
         def show(progress: Progress) -> None:
-            nonlocal task, folder
-            if folder != progress.folder:
-                folder = progress.folder
-                task = bar.add_task(folder.name, total=progress.rounds, pace="")
+            nonlocal task, shown
+            now = (progress.folder, progress.part)
+            if shown != now:
+                shown = now
+                named = progress.folder.name if progress.part == "round" else progress.part
+                task = bar.add_task(named, total=progress.whole, pace="")
             assert task is not None
-            bar.update(task, completed=progress.round, total=progress.rounds, pace=pace(progress))
+            bar.update(task, completed=progress.done, total=progress.whole, pace=pace(progress))
 
         yield show
 
 
 class _Log:
-    """A line every half minute, for logs."""
+    """A line every half minute, and when a part of an analysis begins, for logs."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
+        console = Console(stderr=True, highlight=False)
+        if progress.part != "round" and progress.done == 1:
+            console.print(f"{progress.part}: {progress.whole:,}")
         if time.monotonic() - self.last < LOG_EVERY:
             return
         self.last = time.monotonic()
-        done = f"round {progress.round} of {progress.rounds}"
-        Console(stderr=True).print(f"{progress.folder.name}: {done}, {pace(progress)}")
+        done = f"{progress.part} {progress.done} of {progress.whole}"
+        console.print(f"{progress.folder.name}: {done}, {pace(progress)}")
 
 
 def pace(progress: Progress) -> str:
     """'12.3 rounds/s, accuracy 91.2 %, 8 s left'."""
-    parts = [f"{progress.rounds_per_second:.3g} rounds/s"]
+    parts = [f"{progress.rate:.3g} {progress.part}s/s"] if progress.part == "round" else []
     if headline := main_metric(progress.record):
         parts.append(headline)
     parts.append(f"{formatting.duration(progress.seconds_left)} left")
     return ", ".join(parts)
 
 
-def main_metric(record: dict[str, Any]) -> str:
-    """The first metric worth a glance in a record."""
-    for where in ("test", "sites_test", "validation", "sites_validation"):
-        for name in ("accuracy", "rmse", "loss"):
-            if (value := record.get(where, {}).get(name)) is not None:
-                return f"{name} {formatting.metric(name, value)}"
-    return ""
-
-
 def show_runs(runs: list[Run], quiet: bool) -> None:
     """The result of one run or several."""
-    console = Console()
+    console = Console(highlight=False)
     if len(runs) > 1:
         if any(run.history for run in runs):
             console.print(comparison([str(run.folder) for run in runs], None, ""))
         console.print(f"[dim]everything is in[/] {runs[0].folder.parent}")
         return
-    run, result = runs[0], runs[0].result
-    final = result.get("final") or {}
-    judged = main_metric(final) or "not evaluated (`cupola check` tells why)"
-    line = f"{result['rounds']} rounds, {judged}"
-    sent = result["bytes_down"] + result["bytes_up"]
-    line += f", {formatting.size(sent)} sent, {formatting.duration(result['seconds'])}"
-    console.print(line, highlight=False)
-    if spent := result.get("privacy"):
-        unit = "a site" if spent["unit"] == "site" else "an example, at the site that spent most"
-        console.print(
-            f"epsilon {epsilon(spent['epsilon'])} at delta {spent['delta']:g} "
-            f"({spent['neighbours']}) for {unit} ({spent['status']})",
-            highlight=False,
-        )
-    if result.get("reason"):
-        console.print(f"stopped early: {result['reason']}", highlight=False)
-    if result.get("personal"):
-        console.print(methods(result["personal"]))
-    if result.get("twin"):
-        console.print(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
-    failures = final.get("failed") or {}
-    for code, n in failures.items():
-        console.print(f"[yellow]{formatting.count(n, 'site')} without answer:[/] {code}")
-    if not quiet:
-        console.print(f"[dim]report:[/] {run.folder / 'report.html'}", soft_wrap=True)
-
-
-def methods(personal: dict[str, Any]) -> Table:
-    """Personalisation: every method's mean over sites, and who gained or lost by it."""
-    from cupola.personalize.personal_section import METHODS
-
-    name, groups = personal["metric"], personal.get("groups") or {}
-    said = "personalisation"
-    if groups:
-        said += f": {formatting.count(groups['number'], 'group')}"
-    if groups.get("ari") is not None:
-        said += f", adjusted Rand index {groups['ari']:.3g}"
-    table = Table(title=said, title_justify="left")
-    table.add_column("")
-    for column in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
-        table.add_column(column, justify="right")
-    for method, facts in personal["methods"].items():
-        table.add_row(
-            METHODS.get(method, method),
-            formatting.metric(name, facts.get("test")),
-            formatting.metric(name, facts.get("worst")),
-            formatting.number(facts.get("better")),
-            formatting.number(facts.get("worse")),
-        )
-    return table
+    for line in runs[0].analysis.show(runs[0], quiet):
+        console.print(line, soft_wrap=True)
 
 
 def comparison(

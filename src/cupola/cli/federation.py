@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cupola.cli.parties import compensator, site
-from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, _show
+from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, show
 from cupola.cli.shell import Shell, app
 from cupola.errors import FederationError, PlanError
 
@@ -174,45 +174,32 @@ def submit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a plan or an association study at real sites, follow it, and fetch its folder. The same
-    command goes on with a run that was stopped."""
+    """Run a plan at real sites, follow it, and fetch its folder; the same command resumes it."""
     from cupola import report
-    from cupola.analysis.run_folder import Run, free_folder
-    from cupola.cli.display import showing, watching
+    from cupola.analysis.kinds import analysis_of
+    from cupola.analysis.plan_file import load
+    from cupola.analysis.run_folder import Run, contents, free_folder
+    from cupola.cli.display import watching
     from cupola.flare import launch
     from cupola.flare.coordinate import checked, unpack
     from cupola.flare.submit import submit as hand_in
-    from cupola.gwas.plan import StudyPlan, for_real_cohorts
-    from cupola.sites.proposal import load_any
 
     Shell.json = as_json
     launch.check_installed()
-    whole = load_any(plan, settings or ())
-    if isinstance(whole, StudyPlan):
-        whole = for_real_cohorts(whole)
-        folder = Path("runs") / whole.name if out is None else out
-        display: Any = showing(quiet or as_json)
-    else:
-        folder = free_folder(whole) if out is None else out
-        display = watching(quiet, log=not as_json)
+    whole = analysis_of(load(plan, settings or (), elsewhere=True)).for_real_sites()
+    folder = free_folder(whole) if out is None else out
     job = _job(whole.to_toml(), roster)
     checked(job)
     if folder.exists() and any(folder.iterdir()):
         raise PlanError(f"{folder} is not empty; choose another folder (--out)")
-    with display as watch:
+    with watching(quiet, log=not as_json) as watch:
         end, packed = hand_in(job, user, _follow(watch, folder))
     if packed:
-        unpack(packed, folder)
+        unpack(packed, folder, contents(whole))
     if end["state"] != "finished" or not packed:
         raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
     report.write(folder)
-    if isinstance(whole, StudyPlan):
-        from cupola.cli.gwas import show_study
-        from cupola.gwas.study_run import read_result
-
-        show_study(read_result(folder), folder, as_json)
-    else:
-        _show([Run.open(folder)], as_json, quiet)
+    show([Run.open(folder)], as_json, quiet)
 
 
 def _job(plan: str, roster: Path) -> Any:
@@ -230,22 +217,20 @@ def _job(plan: str, roster: Path) -> Any:
 
 
 def _follow(watch: Any, folder: Path) -> Any:
-    """What the coordinator tells, as the progress of a run or of a study."""
-    from cupola.analysis.session import Progress
+    """What the coordinator tells, as the progress of a run."""
+    from cupola.analysis.protocol import Progress
 
     said: set[str] = set()
 
     def tell(told: dict[str, Any]) -> None:
-        then = "waiting for it" if told.get("part") else "going on without it"
+        then = "waiting for it" if told.get("waits") else "going on without it"
         for name in told.get("away", []):
             if name not in said:
                 typer.echo(f"no answer from {name}: {then}", err=True)
         said.clear()
         said.update(told.get("away", []))
         if watch is not None and told.get("part"):
-            watch(told["part"], told["done"], told["whole"])
-        elif watch is not None and told.get("round"):
-            facts = ("round", "rounds", "record", "rounds_per_second", "seconds_left")
+            facts = ("part", "done", "whole", "record", "rate", "seconds_left")
             watch(Progress(folder=folder, **{fact: told[fact] for fact in facts}))
 
     return tell

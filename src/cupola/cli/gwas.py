@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cupola.cli.runs import AsJson, Quiet, Settings
+from cupola.cli.look import check
+from cupola.cli.runs import AsJson, Quiet, Settings, carry_out, resume
 from cupola.cli.shell import Shell, app, print_json
 from cupola.errors import PlanError
 
@@ -18,7 +17,6 @@ gwas = typer.Typer(no_args_is_help=True, help="Association studies over cohorts.
 app.add_typer(gwas, name="gwas")
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study: a TOML file.")]
-StudyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a study.")]
 
 
 @gwas.command()
@@ -36,79 +34,23 @@ def run(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Carry out a study whose cohorts are all in one place."""
+    """Like `cupola run`; also without a cohort."""
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    from cupola.gwas.plan import load_study
-    from cupola.gwas.study_run import run_study
+    from cupola.analysis.plan_file import load
+    from cupola.gwas.leaving import leave
+    from cupola.gwas.plan import StudyPlan
 
     Shell.json = as_json
-    plan = load_study(study, settings or ())
+    plan = load(study, settings or (), of=StudyPlan)
     folder = out or Path("runs") / plan.name
-    with _showing(quiet or as_json) as watch:
-        found = run_study(plan, folder, leaving=without or (), overwrite=overwrite, watch=watch)
-    show_study(found, folder, as_json)
+    if without:
+        plan, overwrite = leave(plan, folder, without), True
+    carry_out(plan, folder, overwrite, as_json, quiet)
 
 
-@gwas.command()
-def check(study: StudyFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Say what a study will send, question by question, which variants it leaves out, and which
-    limits are on."""
-    from cupola.analysis.grounds import of_study
-    from cupola.gwas.forecast import foresee_study
-    from cupola.gwas.plan import load_study
-
-    Shell.json = as_json
-    plan = load_study(study, settings or ())
-    told = foresee_study(plan)
-    grounds = [ground.to_json() for ground in of_study(plan.sum, len(plan.cohorts))]
-    if as_json:
-        sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual,
-                "told": told.told}  # fmt: skip
-        more = {"at_most": list(told.at_most), "rows": list(told.rows)}
-        facts = {"name": plan.name, "test": plan.test, "cohorts": len(plan.cohorts)}
-        print_json(
-            {
-                **facts,
-                "variants": told.variants,
-                "people": told.people,
-                **told.counted,
-                "list_hash": told.list_hash,
-                "bytes": sent | more,
-                "limits": list(told.limits),
-                "grounds": grounds,
-            }
-        )
-        return
-    from cupola.base import formatting
-
-    typer.echo(
-        f"{plan.name}: {plan.test}, {formatting.count(len(plan.cohorts), 'cohort')}, "
-        f"{told.people:,} people, {formatting.count(told.variants, 'variant')}"
-    )
-    for row in told.rows:
-        each = f"{formatting.size(row['down'])} down, {formatting.size(row['up'])} up"
-        typer.echo(f"  {row['task']:<18} {formatting.count(row['questions'], 'time')}: {each}")
-    most = "at most " if told.at_most else ""
-    usual = (
-        f" ({formatting.size(told.usual)} as it usually goes)" if told.usual < told.total else ""
-    )
-    typer.echo(f"{most}{formatting.size(told.total)} sent in all{usual}")
-    for reason in told.at_most:
-        typer.echo(f"  at most: {reason}")
-    show_counted(told.counted)
-    typer.echo(
-        f"real cohorts follow the study by themselves and are told every total: {most}"
-        f"{formatting.size(told.told)} more"
-    )
-    for line in told.limits:
-        typer.echo(f"limits: {line}")
-    from rich.console import Console
-
-    from cupola.cli.look import ground_lines
-
-    for line in ground_lines(grounds):
-        Console(highlight=False).print(line, soft_wrap=True)
+gwas.command("check")(check)
+gwas.command("resume")(resume)
 
 
 @gwas.command("list")
@@ -127,17 +69,6 @@ def list_of_variants(
         return
     typer.echo(f"{file}: {len(variants):,} variants; write in the study:")
     typer.echo(f'variants_hash = "{facts["variants_hash"]}"')
-
-
-@gwas.command()
-def resume(folder: StudyFolder, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Go on with a study that was stopped, killed, or waits for a cohort."""
-    from cupola.gwas.study_run import resume_study
-
-    Shell.json = as_json
-    with _showing(quiet or as_json) as watch:
-        found = resume_study(folder, watch=watch)
-    show_study(found, folder, as_json)
 
 
 @gwas.command()
@@ -228,15 +159,6 @@ def compare(
         )
 
 
-def _showing(silent: bool) -> Any:
-    """Progress, if it is wanted; what shows it is slow to load."""
-    if silent:
-        return nullcontext()
-    from cupola.cli.display import showing
-
-    return showing(silent)
-
-
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.6f}"
 
@@ -246,37 +168,3 @@ def _numbers(option: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise PlanError(f"{option} {text}: say numbers with commas, for example 0.75,0.5") from None
-
-
-def show_counted(found: Mapping[str, Any]) -> None:
-    """What is in no table, what cohorts call otherwise, and warnings."""
-    from cupola.gwas.accounting import missing
-
-    for words, n in missing(found):
-        typer.echo(f"  {words}: {n:,}")
-    if renamed := found["agreement"].get("renamed"):
-        typer.echo(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
-    for warning in found["warnings"]:
-        typer.secho(f"warning: {warning}", fg="yellow")
-
-
-def show_study(found: dict[str, Any], folder: Path, as_json: bool) -> None:
-    """The result of a study."""
-    if as_json:
-        print_json({"folder": str(folder), **found})
-        return
-    from cupola.base import formatting
-
-    people = found["people"]
-    typer.echo(
-        f"{found['tested']:,} of {found['variants']:,} variants tested in {people['tested']:,} "
-        f"people of {len(found['cohorts'])} cohorts; {found['hits']['5e-8']:,} hits below 5e-8, "
-        f"inflation {found['inflation'] or float('nan'):.3f}"
-    )
-    sent = found["bytes_down"] + found["bytes_up"]
-    typer.echo(f"{formatting.size(sent)} sent, {formatting.duration(found['seconds'])}")
-    show_counted(found)
-    for a, b, n in found["shared_people"]:
-        typer.secho(f"warning: cohorts '{a}' and '{b}' share {n:,} people", fg="yellow")
-    for file in (*found["files"], "report.html"):
-        typer.echo(str(folder / file))

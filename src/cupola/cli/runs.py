@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +14,7 @@ from cupola.cli.shell import FAILED, Shell, app, print_json
 from cupola.errors import CupolaError, PlanError
 
 if TYPE_CHECKING:
+    from cupola.analysis.header import PlanHeader
     from cupola.analysis.run_folder import Run
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan: a TOML file.")]
@@ -36,30 +40,47 @@ def run(
     twin: Annotated[bool, typer.Option("--twin", help="Also run the centralised twin.")] = False,
 ) -> None:
     """Carry out a plan: one run, or several if it has seeds or a grid."""
+    # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
-    from cupola.analysis.session import run_all
-    from cupola.cli.display import watching
 
     Shell.json = as_json
     whole = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
-    with watching(quiet, log=not as_json) as watch:
-        runs = run_all(whole, out, overwrite=overwrite, progress=watch)
-    _show(runs, as_json, quiet)
+    carry_out(whole, out, overwrite, as_json, quiet)
+
+
+def carry_out(
+    plan: PlanHeader, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run a plan, and show its progress and its result."""
+    from cupola.analysis.session import run_all
+
+    with _watching(quiet, as_json) as watch:
+        runs = run_all(plan, out, overwrite=overwrite, progress=watch)
+    show(runs, as_json, quiet)
+
+
+def _watching(quiet: bool, as_json: bool) -> Any:
+    """Progress, if it is wanted; what shows it is slow to load."""
+    if quiet or (as_json and not sys.stderr.isatty()):
+        return nullcontext()
+    from cupola.cli.display import watching
+
+    return watching(quiet, log=not as_json)
 
 
 @app.command()
 def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Go on with a run that was stopped or killed; the result is the same as without the stop."""
     from cupola.analysis.session import resume as go_on
-    from cupola.cli.display import watching
 
     Shell.json = as_json
-    with watching(quiet, log=not as_json) as watch:
+    with _watching(quiet, as_json) as watch:
         runs = go_on(folder, progress=watch)
-    _show(runs, as_json, quiet)
+    show(runs, as_json, quiet)
 
 
-def _show(runs: list[Run], as_json: bool, quiet: bool) -> None:
+def show(runs: list[Run], as_json: bool, quiet: bool) -> None:
     if as_json:
         results = [{"folder": str(run.folder), **run.result} for run in runs]
         print_json(results[0] if len(results) == 1 else {"runs": results})

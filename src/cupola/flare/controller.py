@@ -47,7 +47,6 @@ class CupolaController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         from cupola.errors import CupolaError
-        from cupola.flare.coordinate import RESULTS as FILES
         from cupola.flare.coordinate import carry_out, own_run, packed, run_folder
 
         carrier = self._carrier = Carrier(self, fl_ctx, abort_signal)
@@ -57,7 +56,7 @@ class CupolaController(Controller):
             third = [self.job.compensator] if self.job.compensator else []
             carrier.ask(b"", [*self.job.sites, *third], START, HELLO)
             status = carry_out(self.job, partial(_ask, carrier), own, self._watch)
-            results = packed(run_folder(own, self.job), FILES)
+            results = packed(run_folder(own, self.job), for_sites=True)
             carrier.ask(results, self.job.sites, 60.0, RESULTS)
             self._told |= {"state": status}
         except CupolaError as error:

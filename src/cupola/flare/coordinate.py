@@ -1,5 +1,4 @@
-"""The run of a plan or a study at the coordinator of real sites: the program of a simulation, over
-FLARE."""
+"""The run of a plan at the coordinator of real sites: the program of a simulation, over FLARE."""
 
 from __future__ import annotations
 
@@ -9,43 +8,33 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cupola.analysis.checkpoint import json_line
+from cupola.analysis.header import PlanHeader
+from cupola.analysis.kinds import analysis_of, find_kind
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import CONTENTS as OF_RUNS
-from cupola.analysis.session import Progress, run
+from cupola.analysis.protocol import Analysis, Progress
+from cupola.analysis.run_folder import contents, held_plan
+from cupola.analysis.session import run
 from cupola.base.chain import read_result, sealed_json
 from cupola.base.files import write_atomically
-from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.federation import Federation, Ledger
 from cupola.federation.receipts import Receipts
+from cupola.federation.site import Host
 from cupola.flare.engine import Carry, FlareSites, masked
 from cupola.flare.jobs import Job
-from cupola.gwas import Variants, read_variants
-from cupola.gwas.plan import StudyPlan
-from cupola.gwas.result_files import TABLES
-from cupola.gwas.study_run import CONTENTS as OF_STUDIES
-from cupola.gwas.study_run import FILE, run_study
-from cupola.learn import TrainingHost, build
-from cupola.learn.plan import Plan
-from cupola.secure.choices import Sum
 from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
-from cupola.sites.proposal import Proposal, load_any, read_proposal
+from cupola.sites.proposal import Proposal, read_proposal
 
-#: What sites get at the end, in this order.
-RESULTS = (
-    "plan.toml", "history.jsonl", "result.json", "model.safetensors", "partition.json",
-    "personal.json", "personal.safetensors", FILE, *TABLES,
-)  # fmt: skip
-CONTENTS = tuple(dict.fromkeys((*OF_RUNS, *OF_STUDIES)))
+#: What sites get at the end, before their analysis' own files.
+SHARED = ("plan.toml", "history.jsonl", "result.json")
 Tell = Callable[[dict[str, Any]], None]  # how far a run is
 SETTINGS = "cupola-coordinator.toml"  # of a coordinator that runs its users' own code
-_FILES = ("public", "path", "folder")  # options of data sets that name files
 _LARGEST = 1 << 32
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError)  # or under a password
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
@@ -60,114 +49,73 @@ class RealSites:
     own: Path
     real: bool = True
 
-    def host(self, plan: Plan) -> TrainingHost:
-        """What the coordinator knows of the data: kind, shape and classes, from a public set."""
-        plan = with_public_data(plan, self.own)
-        known = build.federated_data(plan)
-        names = self.job.sites
-        data = FederatedData(
-            len(names),
-            lambda _: SiteData(known.site(0).train.subset(slice(0, 0))),
-            kind=known.kind,
-            classes=known.classes,
-            input_shape=known.input_shape,
-            class_names=known.class_names,
-            public=known.public,
-            site_name=names.__getitem__,
-            name=known.name,
-            **known.token_facts,
-        )
-        return TrainingHost(build.problem(plan, data), data)
+    def host(self, analysis: Analysis[Any]) -> Host:
+        return analysis.known_host(self.job.sites, lambda given: public(self.own, given))
 
     def federation(
-        self, plan: Plan, host: TrainingHost, ledger: Ledger, folder: Path
+        self, analysis: Analysis[Any], host: Host, ledger: Ledger, folder: Path
     ) -> Federation:
+        """Sites that follow the program are told every total, so that they can believe it."""
         del host
-        needed = plan.sum.minimum if plan.sum.masked else 1
-        facts = (plan.engine.timeout, plan.engine.quorum, needed, folder)
-        return _reach(self.job, self.carry, plan.sum, ledger, *facts)
-
-
-@dataclass(frozen=True)
-class RealCohorts:
-    """The cohorts of a job, all of whom are waited for. own: the coordinator's folder."""
-
-    job: Job
-    carry: Carry
-    own: Path
-    real: bool = True
-
-    def listed(self, plan: StudyPlan) -> Variants | None:
-        return None if plan.variants is None else read_variants(public(self.own, plan.variants))
-
-    def federation(self, plan: StudyPlan, ledger: Ledger, folder: Path) -> Federation:
+        plan, everybody = analysis.plan, len(self.job.sites)
+        needed = (analysis.minimum or everybody) if plan.sum.masked or analysis.replayable else 1
+        reach = _reach(self.job, self.carry, plan, needed, ledger, folder)
+        if not analysis.replayable:
+            return reach
         from cupola.secure.following import Witnessed
         from cupola.secure.open_sums import Open
 
-        everybody = len(self.job.sites)
-        facts = (plan.timeout, 1.0, everybody, folder)
-        reach = _reach(self.job, self.carry, plan.sum, ledger, *facts)
         if not isinstance(reach, Hidden):
             assert self.job.roster is not None
             reach = Open(reach, Roster.from_json(self.job.roster))
         return Witnessed(reach)
 
-    def explained(self, error: FederationError) -> str:
-        """What the coordinator is told: codes. The rest is in the cohorts' own logs."""
+    def explained(self, host: Host | None, error: Exception) -> Exception:
+        """What the coordinator is told: codes. The rest is in the sites' own logs."""
+        del host
+        if not isinstance(error, FederationError):
+            return error
         text = str(error)
         for number, name in enumerate(self.job.sites):
             text = text.replace(f"site {number}: ", f"{name}: ")
-        return text
+        return FederationError(text)
 
-    def keep_logs(self, folder: Path) -> None:
-        """They are the cohorts' own."""
+    def keep_logs(self, host: Host, folder: Path) -> None:
+        """They are the sites' own."""
 
 
 def _reach(
-    job: Job,
-    carry: Carry,
-    choice: Sum,
-    ledger: Ledger,
-    timeout: float,
-    quorum: float,
-    needed: int,
-    folder: Path,
+    job: Job, carry: Carry, plan: PlanHeader, needed: int, ledger: Ledger, folder: Path
 ) -> Federation:
     """A job's sites, through masked sums if its plan wants them. Receipts are kept in the run's
     folder: a party that was restored from an old copy is noticed."""
     seen = Receipts(folder / "receipts.json")
     engine = FlareSites(
-        carry, job.sites, quorum=quorum, timeout=timeout, needed=needed, ledger=ledger,
-        receipts=seen,
+        carry, job.sites, quorum=plan.engine.quorum, timeout=plan.engine.timeout, needed=needed,
+        ledger=ledger, receipts=seen,
     )  # fmt: skip
-    if not choice.masked:
+    if not plan.sum.masked:
         return engine
     third = None
     if job.compensator is not None:
+        timeout = plan.engine.timeout
         third = FlareSites(carry, [job.compensator], timeout=timeout, receipts=seen)
     assert job.roster is not None
     return masked(engine, third, job.roster)
 
 
 def carry_out(job: Job, carry: Carry, own: Path, tell: Tell) -> str:
-    """Run a job's plan or study in the coordinator's folder, or go on with it there; how it
-    ended."""
+    """Run a job's plan in the coordinator's folder, or go on with it there; how it ended."""
     plan, folder = checked(job, allowed_modules(own)), run_folder(own, job)
-    if isinstance(plan, StudyPlan):
 
-        def watch(part: str, done: int, whole: int) -> None:
-            tell({"part": part, "done": done, "whole": whole})
-
-        cohorts = RealCohorts(job, carry, own)
-        return str(run_study(plan, folder, resume=True, watch=watch, place=cohorts)["status"])
+    waits = not analysis_of(plan).minimum  # for all sites
 
     def progress(now: Progress) -> None:
-        facts = {name: getattr(now, name) for name in ("round", "rounds", "record")}
-        pace, left = now.rounds_per_second, min(now.seconds_left, 1e9)
-        tell({**facts, "rounds_per_second": pace, "seconds_left": left})
+        left = min(now.seconds_left, 1e9)
+        tell({**asdict(now), "folder": None, "seconds_left": left, "waits": waits})
 
-    place = RealSites(job, carry, own)
-    return run(plan, folder, resume=True, progress=progress, report=False, place=place).status
+    sites = RealSites(job, carry, own)
+    return run(plan, folder, resume=True, progress=progress, report=False, sites=sites).status
 
 
 def run_folder(own: Path, job: Job) -> Path:
@@ -180,25 +128,31 @@ def own_run(own: Path, job: Job) -> Path | None:
     under a study's name, or under a name that leads elsewhere, gets nothing of it."""
     try:
         plan, folder = checked(job, allowed_modules(own)), run_folder(own, job)
-        held = load_any(folder / (FILE if isinstance(plan, StudyPlan) else "plan.toml"))
+        held = held_plan(folder, elsewhere=True)
     except (CupolaError, OSError):
         return None
-    same = type(held) is type(plan) and Proposal(held, "").digest == Proposal(plan, "").digest
+    same = held.kind == plan.kind and Proposal(held, "").digest == Proposal(plan, "").digest
     return folder if same else None
 
 
-def checked(job: Job, modules: Iterable[str] | None = None) -> Plan | StudyPlan:
-    """A job's plan or study, if real sites can run it. modules: those that it may name code of, at
-    a coordinator, who has not written it; None: any."""
-    plan = load_any(job.plan + "\n") if modules is None else read_proposal(job.plan, modules).plan
+def checked(job: Job, modules: Iterable[str] | None = None) -> PlanHeader:
+    """A job's plan, if real sites can run it. modules: those that it may name code of, at a
+    coordinator, who has not written it; None: any."""
+    plan: PlanHeader = (
+        load(job.plan + "\n", elsewhere=True)
+        if modules is None
+        else read_proposal(job.plan, modules).plan
+    )
     if not _STUDY.fullmatch(job.study):
         raise PlanError(f"a study's name has letters, digits, '.', '-' and '_': '{job.study}'")
-    if isinstance(plan, Plan):
-        _check_training(plan)
+    if plan.many:
+        raise PlanError("a plan with seeds or a grid stands for several runs: submit one of them")
+    analysis = analysis_of(plan)
+    analysis.require_real()
     if plan.sum.masked and job.roster is None:
         raise PlanError("sum.masked: masked sums need the roster that the sites agreed on")
-    if isinstance(plan, StudyPlan) and job.roster is None:
-        raise PlanError("cohorts check what they are told: a study needs the roster of its sites")
+    if analysis.replayable and job.roster is None:
+        raise PlanError("sites check what they are told: such a plan needs the roster of its sites")
     if job.roster is not None:
         problems = Proposal(plan, job.plan).disagreements(Roster.from_json(job.roster))
         if problems:
@@ -220,44 +174,17 @@ def allowed_modules(own: Path) -> list[str]:
     return found
 
 
-def _check_training(plan: Plan) -> None:
-    if plan.many:
-        raise PlanError("a plan with seeds or a grid stands for several runs: submit one of them")
-    if plan.twin:
-        raise PlanError("twin = true: nobody has all data of real sites in one place")
-    if plan.privacy.by_coordinator:
-        raise PlanError(
-            f"privacy.mechanism = '{plan.privacy.mechanism}': the coordinator's noise would come "
-            "from the plan's seed, which everybody knows; choose one whose noise sites draw "
-            "(dp-sgd, output, objective, distributed)"
-        )
-    if plan.privacy.on and plan.privacy.epsilon is not None:
-        raise PlanError(
-            "privacy.epsilon: the noise it needs depends on the sites' numbers of samples, which "
-            "stay with them; give privacy.noise (`cupola check` finds it in a simulation)"
-        )
-
-
-def with_public_data(plan: Plan, own: Path) -> Plan:
-    """A plan whose public data are a file in the folder 'public' of the coordinator: whoever hands
-    a plan in has no say in what else is read there."""
-    given = {key: plan.data.options[key] for key in _FILES if plan.data.options.get(key)}
-    if not given:
-        return plan
-    facts = plan.to_dict()
-    facts["data"] |= {key: str(public(own, value)) for key, value in given.items()}
-    return load(facts)
-
-
 def public(own: Path, given: object) -> Path:
     """A public file that a plan names: its name, in the coordinator's folder for them."""
     return own / "public" / Path(str(given)).name
 
 
-def packed(folder: Path, names: tuple[str, ...] | None = None) -> bytes:
-    """Files of a run folder as a zip: these, or all but the checkpoint, which stays."""
+def packed(folder: Path, for_sites: bool = False) -> bytes:
+    """Files of a run folder as a zip: what sites get, or all but the checkpoint, which stays."""
     found = io.BytesIO()
-    present = [name for name in names or CONTENTS if (folder / name).is_file()]
+    plan = held_plan(folder, elsewhere=True)
+    names = handed_out(plan) if for_sites else contents(plan)
+    present = [name for name in names if (folder / name).is_file()]
     with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in present:
             if name == "result.json":
@@ -275,8 +202,15 @@ def _result_of(folder: Path, names: list[str]) -> str:
     return sealed_json("result.json", json_line(found, indent=2))
 
 
-def unpack(data: bytes, folder: Path, allowed: tuple[str, ...] = CONTENTS) -> None:
-    """Write a zip's files into a folder; only names that a run folder has, and no sub-folders."""
+def handed_out(plan: PlanHeader) -> tuple[str, ...]:
+    """What the sites of a plan get at its end."""
+    own = (name for name in find_kind(plan.kind).files if Path(name).name == name)
+    return tuple(dict.fromkeys((*SHARED, *own)))
+
+
+def unpack(data: bytes, folder: Path, allowed: Iterable[str]) -> None:
+    """Write a zip's files into a folder; only these names, and no sub-folders."""
+    allowed = {name for name in allowed if Path(name).name == name}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from cupola.analysis.header import PlanHeader
 from cupola.errors import CupolaError
 from cupola.federation.answering import ANSWER, BROKEN, DECLINED, Answering
-from cupola.flare.coordinate import RESULTS, unpack
+from cupola.flare.coordinate import handed_out, unpack
 from cupola.flare.jobs import ASK, HELLO, MARKS
 from cupola.flare.jobs import RESULTS as HAND_OUT
 
@@ -26,7 +27,7 @@ class PartyAnswering:
         self,
         answering: Answering,
         folder: Path,
-        joined: Callable[[], bool],
+        joined: Callable[[], PlanHeader | None],
         lock: IO[bytes] | None = None,
     ) -> None:
         self._answering, self._folder, self._joined, self._lock = answering, folder, joined, lock
@@ -39,10 +40,11 @@ class PartyAnswering:
             return self._answering.answer(body)
         if mark != MARKS[HAND_OUT]:
             return BROKEN + b"message is not well formed"
-        if not self._joined():
+        plan = self._joined()
+        if plan is None:
             return DECLINED + b"this study was not joined here"
         try:
-            unpack(body, self._folder, allowed=RESULTS)
+            unpack(body, self._folder, handed_out(plan))
         except (CupolaError, OSError, ValueError) as error:
             print(f"results: {error!r}")
             return BROKEN + b"the results could not be written"
@@ -68,18 +70,19 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     place = study_folder(own, study)
     lock = _wait_for(place / "job.lock") if place.is_dir() else None
     opened = open_compensator(own, study) if kind == "compensator" else open_site(own, study)
-    return PartyAnswering(opened, results_folder(own, study), lambda: is_joined(own, study), lock)
+    return PartyAnswering(opened, results_folder(own, study), lambda: joined_plan(own, study), lock)
 
 
-def is_joined(own: Path, study: str) -> bool:
-    """Whether a site has consented to a study."""
+def joined_plan(own: Path, study: str) -> PlanHeader | None:
+    """The plan of a study that a site has consented to."""
     from cupola.sites.consent import look
     from cupola.sites.settings import SiteSettings
 
     try:
-        return study in look(own, study, SiteSettings).settings.studies
+        joined = look(own, study, SiteSettings)
+        return joined.proposal.plan if study in joined.settings.studies else None
     except CupolaError:
-        return False
+        return None
 
 
 def results_folder(own: Path, study: str) -> Path:

@@ -29,3 +29,11 @@ def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
         ("named otherwise in a cohort", own.get("renamed", 0)),
         ("strand cannot be told (A/T, C/G)", own["unknown_strand"]),
     ]
+
+
+def counted_lines(found: Any) -> list[str]:
+    """What is in no table, what cohorts call otherwise, and warnings, for a terminal."""
+    lines = [f"  {words}: {n:,}" for words, n in missing(found)]
+    if renamed := found["agreement"].get("renamed"):
+        lines.append(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
+    return lines + [f"[yellow]warning: {warning}[/]" for warning in found["warnings"]]

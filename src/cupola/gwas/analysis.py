@@ -8,12 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cupola.analysis.disclosure import learned
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, Watch
 from cupola.analysis.result import Facts, Result
-from cupola.federation import Program, State
+from cupola.base.formatting import duration, size
+from cupola.federation import State
 from cupola.gwas import Association, StudyHost, Variants, read_variants, results
+from cupola.gwas.accounting import counted_lines
 from cupola.gwas.compare import Table
-from cupola.gwas.plan import StudyPlan
+from cupola.gwas.plan import StudyPlan, for_real_cohorts
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.result_files import TABLES, summary, write_tables
 from cupola.gwas.simulated_cohorts import SimulatedCohorts, simulated_cohorts
@@ -21,6 +24,7 @@ from cupola.gwas.tables import as_table
 from cupola.gwas.tasks import OPENLY
 
 if TYPE_CHECKING:
+    from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
     from cupola.pages.folder import RunFolder
 
@@ -79,7 +83,10 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         given = self.plan.variants
         return ListedCohorts(len(names), read_variants(public(given)) if given else None)
 
-    def program(self, host: Host) -> Program:
+    def for_real_sites(self) -> StudyPlan:
+        return for_real_cohorts(self.plan)
+
+    def program(self, host: Host) -> Association:
         """A site that follows the study gets the list from the coordinator."""
         plan = self.plan
         self.association = Association(
@@ -143,3 +150,37 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         from cupola.gwas.report_sections import sections
 
         return sections(run, self._table)
+
+    def parties(self) -> list[tuple[str, str]]:
+        return learned(
+            self.plan.sum,
+            totals="totals over all sites; one site's list of common variants",
+            results="the results, and which variants the study is about",
+            replayed=True,
+        )
+
+    def check(self) -> dict[str, Any]:
+        from cupola.gwas.forecast import check
+
+        return check(self.plan)
+
+    def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.gwas.forecast import check_lines
+
+        return check_lines(facts)
+
+    def show(self, run: Run, quiet: bool) -> list[Any]:
+        del quiet
+        found, people = run.result, run.result["people"]
+        lines = [
+            f"{found.tested:,} of {found.variants:,} variants tested in {people['tested']:,} "
+            f"people of {len(found.cohorts)} cohorts; {found.hits['5e-8']:,} hits below 5e-8, "
+            f"inflation {found.inflation or float('nan'):.3f}",
+            f"{size(found.bytes_down + found.bytes_up)} sent, {duration(found.seconds)}",
+            *counted_lines(found),
+        ]
+        lines += [
+            f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
+            for a, b, n in found.shared_people
+        ]
+        return [*lines, *(str(run.folder / file) for file in (*found.files, "report.html"))]

@@ -8,18 +8,22 @@ chi-square all of it is certain; else it is the most it can be, with the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupola.analysis.rehearsal import Rehearsal
-from cupola.analysis.simulated import Simulated, simulated_keys
+from cupola.analysis.check import ground_lines, party_lines, rows_of, task_lines
+from cupola.analysis.grounds import of_study
+from cupola.analysis.rehearsal import AnsweredRehearsal, rehearse_answered
+from cupola.analysis.simulated import Simulated
+from cupola.base.formatting import count, size
 from cupola.errors import FederationError
-from cupola.federation import Ask, Contribution, Failure, InProcess, Question, State, Total
+from cupola.federation import Ask, Question, State
 from cupola.federation.message import Arrays, blank
 from cupola.gwas import StudyHost, listing
+from cupola.gwas.accounting import counted_lines
 from cupola.gwas.agreement import left_out
 from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.limits import described
@@ -95,6 +99,48 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
     )
 
 
+def check(plan: StudyPlan) -> dict[str, Any]:
+    """Everything `cupola check` says, as plain values."""
+    told = foresee_study(plan)
+    sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual,
+            "told": told.told, "at_most": list(told.at_most), "rows": list(told.rows)}  # fmt: skip
+    return {
+        "name": plan.name,
+        "test": plan.test,
+        "cohorts": len(plan.cohorts),
+        "variants": told.variants,
+        "people": told.people,
+        **told.counted,
+        "list_hash": told.list_hash,
+        "bytes": sent,
+        "limits": list(told.limits),
+        "parties": rows_of(AssociationAnalysis(plan).parties()),
+        "grounds": [ground.to_json() for ground in of_study(plan.sum, len(plan.cohorts))],
+    }
+
+
+def check_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The same for a terminal."""
+    sent = facts["bytes"]
+    lines = [
+        f"{facts['name']}: {facts['test']}, {count(facts['cohorts'], 'cohort')}, "
+        f"{facts['people']:,} people, {count(facts['variants'], 'variant')}"
+    ]
+    lines += task_lines(sent["rows"])
+    most = "at most " if sent["at_most"] else ""
+    usual = f" ({size(sent['usual'])} as it usually goes)" if sent["usual"] < sent["total"] else ""
+    lines.append(f"{most}{size(sent['total'])} sent in all{usual}")
+    lines += [f"  at most: {reason}" for reason in sent["at_most"]]
+    lines += counted_lines(facts)
+    lines.append(
+        f"real cohorts follow the study by themselves and are told every total: {most}"
+        f"{size(sent['told'])} more"
+    )
+    lines += party_lines(facts["parties"])
+    lines += [f"limits: {line}" for line in facts["limits"]]
+    return lines + ground_lines(facts["grounds"])
+
+
 def _reasons(plan: StudyPlan) -> list[str]:
     quality, found = plan.quality, []
     if plan.regression:
@@ -121,33 +167,20 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
-    analysis.program(host)
-    program, reach = analysis.association, _StudyRehearsal(analysis, host)
-    state = program.start()
+    program = analysis.program(host)
+    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
     try:
-        while (ask := program.ask(state)) is not None:
-            if ask.kind == "alone":
-                state = program.answer(state, None)
-                continue
-            reach.put(ask)
-            reply = reach.reply(ask)
-            state = program.skip(state) if reply is None else program.answer(state, reply)
+        return rehearse_answered(program, reach, program.skip), reach
     except FederationError as error:
         raise Simulated().explained(host, error) from None
-    return state, reach
 
 
-class _StudyRehearsal(Rehearsal):
-    """Cohorts that answer what takes no genotypes."""
+class _StudyRehearsal(AnsweredRehearsal):
+    """Cohorts that answer what takes no genotypes. told: bytes of totals that real cohorts are told
+    in addition."""
 
-    def __init__(self, analysis: AssociationAnalysis, host: SimulatedCohorts) -> None:
-        plan = analysis.plan
-        parties = simulated_keys(analysis, len(host)) if plan.sum.masked else None
-        super().__init__(host, None, seed=plan.seed, quorum=1.0, parties=parties)
-        self.plan, self.host, self.phase = plan, host, PHASE
-        self.engine = InProcess(host, seed=plan.seed, workers=plan.engine.workers)
-        self._told: dict[int, Contribution] = {}
-        self.told = 0
+    host: SimulatedCohorts
+    told = 0
 
     def put(self, ask: Ask) -> bool:
         if ask.kind == "sum":
@@ -157,28 +190,15 @@ class _StudyRehearsal(Rehearsal):
             self.told += len(self.host) * told_answers_size(ask.question, self._told)
         return answered
 
-    def reply(self, ask: Ask) -> Total | dict[int, Contribution] | None:
-        """To the question that was put last; None if it takes genotypes."""
-        if ask.question.task not in (*ANSWERED, FINGERPRINTS):
-            return None
-        if ask.kind == "gather":
-            return self._told
-        total = Total()
-        for site, answer in self._told.items():
-            total.add(site, answer)
-        return total
-
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
         if self.parties is not None and "shift" in question.options:
             self._slack(question, len(sites))
-        if question.task in ANSWERED:
-            found = dict(self.engine._ask(question, sites))
-        else:
-            found = dict.fromkeys(sites, Contribution(self._arrays(question)))
-        self._told = {s: a for s, a in found.items() if isinstance(a, Contribution)}
-        return {s: a.code if isinstance(a, Failure) else a.arrays for s, a in found.items()}
+        return super()._answers(question, sites)
 
-    def _arrays(self, question: Question) -> Arrays:
+    def computed(self, task: str) -> bool:
+        return task in ANSWERED
+
+    def blank(self, question: Question) -> Arrays:
         hashes = question.task == FINGERPRINTS
         types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.protocol import Analysis, OwnSite, Progress, Watch
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
+from cupola.errors import PlanError
 from cupola.federation import Program, State
 from cupola.learn import Training, TrainingHost, build
 from cupola.learn.changing_sites import may_change
@@ -77,6 +78,22 @@ class TrainingAnalysis(Analysis[Plan]):
             **known.token_facts,
         )
         return TrainingHost(build.problem(plan, data), data)
+
+    def require_real(self) -> None:
+        plan = self.plan
+        if plan.twin:
+            raise PlanError("twin = true: nobody has all data of real sites in one place")
+        if plan.privacy.by_coordinator:
+            raise PlanError(
+                f"privacy.mechanism = '{plan.privacy.mechanism}': the coordinator's noise would "
+                "come from the plan's seed, which everybody knows; choose one whose noise sites "
+                "draw (dp-sgd, output, objective, distributed)"
+            )
+        if plan.privacy.on and plan.privacy.epsilon is not None:
+            raise PlanError(
+                "privacy.epsilon: the noise it needs depends on the sites' numbers of samples, "
+                "which stay with them; give privacy.noise (`cupola check` finds it in a simulation)"
+            )
 
     def program(self, host: Host) -> Program:
         assert isinstance(host, TrainingHost)
@@ -179,3 +196,25 @@ class TrainingAnalysis(Analysis[Plan]):
         from cupola.learn.report_sections import sections
 
         return sections(run)
+
+    def parties(self) -> list[tuple[str, str]]:
+        from cupola.learn.changing_sites import told
+        from cupola.learn.disclosure import learned
+
+        assert self.training is not None
+        return learned(self.training, told(self.plan))
+
+    def check(self) -> dict[str, Any]:
+        from cupola.learn.check import facts
+
+        return facts(self.plan)
+
+    def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.learn.check_text import lines
+
+        return lines(facts)
+
+    def show(self, run: Run, quiet: bool) -> list[Any]:
+        from cupola.learn.show import show
+
+        return show(run, quiet)

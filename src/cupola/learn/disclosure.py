@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from cupola.analysis.disclosure import COMPENSATOR
 from cupola.learn import Training
-from cupola.secure.choices import Sum
 from cupola.secure.hidden import layout_of
 
-_COMPENSATOR = (
-    "which sites took part in which step, names and sizes of arrays, a hash of the question; "
-    "random numbers otherwise: no answer, no total, no model"
-)
+_COMPENSATOR = f"{COMPENSATOR}, no model"
 
 
 def learned(program: Training, differences: str | None = None) -> list[tuple[str, str]]:
@@ -59,22 +56,6 @@ def learned(program: Training, differences: str | None = None) -> list[tuple[str
     if program.evaluation.per_site:
         parties.append(("coordinator", "each site's own metrics, which were asked for openly"))
     return parties
-
-
-def learned_of_study(choice: Sum) -> list[tuple[str, str]]:
-    """The same for an association study."""
-    told = "every total, to follow the study by itself: with three sites, the sum of the two others"
-    result = ("a site", f"{told}; the results, and which variants the study is about")
-    if not choice.masked:
-        return [("coordinator", "every site's own sums"), result]
-    parties = [("coordinator", "totals over all sites; one site's list of common variants")]
-    if choice.protocol == "compensator":
-        parties.append(("compensator", _COMPENSATOR.replace(", no model", "")))
-        parties.append(("coordinator with compensator", "every site's own sums"))
-    else:
-        who = "enough of its neighbours to rebuild its keys, or with all other sites"
-        parties.append(("coordinator with sites", f"a site's own sums, if it works with {who}"))
-    return [*parties, result]
 
 
 def masking(program: Training) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cupola.base.formatting import count, number, text
+from cupola.base.formatting import count, epsilon, number, text
 from cupola.pages import charts, page
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import RunFolder
@@ -29,11 +29,6 @@ def headline(run: RunFolder) -> tuple[str, str, str] | None:
     where = "at the site that spent most" if spent["unit"] == "example" else "for every site"
     about = f"delta {spent['delta']:g}, {spent['neighbours']}, {where}"
     return ("Epsilon", epsilon(spent["epsilon"]), about)
-
-
-def epsilon(value: Any) -> str:
-    """Epsilon as written in tables; JSON has no infinity."""
-    return "∞" if value is None or value == float("inf") else number(value, 3)
 
 
 def heading(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cupola.web import form_fields, plans
-from cupola.web.form_layout import STARTS
+from cupola.web.kinds import forms
 from cupola.web.models import Run
 from cupola.web.study_service import StudyService
 
-KINDS = list(plans.KINDS)
+STARTS = {kind: form.start for kind, form in forms().items()}
+KINDS = list(STARTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +121,7 @@ def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
 
 def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
     from cupola.analysis.plan_file import load
-    from cupola.web.forecast import SAMPLES, foresee_elsewhere
+    from cupola.learn.foreseen import SAMPLES, check_elsewhere
 
     plan = {
         "name": "x", "rounds": 4, "sum": "masked", "model": "linear", "local": {"lr": 0.1},
@@ -129,28 +131,27 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
         },
         "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5},
     }  # fmt: skip
-    told = foresee_elsewhere(load(plan))
+    told, _ = check_elsewhere(load(plan))
     assert told["bytes"]["per_site_down"] > 100
     groups = told["privacy"]["groups"]
     assert [group["samples"] for group in groups] == list(SAMPLES)
     costs = [group["epsilon"] for group in groups]
     assert costs == sorted(costs, reverse=True)  # the more samples, the smaller the share drawn
     assert told["privacy"]["epsilon"] == costs[1]
-    assert foresee_elsewhere(load({**plan, "privacy": {}}))["privacy"] is None
+    assert check_elsewhere(load({**plan, "privacy": {}}))[0]["privacy"] is None
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
+    from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.learn.check import facts
-    from cupola.web.forecast import foresee_elsewhere
 
     private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
     plan = {**STARTS["training"], "rounds": 2, "privacy": private}
     if elsewhere:
         told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}
         plan["data"] = {"name": "elsewhere", "partition": {"kind": "iid", "sites": 3}, **told}
-    found = (foresee_elsewhere if elsewhere else facts)(load(plan))
+    found = analysis_of(load(plan)).foresee(Path())
     monkeypatch.setattr(StudyService, "foresee", lambda *_: found)
     page = world.known("ada").get(f"/studies/{world.study('ada', **plan)}").text
     for part in ("Sent in a round", "Epsilon of each site", "Who learns what", "Nothing protects"):
@@ -176,6 +177,8 @@ def test_keys_that_the_form_does_not_show_stay():
 
 
 REFUSED = [
+    'kind = "antigravity:Analysis"',
+    'kind = "no-such-kind"',
     'task = "os:system"',
     'data = "digits"\nmodel = "antigravity:a.b"',  # looking it up would import it
     'data = "digits"\nmodel = "antigravity: a"',
@@ -202,7 +205,7 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
     assert answer.status_code == 422
     assert "antigravity" not in sys.modules
     with pytest.raises(plans.Wrong):
-        plans.check(plans.TRAINING, plans.parse(whole))
+        plans.check("training", plans.parse(whole))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
 )
 def test_association_plans_name_no_files(text):
     with pytest.raises(plans.Wrong):
-        plans.check(plans.ASSOCIATION, plans.parse('test = "linear"\n' + text))
+        plans.check("association", plans.parse('test = "linear"\n' + text))
 
 
 @given(
@@ -237,7 +240,7 @@ def test_no_shape_of_a_plan_hides_code(tree):
     found = {value for key, value in plans.leaves(given) if key != "name"}
     if {"a:b", "/x"} & found:
         with pytest.raises(plans.Wrong):
-            plans.check(plans.TRAINING, given)
+            plans.check("training", given)
 
 
 def test_wrong_and_huge_uploads_are_refused(world):
@@ -348,23 +351,24 @@ def test_a_study_is_deleted_with_all_that_it_left_here(world):
 
 
 def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
+    from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.gwas.plan import StudyPlan
     from cupola.web.demo import COHORTS, simulated_cohorts
-    from cupola.web.forecast import forecast
+
+    def foreseen(**changes):
+        return analysis_of(load({**plan, **changes}, elsewhere=True)).foresee(tmp_path)
 
     simulated_cohorts(tmp_path, variants=200, people=24)
     files = [{"name": n, "bfile": n} for n in COHORTS]
     plan = {"test": "chi-square", "sum": "masked", "chunk": 64, "cohorts": files}
-    whole = load(plan, of=StudyPlan)
-    told = forecast(whole, list(whole.cohorts), tmp_path)
+    told = foreseen()
     assert (told["variants"], told["people"], told["known"]) == (120, 24, 3)  # the rest is rare
     rows = {row["task"]: row for row in told["rows"]}
     assert rows["gwas counts"]["times"] == 1  # many chunks in a question
     assert told["at_most"] == []
     assert told["total"] == sum(row["total"] for row in told["rows"])
-    openly = forecast(load({**plan, "sum": "plain"}, of=StudyPlan), list(whole.cohorts), tmp_path)
+    openly = foreseen(sum="plain")
     assert 0 < openly["total"] < told["total"]
-    none = forecast(whole, [], tmp_path)
+    none = foreseen(cohorts=[{"name": n} for n in COHORTS])
     assert none["variants"] == 100_000
     assert none["total"] > 100 * told["total"]

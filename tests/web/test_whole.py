@@ -17,7 +17,7 @@ from web_world import World
 
 from cupola.web.app import make_app
 from cupola.web.form_fields import filled
-from cupola.web.form_layout import STARTS
+from cupola.web.kinds import forms
 from cupola.web.launcher import ChildProcess, Job
 from cupola.web.models import Run
 from cupola.web.study_service import StudyService
@@ -49,7 +49,7 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
     world = World(tmp_path)
     first = world.app.state.launcher = world.launcher = ChildProcess()
     plan = {
-        **STARTS["training"],
+        **forms()["training"].start,
         "rounds": 3000,
         "checkpoint_seconds": 0.2,
         "evaluation": {"every": 100},

@@ -11,10 +11,11 @@ import numpy as np
 from fastapi.testclient import TestClient
 from patience import wait
 
+from cupola.gwas import hit_index
 from cupola.gwas.compare import Table
-from cupola.web import accounts, hits
+from cupola.web import accounts
 from cupola.web.app import make_app
-from cupola.web.form_layout import STARTS
+from cupola.web.kinds import forms
 from cupola.web.launcher import Job
 from cupola.web.models import COORDINATOR, PARTICIPANT, Account, Attempt
 from cupola.web.security_middleware import COOKIE, form_token
@@ -66,7 +67,8 @@ class Pretender:
             (folder / "results.html").write_text("<section><h2>How it learned</h2></section>")
             summary = {"metric": "accuracy", "value": 0.9, "bytes": 1e6, "epsilon": 2.5,
                        "unit": "example", "recipe": "fedavg", "data": "digits",
-                       "tested": 3}  # fmt: skip
+                       "tested": 3,
+                       "said": "accuracy 90%, epsilon 2.5"}  # fmt: skip
             (folder / "summary.json").write_text(json.dumps(summary))
         self.living.discard(folder)
 
@@ -128,7 +130,7 @@ class World:
         """A new draft; its id."""
         with self.app.state.sessions() as db:
             found = db.query(Account).filter_by(name=owner).one()
-            made = self.service(db).create(found, kind, {**STARTS[kind], **changes})
+            made = self.service(db).create(found, kind, {**forms()[kind].start, **changes})
             db.commit()
             return made.id
 
@@ -183,5 +185,5 @@ def variants(m: int, seed: int = 3) -> Table:
 
 def with_hits(folder: Path, m: int = 120) -> Table:
     table = variants(m)
-    hits.build(folder / "hits.sqlite", table)
+    hit_index.build(folder / "hits.sqlite", table)
     return table

@@ -31,6 +31,17 @@ def kind_of(given: Mapping[str, Any]) -> str:
     return "association" if "cohorts" in given else "training"
 
 
+def ours() -> tuple[str, ...]:
+    """Kinds that come with Cupola."""
+    return tuple(_OURS)
+
+
+def module_of(kind: str) -> str:
+    """The module that a kind's code is in; '' if no such kind is known."""
+    place = _place(kind)
+    return place.partition(":")[0] if ":" in place else ""
+
+
 def names() -> list[str]:
     """Every kind that a plan can name here, but for the user's own."""
     return [*_OURS, *(point.name for point in entry_points(group=GROUP))]
@@ -41,15 +52,18 @@ def find_kind(kind: str) -> type[Analysis[Any]]:
     """The analysis of this name."""
     from cupola.analysis.protocol import Analysis
 
-    place = _OURS.get(kind) or next(
-        (point.value for point in entry_points(group=GROUP) if point.name == kind), kind
-    )
+    place = _place(kind)
     if ":" not in place:
         raise PlanError(f"kind = '{kind}' is unknown; {hint(kind, names(), 'there are')}")
     found = imported(place, f"kind = '{kind}'")
     if not (isinstance(found, type) and issubclass(found, Analysis)):
         raise PlanError(f"kind = '{kind}' is no cupola.analysis.Analysis")
     return found
+
+
+def _place(kind: str) -> str:
+    installed = (point.value for point in entry_points(group=GROUP) if point.name == kind)
+    return _OURS.get(kind) or next(installed, kind)
 
 
 def analysis_of(plan: Any) -> Analysis[Any]:

@@ -30,8 +30,7 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
     result = run.result
     if result.get("status") != "finished":
         return run_sections(run)
-    # Of a study at real sites the result is the coordinator's word: it names a file in here.
-    table = table or read_results(run.path / Path(str(result["files"][0])).name)
+    table = table or results_in(run)
     return [
         _warnings(run),
         _headline(run),
@@ -42,6 +41,11 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         ledger_section(run),
         plan_section(run),
     ]
+
+
+def results_in(run: RunFolder) -> Table:
+    """Of a study at real sites the result is the coordinator's word: it names a file in here."""
+    return read_results(run.path / Path(str(run.result["files"][0])).name)
 
 
 def _warnings(run: RunFolder) -> str:
@@ -121,3 +125,21 @@ def _quality(run: RunFolder) -> str:
     rows += [(words, f"{n:,}") for words, n in (*missing(r), *put_right(r))]
     lead = "Why listed variants are left out is in study.dropped.tsv, one by one."
     return page.section("Quality", lead, page.facts(rows))
+
+
+def in_short(run: RunFolder) -> dict[str, Any]:
+    """A finished study in a few numbers."""
+    r = run.result
+    hits = r["hits"]["5e-8"]
+    return {
+        "said": f"{count(hits, 'hit')}, {number(r['tested'])} variants",
+        "metric": "hits",
+        "value": hits,
+        "tested": r["tested"],
+        "people": r["people"]["tested"],
+        "inflation": r["inflation"],
+        "bytes": r["bytes_down"] + r["bytes_up"],
+        "seconds": r["seconds"],
+        "test": r["test"],
+        "sites": len(r["cohorts"]),
+    }

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from safetensors.numpy import save as to_safetensors
 
 from cupola.analysis.checkpoint import json_line, write_sealed
+from cupola.analysis.explain import partitions
+from cupola.analysis.forms import Form
+from cupola.analysis.overrides import changed
 from cupola.analysis.protocol import Analysis, OwnSite, Progress, Watch
+from cupola.analysis.rehearsal import asked
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
-from cupola.federation import Program, State
+from cupola.federation import Program, Question, State
 from cupola.learn import Training, TrainingHost, build
 from cupola.learn.changing_sites import may_change
 from cupola.learn.forecast import forecast
@@ -43,6 +49,37 @@ class TrainingAnalysis(Analysis[Plan]):
         "twin",
     )  # fmt: skip
     progress_part = "round"
+    comparable = True
+    file_notes = MappingProxyType(
+        {
+            "model.safetensors": "the model",
+            "personal.safetensors": "the groups' models",
+            "personal.json": "groups and results of every site",
+            "partition.json": "who holds what",
+        }
+    )
+    not_from_browsers = MappingProxyType(
+        {
+            "task": "leave it out: it names code",
+            "data.path": "names a file of this server",
+            "data.folder": "names a folder of this server",
+            "data.download": "this server downloads nothing; use `cupola data get` on it",
+            "model.weights": "names a file of this server",
+            "model.vectors": "names a file of this server",
+            "privacy.budget.file": "leave it out: budgets are kept with the study",
+        }
+    )
+    #: More than a demonstration needs; a study at real sites is not limited by the server.
+    browser_limits = MappingProxyType(
+        {
+            "rounds": 10_000,
+            "data.partition.sites": 10_000,
+            "data.partition.sites_per_type": 10_000,
+            "data.partition.parts": 1000,
+            "personalise.rounds": 10_000,
+        }
+    )
+    browser_words = frozenset({"device", "data.class_names"})
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -218,3 +255,67 @@ class TrainingAnalysis(Analysis[Plan]):
         from cupola.learn.show import show
 
         return show(run, quiet)
+
+    # In the web
+
+    @classmethod
+    def forms(cls) -> Mapping[str, Form]:
+        from cupola.learn.web_form import forms
+
+        return forms()
+
+    @classmethod
+    def takes_sites(cls, given: Mapping[str, Any]) -> bool:
+        """Whether the plan's way of spreading data takes a number of sites."""
+        data = given.get("data")
+        part = data.get("partition") if isinstance(data, dict) else None
+        kind = part.get("kind", "iid") if isinstance(part, dict) else "iid"
+        model = partitions().get(str(kind))
+        return model is not None and "sites" in model.model_fields
+
+    @classmethod
+    def with_sites(
+        cls, given: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        if not sites or not cls.takes_sites(given):
+            return dict(given)
+        return changed(given, {"data.partition.sites": len(sites)})
+
+    @classmethod
+    def needs_real_sites(cls, given: Mapping[str, Any]) -> bool:
+        data = given.get("data")
+        return isinstance(data, dict) and data.get("name") == "elsewhere"
+
+    def asked(self, host: Host) -> Iterator[tuple[str, Question, int]]:
+        """By shapes: nobody computes anything."""
+        whole = self.program(host)
+        assert self.training is not None
+        skip = self.training.skip
+        if isinstance(whole, Personalisation):  # as if all sites were alike
+            skip = partial(whole.skip, groups=dict.fromkeys(range(self.training.sites), 0))
+        return ((ask.kind, ask.question, 1) for ask in asked(whole, skip))
+
+    def foresee(self, folder: Path) -> dict[str, Any]:
+        del folder
+        from cupola.analysis.answer_table import answer_rows, simulated_roster
+        from cupola.learn.check import facts
+        from cupola.learn.foreseen import check_elsewhere
+
+        if self.needs_real_sites(self.plan.given()):
+            found, host = check_elsewhere(self.plan)
+        else:
+            host = self.host()
+            found = facts(self.plan, host)
+        roster = simulated_roster(self, len(host))
+        return {**found, "answers": answer_rows(self.asked(host), self.plan.sum, roster)}
+
+    @classmethod
+    def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.learn.foreseen import sections
+
+        return sections(facts)
+
+    def in_short(self, run: RunFolder) -> dict[str, Any]:
+        from cupola.learn.report_sections import in_short
+
+        return in_short(run)

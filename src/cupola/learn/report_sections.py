@@ -65,6 +65,30 @@ def chips(run: RunFolder) -> list[tuple[str, str]]:
     ]
 
 
+def in_short(run: RunFolder) -> dict[str, Any]:
+    """A finished run in a few numbers: what lists and the comparison show."""
+    spent, value = run.result.get("privacy") or {}, run.final()
+    said = f"{run.metric} {metric(run.metric, value)}"
+    if spent.get("epsilon") is not None:
+        said += f", epsilon {number(spent['epsilon'])} ({spent.get('neighbours')})"
+    return {
+        "said": said,
+        "metric": run.metric,
+        "value": value,
+        "rounds": run.rounds,
+        "bytes": run.bytes_sent,
+        "seconds": run.result.get("seconds"),
+        "epsilon": spent.get("epsilon"),
+        "neighbours": spent.get("neighbours"),
+        "unit": spent.get("unit"),
+        "private": bool((run.plan.get("privacy") or {}).get("mechanism", "none") != "none"),
+        "recipe": run.recipe,
+        "data": run.result.get("data"),
+        "model": run.result.get("model"),
+        "sites": run.result.get("sites"),
+    }
+
+
 def _name(value: Any) -> str:
     return str(value.get("name", "–") if isinstance(value, dict) else value or "–")
 

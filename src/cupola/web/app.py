@@ -23,10 +23,10 @@ from cupola.web.access import LogIn
 from cupola.web.accounts import RateLimited, Refused
 from cupola.web.backpressure import Gate
 from cupola.web.database import open_database
+from cupola.web.kinds import Wrong
 from cupola.web.launcher import ChildProcess, Launcher
 from cupola.web.models import RUNNING, Run, Study
 from cupola.web.organiser import FlareLauncher, organiser_of
-from cupola.web.plans import Wrong
 from cupola.web.render import page
 from cupola.web.routes import account, api, assets, compare, join, live, result, study
 from cupola.web.security_middleware import SecurityMiddleware

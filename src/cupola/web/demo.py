@@ -12,11 +12,11 @@ from sqlalchemy import select
 
 from cupola.errors import CupolaError
 from cupola.gwas.bed import write_bed
+from cupola.gwas.data_sets import data_sets
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
+from cupola.web.kinds import analysis_named, kind_of
 from cupola.web.models import COORDINATOR, Account, Study
-from cupola.web.plans import ASSOCIATION, kind_of
 from cupola.web.study_service import StudyService
 
 FIRST = "coordinator"
@@ -45,7 +45,8 @@ def demonstrations(service: StudyService) -> list[str]:
         given = tomllib.loads(plan.read_text("utf-8"))
         kind = kind_of(given)
         try:
-            sites = _simulated(service.settings.data) if kind == ASSOCIATION else []
+            chosen = analysis_named(kind).unchosen is not None
+            sites = _simulated(service.settings.data) if chosen else []
             study = service.create(owner, kind, given)
             if sites:
                 play(service, owner, study, sites)

@@ -1,36 +1,27 @@
-"""The form of a study: which keys of a plan it asks for, when they apply, and what they mean.
-
-Allowed values and defaults are read from the models that check plans; sentences come from
-`cupola.learn.meanings` and, for association studies, from the models themselves.
-"""
+"""The fields of a study's form: allowed values and defaults are read from the models that check
+plans; the form itself comes from the analysis."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
-from typing import Any, get_args
+from typing import Any
 
-from cupola import data as datasets
-from cupola import nn
-from cupola.data.dataset import Kind
-from cupola.gwas.plan import StudyPlan
+from cupola.analysis.forms import Entry, When
+from cupola.analysis.overrides import changed
 from cupola.learn.meanings import meanings
-from cupola.learn.plan import Plan, changed
-from cupola.learn.recipes import RECIPES
-from cupola.web import form_layout
-from cupola.web.form_layout import When
-from cupola.web.plans import ASSOCIATION, ELSEWHERE, PERSONALISATION, leaves
+from cupola.web.kinds import analysis_named, forms
+from cupola.web.plans import leaves
 
 
 @dataclass(frozen=True)
 class Field:
     """options: (value, label) of a choice. kind: choice, flag, whole, number, list, words or text.
-    when: see `form_layout.When`."""
+    when: see `cupola.analysis.forms.When`."""
 
     key: str
     label: str
@@ -61,12 +52,6 @@ class Field:
             return plain if self.kind == "words" else [_number(p) for p in plain]
         return _number(text) if self.kind in ("whole", "number") else text
 
-    def text(self, value: Any) -> str:
-        """A plan's value, as the form shows it."""
-        if isinstance(value, list | tuple):
-            return ", ".join(str(v) for v in value)
-        return str(value).lower() if isinstance(value, bool) else str(value)  # 1.0 is no flag
-
 
 @dataclass(frozen=True)
 class Group:
@@ -85,30 +70,16 @@ def _number(text: str) -> Any:
     return text
 
 
-#: Keys that go to a model or a loader, which have no schema: kind, sentence, values of a choice.
-_LOADERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "model.hidden": ("list", "Units of each hidden layer.", ()),
-    "data.called": ("text", "What every site calls these data in its settings.", ()),
-    "data.kind": ("choice", "What is predicted.", get_args(Kind)),
-    "data.shape": ("list", "Numbers that describe one sample: how many columns a table has beside "
-                   "the one to predict; of images channels, height, width.", ()),
-    "data.class_names": ("words", "Labels of the column to predict, in the model's order; not for "
-                         "regression.", ()),
-}  # fmt: skip
-
-
 @lru_cache
 def groups(kind: str) -> tuple[Group, ...]:
-    """The form for a kind of study."""
-    wanted = form_layout.association() if kind == ASSOCIATION else form_layout.training()
-    if kind == PERSONALISATION:
-        keys = ("methods", "rounds", "groups", "minimum", "release.epsilon")
-        wanted.insert(4, ("Personalisation", [(f"personalise.{key}", {}) for key in keys]))
-    whole = StudyPlan if kind == ASSOCIATION else Plan
-    schema = whole.model_json_schema()
+    """The form for a kind of study; none of a kind that is made from a plan's text."""
+    form = forms().get(kind)
+    if form is None:
+        return ()
+    schema = analysis_named(kind).Plan.model_json_schema()
     return tuple(
-        Group(title, tuple(_field(kind, key, when, schema) for key, when in keys))
-        for title, keys in wanted
+        Group(title, tuple(_field(entry, schema) for entry in entries))
+        for title, entries in form.groups
     )
 
 
@@ -117,35 +88,28 @@ def all_fields(kind: str) -> Iterator[Field]:
         yield from group.fields
 
 
-def _field(kind: str, key: str, when: When, schema: dict[str, Any]) -> Field:
-    found, described = _look_up(key, schema)
-    about = described or (_LOADERS[key][1] if key in _LOADERS else _meaning(key))
-    options = _choices(key, found)
-    if options:
-        shown = "choice"
-    else:
-        types = {"boolean": "flag", "integer": "whole", "number": "number", "array": "list"}
-        shown = types.get(_type(found), "text")
-    if key in ("personalise.methods", "covariates"):
-        shown = "list"
-    if key in _LOADERS:
-        shown, about, values = _LOADERS[key]
-        options = tuple((v, v) for v in values)
-    default = found.get("default")
-    if key == "model.hidden":
-        default = nn.options("mlp")["hidden"]
-    start = {"recipe": "fedavg", "data.partition.kind": "iid"}.get(key, default)
-    said = "" if start is None or isinstance(start, dict) else _plain(start)
-    needed = key in ("name", "rounds", "data.name", "model.name", "test") or (
-        kind == PERSONALISATION and key == "personalise.rounds"
-    )
-    return Field(key, form_layout.LABELS[key], shown, about, said, options, when, needed)
+def brought(kind: str) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """Values of other keys that come with a value of a key."""
+    form = forms().get(kind)
+    return form.brings if form else {}
+
+
+def _field(entry: Entry, schema: dict[str, Any]) -> Field:
+    found, described = _look_up(entry.key, schema)
+    options = entry.options or tuple((str(v), str(v)) for v in found.get("enum") or [])
+    types = {"boolean": "flag", "integer": "whole", "number": "number", "array": "list"}
+    shown = entry.kind or ("choice" if options else types.get(_type(found), "text"))
+    start = found.get("default") if entry.default is None else entry.default
+    default = "" if start is None or isinstance(start, dict) else _plain(start)
+    about = described or entry.about or _meaning(entry.key)
+    return Field(entry.key, entry.label, shown, about, default, options, entry.when, entry.needed)
 
 
 def _plain(value: Any) -> str:
+    """A plan's value, as the form shows it."""
     if isinstance(value, list | tuple):
         return ", ".join(str(v) for v in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)  # 1.0 is no flag
 
 
 def _look_up(key: str, schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -182,32 +146,10 @@ def _type(node: dict[str, Any]) -> str:
     return str(node.get("type", "string"))
 
 
-def _choices(key: str, node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    if key == "recipe":
-        return tuple((r.name, f"{r.name}: {r.summary}") for r in RECIPES.values())
-    if key == "data.name":
-        empty = inspect.Parameter.empty
-        plain = [n for n in datasets.names() if empty not in datasets.options(n).values()]
-        plain.append(ELSEWHERE)
-        return tuple((n, f"{n}: {_first(datasets.describe(n))}") for n in plain)
-    if key == "model.name":
-        told = nn.describe()
-        empty = inspect.Parameter.empty
-        plain = [n for n in nn.names() if empty not in nn.options(n).values()]
-        return tuple((n, f"{n}: {_first(told[n])}") for n in plain)
-    values = node.get("enum") or []
-    return tuple((str(v), str(v)) for v in values)
-
-
-def _first(text: str) -> str:
-    line = " ".join(text.partition("\n\n")[0].split())
-    return line if len(line) <= 90 else line[:87] + "..."
-
-
 def _meaning(key: str) -> str:
+    """Of a key that every plan has."""
     *outer, last = key.split(".")
-    section = outer[-1] if outer else "plan"
-    return str(meanings()[section][last])
+    return str(meanings().get(outer[-1] if outer else "plan", {}).get(last, ""))
 
 
 def as_html(markdown: str) -> str:
@@ -226,19 +168,19 @@ def filled(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
         lists.setdefault(key, []).append(value)
     flat = {key: values if len(values) > 1 else values[0] for key, values in lists.items()}
     known = {f.key: f for f in all_fields(kind)}
-    return {k: known[k].text(v) for k, v in flat.items() if k in known and v is not None}
+    return {k: _plain(v) for k, v in flat.items() if k in known and v is not None}
 
 
-def applies(shown: Field, values: Mapping[str, str], known: Mapping[str, Field]) -> bool:
+def applies(kind: str, shown: Field, values: Mapping[str, str], known: Mapping[str, Field]) -> bool:
     """Whether a field counts, given what the others say."""
-    recipe = RECIPES.get(values.get("recipe") or "fedavg")
-    brought = {} if recipe is None else {
-        "privacy.mechanism": recipe.privacy.get("mechanism"), "sum.kind": recipe.sum.get("kind"),
-    }  # fmt: skip
+    brings: dict[str, str] = {}
+    for key, by_value in brought(kind).items():
+        brings |= by_value.get(values.get(key) or known[key].default, {})
     for rule, listed in shown.when.items():
         key = rule.removeprefix("!")
-        default = brought.get(key) or (known[key].default if key in known else "")
-        said = values.get(key) if key not in known or applies(known[key], values, known) else ""
+        default = brings.get(key) or (known[key].default if key in known else "")
+        counts = key not in known or applies(kind, known[key], values, known)
+        said = values.get(key) if counts else ""
         if ((said or default) in listed) == rule.startswith("!"):
             return False
     return True
@@ -253,9 +195,9 @@ def from_form(kind: str, before: Mapping[str, Any], form: Mapping[str, str]) -> 
     for key, shown in known.items():
         text = values[key].strip()
         if shown.kind == "flag":
-            if text == "true" and applies(shown, values, known):
+            if text == "true" and applies(kind, shown, values, known):
                 settings[key] = True
-        elif text and applies(shown, values, known):
+        elif text and applies(kind, shown, values, known):
             settings[key] = shown.value(text)
     if any(key.startswith("data.partition.") for key in settings):
         settings.setdefault("data.partition.kind", "iid")  # which the form shows as its default

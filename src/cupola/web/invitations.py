@@ -11,7 +11,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.web.accounts import Refused, digest, new_token
-from cupola.web.here import data_sets
 from cupola.web.models import (
     ASKED,
     DECLINED,
@@ -29,7 +28,7 @@ from cupola.web.models import (
     Study,
 )
 from cupola.web.organiser import Organiser, has_own_data, parties, take_keys
-from cupola.web.plans import ASSOCIATION, asks_sites, parse
+from cupola.web.plans import parse
 from cupola.web.settings import Settings
 from cupola.web.signed_tokens import KEY, sign
 
@@ -45,7 +44,7 @@ def invite(
     are machines of their own."""
     if study.status not in (DRAFT, INVITING):
         raise Refused("sites can be invited before a study starts; repeat it to invite others")
-    if not asks_sites(study.kind, parse(study.plan)):
+    if not study.analysis.takes_sites(parse(study.plan)):
         raise Refused("this plan's data say who the sites are: it can only be simulated as it is")
     known = {i.site.lower() for i in study.invitations}
     names = [name.strip() for name in sites if name.strip()]
@@ -154,9 +153,8 @@ def accept(
         raise Refused("the study has begun without this site")
     if invitation.study.real:
         take_keys(invitation, public)
-    elif invitation.study.kind == ASSOCIATION:
-        known = data_sets(settings.data)
-        if data not in known:
+    elif invitation.study.analysis.unchosen is not None:
+        if data not in invitation.study.analysis.data_sets(settings.data):
             raise Refused("choose one of the data sets of this machine")
         taken = {i.data for i in invitation.study.invitations if i.status == JOINED}
         if data in taken:

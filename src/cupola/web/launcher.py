@@ -2,7 +2,7 @@
 
     job.json        what to do
     events.jsonl    progress: a line each, {"time", "phase", "done", "of", "left"}
-    run/            the run folder, as `cupola run` or `cupola gwas run` fill it
+    run/            the run folder, as `cupola run` fills it
     results.html, summary.json, hits.sqlite     made once the run has finished
 
 `ChildProcess` simulates all sites in one process beside the server, or hands a study of real sites
@@ -26,20 +26,20 @@ from typing import Any, Protocol
 STOPPED = "stop-asked"
 REASON = "reason.txt"  # why it ended, where the run itself does not say it
 LOCK = "worker.lock"
+TABLE = "hits.sqlite"  # of results, to be searched
 CHECKS = 2  # at the same time
 
 
 @dataclass(frozen=True)
 class Job:
-    """kind: of the study, or 'check'. plan: as plain values. resume: go on with what the folder
-    holds. leaving: cohorts to go on without. data: folder that file names are relative to. real: at
-    real sites; their roster, and the folder of whoever hands the plan in. memory, hours: bytes and
-    time that it may take on this machine; 0: no limit."""
+    """kind: of the analysis, or 'check'. plan: as plain values. resume: the folder holds a run.
+    data: folder that file names are relative to. real: at real sites; their roster, the
+    plan, and the folder of whoever hands it in. memory, hours: bytes and time that it may take on
+    this machine; 0: no limit."""
 
     kind: str
     plan: dict[str, Any]
     resume: bool = False
-    leaving: list[str] = field(default_factory=list)
     data: str = ""
     real: dict[str, str] = field(default_factory=dict)
     memory: int = 0

@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupola.errors import CupolaError
-from cupola.learn.plan import changed
 from cupola.web.accounts import Refused
 from cupola.web.launcher import ChildProcess, Job, hold, holder, is_held
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
-from cupola.web.plans import ASSOCIATION, ELSEWHERE, check, parse, to_text
+from cupola.web.plans import parse, plan_of, to_text
 from cupola.web.settings import Settings
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> 
         if name not in known:
             raise Refused(f"'{name}' is no site of the federation; it has: {', '.join(known)}")
     found = dict.fromkeys(names, SITE)
-    plan = check(study.kind, parse(study.plan))
+    plan = plan_of(study)
     with_third = plan.sum.masked and plan.sum.protocol == "compensator"
     if with_third:
         if third is None:
@@ -177,9 +176,8 @@ def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> 
 
 
 def has_own_data(study: Study) -> bool:
-    """Whether a training's data are at its sites, so that it cannot be simulated."""
-    data = parse(study.plan).get("data")
-    return isinstance(data, dict) and data.get("name") == ELSEWHERE
+    """Whether a study's data are at its sites, so that it cannot be simulated."""
+    return study.analysis.needs_real_sites(parse(study.plan))
 
 
 def name_of(study: Study) -> str:
@@ -190,12 +188,7 @@ def name_of(study: Study) -> str:
 
 def plan_text(study: Study, sites: Sequence[str]) -> str:
     """The plan as these sites carry it out."""
-    given = parse(study.plan)
-    if study.kind == ASSOCIATION:
-        given = {**given, "cohorts": [{"name": n} for n in sites]}
-    else:
-        given = changed(given, {"data.partition.sites": len(sites)})
-    return to_text(given)
+    return to_text(study.analysis.with_sites(parse(study.plan), {name: {} for name in sites}))
 
 
 def take_keys(invitation: Invitation, public: dict[str, Any] | None) -> None:
@@ -223,7 +216,7 @@ def roster_of(study: Study) -> Roster:
     keys = {i.role: [] for i in there} | {SITE: [], COMPENSATOR: []}  # type: ignore[var-annotated]
     for i in there:
         keys[i.role].append(party_from_json(json.loads(i.public or "{}")))
-    plan = check(study.kind, parse(study.plan))
+    plan = plan_of(study)
     third = keys[COMPENSATOR][0] if keys[COMPENSATOR] else None
     if plan.sum.masked and plan.sum.protocol == "compensator" and third is None:
         raise Refused("the compensator has not joined")
@@ -234,15 +227,13 @@ def roster_of(study: Study) -> Roster:
 
 
 def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster:
-    from cupola.learn.changing_sites import may_change
-    from cupola.learn.plan import Plan
     from cupola.secure.roster import Roster
 
-    plan = check(study.kind, parse(study.plan))
-    choice, changes = plan.sum, isinstance(plan, Plan) and may_change(plan)
-    every = study.kind == ASSOCIATION and choice.masked  # its totals are of all cohorts
+    analysis = study.analysis(plan_of(study))
+    choice = analysis.plan.sum
+    every = choice.masked and not analysis.minimum  # its totals are of all sites
     minimum = max(choice.minimum, len(sites)) if every else choice.minimum
-    return Roster(name_of(study), tuple(sites), third, minimum, changes=changes)
+    return Roster(name_of(study), tuple(sites), third, minimum, changes=analysis.changes)
 
 
 def settle(study: Study, sites: Sequence[str]) -> None:

@@ -17,11 +17,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.errors import CupolaError
-from cupola.gwas.plan import StudyPlan
-from cupola.learn.plan import Plan, changed
 from cupola.web import invitations, organiser
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
+from cupola.web.kinds import Wrong, registered
 from cupola.web.launcher import REASON, Job, Launcher
 from cupola.web.launcher import STOPPED as STOP_ASKED
 from cupola.web.models import (
@@ -40,10 +38,10 @@ from cupola.web.models import (
     Run,
     Study,
 )
-from cupola.web.plans import ASSOCIATION, Wrong, check, parse, to_text
+from cupola.web.plans import check, parse, plan_of, to_text
 from cupola.web.settings import Settings
 
-FORESEEN = 2  # counts the forms of what is foreseen
+FORESEEN = 3  # counts the forms of what is foreseen
 _LOOKING = threading.Lock()  # whether all have joined
 
 
@@ -56,7 +54,7 @@ class StudyService:
     launcher: Launcher
 
     def create(self, owner: Account, kind: str, given: dict[str, Any]) -> Study:
-        plan = check(kind, given)
+        plan = check(kind, given, modules=self.settings.modules)
         study = Study(
             id=secrets.token_hex(8), owner_id=owner.id, name=plan.name, kind=kind,
             plan=to_text(given), status=DRAFT,
@@ -68,7 +66,7 @@ class StudyService:
     def change(self, study: Study, given: dict[str, Any]) -> None:
         if study.status != DRAFT:
             raise Refused("a study can be changed until sites are invited; repeat it to change it")
-        plan = check(study.kind, given)
+        plan = check(study.kind, given, modules=study.modules)
         study.name, study.plan, study.foreseen = plan.name, to_text(given), None
 
     def repeat(self, study: Study, owner: Account) -> Study:
@@ -90,8 +88,7 @@ class StudyService:
         if found is None and not self.launcher.room():
             return None
         if found is None:
-            data = "" if self.settings.data is None else str(self.settings.data.resolve())
-            job = Job("check", given, data=data, memory=self.settings.memory)
+            job = Job("check", given, data=self.data, memory=self.settings.memory)
             self.launcher.start(job, folder)
             return None
         if "error" in found:
@@ -115,21 +112,19 @@ class StudyService:
             raise Refused("what the study asks is being worked out; look again in a moment")
 
     def _asked(self, study: Study) -> dict[str, Any]:
-        """The plan to foresee; of an association study with the files that are known here."""
-        names = [i.site for i in study.invitations if i.role == SITE]
+        """The plan to foresee, with the data sets that are known here."""
+        names, analysis = [i.site for i in study.invitations if i.role == SITE], study.analysis
         try:
-            plan = check(study.kind, parse(study.plan), names)
+            plan = plan_of(study, names)
         except Wrong:  # fewer are invited than it needs, so far
-            plan = check(study.kind, parse(study.plan))
-        if isinstance(plan, Plan):
+            plan = plan_of(study)
+        if analysis.unchosen is None:
             return plan.to_dict()
-        known = {} if study.real else data_sets(self.settings.data)
-        chosen = {i.site: i.data for i in invitations.joined(study) if i.data in known}
-        cohorts = [
-            {"name": name, **(known[chosen[name] or ""].files if name in chosen else {})}
-            for name in names or [f"site {i + 1}" for i in range(3)]
-        ]
-        return {**parse(study.plan), "cohorts": cohorts}
+        known = {} if study.real else analysis.data_sets(self.settings.data)
+        chosen = {i.site: known.get(i.data or "", {}) for i in invitations.joined(study)}
+        some = names or [f"site {i + 1}" for i in range(3)]
+        whole = analysis.with_sites(parse(study.plan), {n: chosen.get(n, {}) for n in some})
+        return {"kind": registered(study.kind), **whole}
 
     def start(self, study: Study) -> Run:
         """A new run, which begins as soon as there is room for it."""
@@ -140,8 +135,8 @@ class StudyService:
         if study.status not in (DRAFT, INVITING):
             raise Refused("the study has ended; repeat it as a new one")
         there, away = invitations.joined(study), invitations.awaited(study)
-        if study.kind == ASSOCIATION and not there:
-            raise Refused("an association study needs sites with data: invite some first")
+        if study.analysis.unchosen is not None and not there:
+            raise Refused("this study needs sites with data: invite some first")
         if study.invitations:
             fewest = study.minimum or len(there) + sum(i.role == SITE for i in away)
             if away and len(there) < fewest:
@@ -187,18 +182,20 @@ class StudyService:
 
     def _plan(self, study: Study) -> dict[str, Any]:
         """What the run carries out: the plan with those who joined."""
-        given, there = parse(study.plan), invitations.joined(study)
-        plan = check(study.kind, given, [i.site for i in there])
-        if isinstance(plan, StudyPlan):
-            known = data_sets(self.settings.data)
-            gone = [i for i in there if i.data not in known]
-            if gone:
-                raise Refused(f"site '{gone[0].site}': its data set is no longer there")
-            cohorts = [{"name": i.site, **known[i.data or ""].files} for i in there]
-            return {**given, "cohorts": cohorts}
-        if there:
-            given = changed(given, {"data.partition.sites": len(there)})
-        return given
+        there, analysis = invitations.joined(study), study.analysis
+        plan_of(study, [i.site for i in there])  # refused if it does not go with them
+        known = analysis.data_sets(self.settings.data)
+        gone = [i for i in there if i.data not in known and analysis.unchosen is not None]
+        if gone:
+            raise Refused(f"site '{gone[0].site}': its data set is no longer there")
+        sites = {i.site: known.get(i.data or "", {}) for i in there}
+        whole = analysis.with_sites(parse(study.plan), sites)
+        return {"kind": registered(study.kind), **whole}
+
+    @property
+    def data(self) -> str:
+        """The folder that names of files are relative to."""
+        return "" if self.settings.data is None else str(self.settings.data.resolve())
 
     def stop(self, study: Study) -> None:
         run = latest(study)
@@ -274,13 +271,12 @@ class StudyService:
             return
         self.db.commit()
         try:
-            data = "" if self.settings.data is None else str(self.settings.data.resolve())
-            again = (folder / "run").exists()
+            kind, again = registered(run.study.kind), (folder / "run").exists()
             if run.study.real:
-                job = Job(run.study.kind, {}, resume=again, real=self._real(run))
+                job = Job(kind, {}, again, real=self._real(run))
             else:
                 job = Job(
-                    run.study.kind, self._plan(run.study), resume=again, data=data,
+                    kind, self._plan(run.study), again, data=self.data,
                     memory=self.settings.memory, hours=self.settings.hours,
                 )  # fmt: skip
             self.launcher.start(job, folder)

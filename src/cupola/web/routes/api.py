@@ -14,7 +14,6 @@ from cupola.secure.roster import Roster
 from cupola.web import accounts, invitations, organiser
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
 from cupola.web.models import (
     ASKED,
     COMPENSATOR,
@@ -26,7 +25,7 @@ from cupola.web.models import (
     Invitation,
     Study,
 )
-from cupola.web.plans import ASSOCIATION, check, parse
+from cupola.web.plans import plan_of
 from cupola.web.progress import last_event
 from cupola.web.routes.result import files_of, send
 from cupola.web.routes.study import Service, _mine
@@ -185,8 +184,7 @@ def _asked(found: Invitation, service: Service) -> Asked:
         study=facts, site=found.site, role=found.role, answer=found.status,
         real=_terms(found, config) if study.real else None, plan=_plan(study),
         questions=None if rows is None else [Question(**row) for row in rows], problem=problem,
-        data_sets=sorted(data_sets(config.data))
-        if study.kind == ASSOCIATION and not study.real else [],
+        data_sets=[] if study.real else sorted(study.analysis.data_sets(config.data)),
     )  # fmt: skip
 
 
@@ -210,7 +208,7 @@ def _terms(found: Invitation, config: Config) -> Terms:
         federation=invited.federation, name=invited.name, kind=invited.kind,
         coordinator=invited.coordinator, authority=invited.authority,
         study=organiser.name_of(study), sites=sum(i.role == SITE for i in study.invitations),
-        minimum=check(study.kind, parse(study.plan)).sum.minimum,
+        minimum=plan_of(study).sum.minimum,
         compensator=third[0] if third else None,
     )  # fmt: skip
 
@@ -325,7 +323,7 @@ def _progress(found: Invitation, service: Service) -> Progress:
     run = latest(found.study)
     files: list[str] = []
     if run is not None and run.status == FINISHED and found.status == JOINED:
-        files = sorted(files_of(service.folder(run), found.study.kind))
+        files = sorted(files_of(service.folder(run), found.study))
     last = last_event(service.folder(run)) if run else {}
     queued = found.study.real and found.study.status == QUEUED
     return Progress(

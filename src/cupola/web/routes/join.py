@@ -10,9 +10,7 @@ from fastapi.responses import RedirectResponse
 from cupola.web import accounts, invitations
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
-from cupola.web.here import data_sets
 from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
-from cupola.web.plans import ASSOCIATION
 from cupola.web.render import page
 from cupola.web.routes.study import Service
 
@@ -68,11 +66,9 @@ def _mine(db: Any, me: Account, number: int) -> Invitation:
 
 
 @router.get("/join/{number}")
-def asked(
-    request: Request, number: int, db: Db, config: Config, service: Service, me: Me
-) -> Response:
+def asked(request: Request, number: int, db: Db, service: Service, me: Me) -> Response:
     found = _mine(db, me, number)
-    sets = sorted(data_sets(config.data)) if found.study.kind == ASSOCIATION else []
+    sets = sorted(found.study.analysis.data_sets(service.settings.data))
     answers, problem = None, ""
     try:
         answers = service.asks(found.study)
@@ -80,6 +76,7 @@ def asked(
         problem = str(error)
     return page(
         request, "asked.html", invitation=found, study=found.study, sets=sets, problem=problem,
+        chooses=found.study.analysis.unchosen is not None,
         answers=answers, foreseen=found.study.foreseen or {}, open=found.status == ASKED,
     )  # fmt: skip
 

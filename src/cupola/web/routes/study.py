@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse, RedirectResponse
+from markupsafe import Markup
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, joinedload
 
@@ -13,10 +16,9 @@ from cupola.secure.roster import Roster
 from cupola.web import demo, form_fields, invitations, organiser
 from cupola.web.access import Coordinator, Db, Me, Own, Posted, Seen, note
 from cupola.web.accounts import Refused
-from cupola.web.form_layout import STARTS
-from cupola.web.here import data_sets
+from cupola.web.kinds import Wrong, forms, kind_of
 from cupola.web.models import COORDINATOR, DRAFT, INVITING, JOINED, Account, Invitation, Study
-from cupola.web.plans import ASSOCIATION, KINDS, Wrong, asks_sites, kind_of, parse, to_text
+from cupola.web.plans import parse, to_text
 from cupola.web.render import page
 from cupola.web.study_service import StudyService, latest
 
@@ -61,16 +63,16 @@ def _mine(me: Account) -> Any:
 @router.get("/studies/new")
 def new_study(request: Request, me: Coordinator, kind: str = "") -> Response:
     del me
-    if kind not in KINDS:
-        return page(request, "kinds.html", kinds=KINDS, problems=[], text="")
-    return _form(request, kind, STARTS[kind])
+    if kind not in forms():
+        return page(request, "kinds.html", kinds=forms(), problems=[], text="")
+    return _form(request, kind, forms()[kind].start)
 
 
 @router.post("/studies/new")
 def create(request: Request, form: Posted, service: Service, me: Coordinator) -> Response:
     kind = str(form.get("kind", ""))
-    if kind not in KINDS:
-        raise HTTPException(422, f"a study's kind is one of {', '.join(KINDS)}")
+    if kind not in forms():
+        raise HTTPException(422, f"a study's kind is one of {', '.join(forms())}")
     given = form_fields.from_form(kind, {}, form)
     try:
         study = service.create(me, kind, given)
@@ -89,9 +91,8 @@ def upload(request: Request, form: Posted, service: Service, me: Coordinator) ->
         given = parse(text)
         study = service.create(me, kind_of(given), given)
     except Wrong as error:
-        return page(
-            request, "kinds.html", status=422, kinds=KINDS, problems=error.problems, text=text
-        )
+        values: dict[str, Any] = {"kinds": forms(), "problems": error.problems, "text": text}
+        return page(request, "kinds.html", status=422, **values)
     note(service.db, request, "study made", study, "from a plan's text")
     service.db.commit()
     return RedirectResponse(f"/studies/{study.id}", 303)
@@ -110,7 +111,7 @@ def _text(form: dict[str, Any]) -> str:
 def _form(
     request: Request,
     kind: str,
-    given: dict[str, Any],
+    given: Mapping[str, Any],
     error: Wrong | None = None,
     typed: dict[str, Any] | None = None,
     study: Study | None = None,
@@ -123,8 +124,9 @@ def _form(
         )
     values = {k: str(v) for k, v in typed.items()} if typed else form_fields.filled(kind, given)
     return page(
-        request, "form.html", status=status, kind=kind, about=KINDS[kind],
-        groups=form_fields.groups(kind), values=values, problems=at, study=study, text=to_text(given),
+        request, "form.html", status=status, kind=kind, study=study, text=to_text(given),
+        about=forms()[kind].about if kind in forms() else "", groups=form_fields.groups(kind),
+        brings=json.dumps(form_fields.brought(kind)), values=values, problems=at,
     )  # fmt: skip
 
 
@@ -151,14 +153,21 @@ def _one(
         roles={i.site: i.role for i in study.invitations},
         study=study, owner=owner, run=run, foreseen=foreseen, base=base,
         changeable=owner and study.status == DRAFT,
+        foreseen_body=_foreseen_body(study, foreseen),
         invitable=owner and study.status in (DRAFT, INVITING)
-        and asks_sites(study.kind, parse(study.plan)),
+        and study.analysis.takes_sites(parse(study.plan)),
         startable=owner and study.status in (DRAFT, INVITING)
         and (study.real or not organiser.has_own_data(study)), away=organiser.has_own_data(study),
-        here=sorted(data_sets(config.data))
-        if owner and study.kind == ASSOCIATION and not study.real else [],
+        chooses=study.analysis.unchosen is not None,
+        here=sorted(study.analysis.data_sets(config.data)) if owner and not study.real else [],
         mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,
     )  # fmt: skip
+
+
+def _foreseen_body(study: Study, facts: dict[str, Any] | None) -> Markup:
+    if facts is None or "error" in facts:
+        return Markup("")
+    return Markup("\n".join(study.analysis.foreseen_sections(facts)))
 
 
 @router.get("/studies/{study_id}/foreseen")
@@ -226,7 +235,8 @@ def tokens(request: Request, key: str, study: Own, service: Service, me: Coordin
 def play(request: Request, form: Posted, study: Own, service: Service, me: Coordinator) -> Response:
     """Data sets of this machine take part as sites."""
     chosen = [name for name in str(form.get("data", "")).split("\n") if name]
-    if any(name not in data_sets(service.settings.data) for name in chosen) or not chosen:
+    known = study.analysis.data_sets(service.settings.data)
+    if any(name not in known for name in chosen) or not chosen:
         raise Refused("choose data sets of this machine")
     demo.play(service, me, study, chosen)
     note(service.db, request, "sites played here", study, ", ".join(chosen))

@@ -1,26 +1,17 @@
-"""PLINK data sets on this machine, from which sites of a demonstration choose."""
+"""PLINK data sets below a folder, from which the sites of a simulation choose."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MOST = 500
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """files: of the cohort, relative to the data folder."""
-
-    name: str
-    files: dict[str, Any]
-
-
-def data_sets(folder: Path | None) -> dict[str, DataSet]:
-    """Every .bed file with its .bim and .fam below the folder; a list of people beside it
-    (BASE.NAME.keep) is a data set of its own."""
-    found: dict[str, DataSet] = {}
+def data_sets(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """What a plan says of a cohort, by name: every .bed file with its .bim and .fam; a list of
+    people beside it (BASE.NAME.keep) is a data set of its own."""
+    found: dict[str, dict[str, Any]] = {}
     if folder is None or not folder.is_dir():
         return found
     for bed in sorted(folder.rglob("*.bed"))[:MOST]:
@@ -34,7 +25,7 @@ def data_sets(folder: Path | None) -> dict[str, DataSet]:
         keeps = sorted(bed.parent.glob(f"{bed.stem}.*.keep"))
         for keep in keeps:
             name = keep.relative_to(folder).as_posix().removesuffix(".keep")
-            found[name] = DataSet(name, {**files, "keep": f"{name}.keep"})
+            found[name] = {**files, "keep": f"{name}.keep"}
         if not keeps:
-            found[base.as_posix()] = DataSet(base.as_posix(), files)
+            found[base.as_posix()] = files
     return found

@@ -7,32 +7,19 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from cupola.analysis.forms import TablePage
 from cupola.errors import CupolaError
 from cupola.gwas.compare import Table
 from cupola.gwas.files import chromosome
 
 PAGE = 50
 MOST = 10_000  # of a search; what finds more is too vague
+HINT = "The beginning of a name, or a place such as 7:27100000-27300000"
 _PLACE = re.compile(r"(?:chr)?(\w{1,2}):([\d,]{1,11})(?:-([\d,]{1,11}))?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Page:
-    """rows: (rank, cells as printed). total: variants found, `MOST` at most in a search."""
-
-    head: list[str]
-    rows: list[tuple[int, list[str]]]
-    total: int
-    page: int
-
-    @property
-    def pages(self) -> int:
-        return max(1, -(-self.total // PAGE))
 
 
 def build(path: Path, table: Table) -> None:
@@ -62,7 +49,7 @@ def build(path: Path, table: Table) -> None:
     part.rename(path)
 
 
-def read(path: Path, search: str = "", page: int = 1) -> Page:
+def read(path: Path, search: str = "", page: int = 1) -> TablePage:
     """A page of all variants by p, or of those that a search finds: the beginning of a name, or a
     place such as 7:27100000-27300000."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
@@ -72,7 +59,8 @@ def read(path: Path, search: str = "", page: int = 1) -> Page:
             where, values = _condition(search)
             inner = f"SELECT rank, line FROM hit WHERE {where} LIMIT {MOST}"
             total = db.execute(f"SELECT count(*) FROM ({inner})", values).fetchone()[0]
-        page = min(max(1, page), max(1, -(-total // PAGE)))
+        pages = max(1, -(-total // PAGE))
+        page = min(max(1, page), pages)
         start = (page - 1) * PAGE
         if search:
             found = db.execute(
@@ -83,7 +71,7 @@ def read(path: Path, search: str = "", page: int = 1) -> Page:
                 "SELECT rank, line FROM hit WHERE rank > ? ORDER BY rank LIMIT ?", (start, PAGE)
             )
         rows = [(rank, line.split("\t")) for rank, line in found]
-    return Page(names.split("\t"), rows, total, page)
+    return TablePage(names.split("\t"), rows, total, page, pages, bool(search) and total >= MOST)
 
 
 def _condition(search: str) -> tuple[str, list[str | int]]:

@@ -1,23 +1,29 @@
-"""A federated analysis that trains nothing: linear regression over several hospitals.
+"""An analysis of one's own: linear regression over several hospitals, by two sums.
 
 Each site adds its X'X and X'y; the coordinator sees only their sums and solves. The result is the
-regression on the pooled patients, to the last digits that float64 holds. The sums can be masked, so
-that nobody can look inside; the program stays as it is.
+regression on the pooled patients, to the last digits that float64 holds. As an analysis it gets all
+that training has: a run folder, resume, masked sums, consent and replay at real sites, a report.
 
-    python examples/pooled_regression.py
+    cupola run examples/pooled_regression.toml
+    cupola run examples/pooled_regression.toml --set sum=masked
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 from sklearn.datasets import load_diabetes
 
-from cupola.federation import Ask, Contribution, InProcess, Question, Spec, State, drive, task
-from cupola.secure import hidden_sums, simulated_parties
+from cupola.analysis import Analysis, Hosted, PlanHeader
+from cupola.federation import Ask, Contribution, Question, Spec, State, task
 
-SITES = 5
-PATIENTS = 1000  # at most, at a hospital; masked sums need to know how large their parts can be
-OUTCOME = 400.0  # at most; features are between -1 and 1
+
+class Plan(PlanHeader):
+    """patients, largest: of a site at most, and the largest number: masked sums need bounds."""
+
+    kind: str = "pooled_regression:PooledRegression"
+    features: tuple[str, ...] = ("age", "sex", "bmi", "bp")
+    outcome: str = "progression"
+    hospitals: int = 5
+    patients: int = 1000
+    largest: float = 400.0
 
 
 @task("moments")
@@ -28,12 +34,11 @@ def moments(site, _question):
     return Contribution({"xx": x.T @ x, "xy": x.T @ y})
 
 
-@dataclass
 class Regression:
     """A program of one step: ask for the sums, then solve."""
 
-    features: int
-    sites: int
+    def __init__(self, plan, sites):
+        self.plan, self.sites = plan, sites
 
     def start(self):
         return State()
@@ -41,54 +46,35 @@ class Regression:
     def ask(self, state):
         if state.step:
             return None
-        p = self.features + 1
-        expects = {
-            "xx": Spec((p, p), bound=PATIENTS),
-            "xy": Spec((p,), bound=PATIENTS * OUTCOME),
-        }
-        reveals = "second moments of the features and the outcome, summed over sites"
+        p, bound = len(self.plan.features) + 1, self.plan.patients * self.plan.largest**2
+        expects = {"xx": Spec((p, p), bound=bound), "xy": Spec((p,), bound=bound)}
+        reveals = "second moments of features and outcome"
         return Ask("sum", Question("moments", expects=expects, reveals=reveals), range(self.sites))
 
     def answer(self, state, total):
         return state.next({"beta": np.linalg.solve(total.arrays["xx"], total.arrays["xy"])})
 
 
-@dataclass
-class Hospitals:
-    """The diabetes patients of scikit-learn, dealt out to hospitals."""
+class PooledRegression(Analysis[Plan]):
+    """The program with its data, and what is left behind."""
 
-    sites: int = SITES
+    kind, Plan, tasks, replayable = "pooled_regression:PooledRegression", Plan, ("moments",), True
 
-    def __len__(self):
-        return self.sites
+    def host(self):
+        """Patients dealt out to hospitals."""
+        known, sites = load_diabetes(), self.plan.hospitals
+        x = known.data[:, [known.feature_names.index(name) for name in self.plan.features]]
+        return Hosted(sites, lambda i: (x[i::sites], known.target[i::sites]))
 
-    def data(self, site):
-        x, y = load_diabetes(return_X_y=True)
-        return x[site :: self.sites], y[site :: self.sites]
+    def own_host(self, site):
+        """A table of this hospital's own: `[data.NAME]` with `path = "patients.csv"`."""
+        table = np.genfromtxt(site.folder / site.data["path"], delimiter=",", names=True)
+        x = np.column_stack([table[name] for name in self.plan.features])
+        return Hosted(site.sites, lambda _: (x, table[self.plan.outcome]))
 
-    def workspace(self):
-        return None
+    def program(self, host):
+        return Regression(self.plan, len(host))
 
-
-def main():
-    """Fit it, and compare with the pooled fit."""
-    x, y = load_diabetes(return_X_y=True)
-    program = Regression(x.shape[1], SITES)
-    with InProcess(Hospitals()) as federation:
-        beta = drive(program, federation).arrays["beta"]
-    parties = simulated_parties("diabetes", seed=1, sites=SITES)
-    engine = InProcess(Hospitals(), parties=parties.member)
-    with hidden_sums(engine, parties) as hidden:
-        masked = drive(program, hidden).arrays["beta"]
-    pooled, *_ = np.linalg.lstsq(np.column_stack([np.ones(len(x)), x]), y, rcond=None)
-    print("federated ", np.round(beta, 3))
-    print("masked    ", np.round(masked, 3))
-    print("pooled    ", np.round(pooled, 3))
-    print(f"largest relative difference {np.abs(beta / pooled - 1).max():.1e}")
-    print(f"with masked sums {np.abs(masked / pooled - 1).max():.1e}")
-    print(f"{federation.ledger.bytes_up} bytes sent by {SITES} sites")
-    return beta, masked, pooled
-
-
-if __name__ == "__main__":
-    main()
+    def summary(self, state, folder, status, real):
+        names = ("intercept", *self.plan.features)
+        return {"beta": dict(zip(names, map(float, state.arrays.get("beta", ()))))}

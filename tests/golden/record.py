@@ -32,8 +32,8 @@ from cases import BASE, STUDIES, cohorts_in, plans  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 import cupola  # noqa: E402
+from cupola.analysis.folder_lock import read_lines  # noqa: E402
 from cupola.analysis.plan_file import load  # noqa: E402
-from cupola.analysis.run_folder import read_lines  # noqa: E402
 
 FILE = HERE / "golden.json"
 CHANGING = {"seconds", "cpu_seconds", "reveals", "protection"}

@@ -300,7 +300,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert "Who learned what" in page
     again = runner.invoke(app, ["gwas", "run", "mine.toml"])
     assert again.exit_code == 2
-    assert "already holds a study" in again.stderr
+    assert "already holds this run" in again.stderr
     shown = runner.invoke(app, ["gwas", "resume", "runs/mine"])
     assert shown.exit_code == 0
     assert "10 of 10 variants tested" in shown.stdout

@@ -7,8 +7,9 @@ from safetensors.numpy import load_file
 
 import cupola
 from cupola import report
+from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import Run, read_lines
+from cupola.analysis.run_folder import Run
 from cupola.errors import PlanError
 from reproduce.measure import measure
 

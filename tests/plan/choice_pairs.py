@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import cupola
+from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import Run, read_lines
+from cupola.analysis.run_folder import Run
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Entry

@@ -18,7 +18,6 @@ from test_run import go, same, stop_after
 
 import cupola
 from cupola.analysis.folder_lock import Aside, drop, locked
-from cupola.analysis.run_folder import CONTENTS
 from cupola.base.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
 
@@ -310,7 +309,7 @@ def test_what_was_replaced_does_not_come_back_over_a_run_that_was_resumed(tmp_pa
     folder = tmp_path / "r"
     cupola.run(SMALL, folder, report=False)
     with locked(folder):  # killed before the new run has begun
-        Aside(folder, CONTENTS)
+        Aside(folder, contents(load(SMALL)))
     cupola.run({**SMALL, "rounds": 1}, folder, report=False)
     with pytest.raises(PlanError):
         cupola.run({**MASKED, "sum": {"kind": "masked", "minimum": 9}}, folder, overwrite=True)

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import forked, go, kill_often, same, spawned, stop_after
 
+from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import read_lines
 from cupola.errors import FederationError, PlanError
 from cupola.learn import build
 from cupola.learn.changing_sites import may_change

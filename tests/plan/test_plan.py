@@ -243,5 +243,5 @@ def test_plans_survive_toml(values: dict[str, Any]) -> None:
 
 
 def test_demo_plans_are_sound() -> None:
-    folder = Path(sys.modules["cupola.plan"].__file__ or "").parent / "plans" / "demo"
+    folder = Path(sys.modules["cupola.learn"].__file__ or "").parent / "plans" / "demo"
     assert len([load(path) for path in folder.glob("*.toml")]) == 7

@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import HERE, go, history, same, stop_after
 
+from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import Run, read_lines
+from cupola.analysis.run_folder import Run
 from cupola.errors import PlanError
 from cupola.federation import raycluster
 

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 import cupola
 from cupola.analysis import checkpoint as checkpoints
 from cupola.analysis.checkpoint import Checkpoint
+from cupola.analysis.folder_lock import locked, read_lines
 from cupola.analysis.plan_file import load
-from cupola.analysis.run_folder import locked, read_lines
 from cupola.analysis.session import Progress
 from cupola.base.chain import read_json
 from cupola.cli import app

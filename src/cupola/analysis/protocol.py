@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -150,6 +151,10 @@ class Analysis(Generic[P]):
     def tasks(self) -> tuple[str, ...]:
         """What sites are asked to run; 'gwas *' stands for all that begin so."""
         return ()
+
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
 
     @property
     def openly(self) -> tuple[str, ...]:
@@ -319,6 +324,23 @@ class Analysis(Generic[P]):
     def search_table(cls, path: Path, search: str, page: int) -> TablePage:
         """A page of the table, or of what a search finds in it."""
         raise NotImplementedError(path, search, page)
+
+
+@dataclass
+class Hosted:
+    """Sites whose data a function makes, when they are asked for."""
+
+    sites: int
+    make: Callable[[int], Any]
+
+    def __len__(self) -> int:
+        return self.sites
+
+    def data(self, site: int) -> Any:
+        return self.make(site)
+
+    def workspace(self) -> Any:
+        return None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
@@ -48,6 +48,9 @@ class Result(Facts):
 
     def keys(self) -> Iterator[str]:
         return iter(self._plain)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._plain.items()
 
     def get(self, key: str, default: Any = None) -> Any:
         return self._plain.get(key, default)

@@ -208,8 +208,9 @@ class _Session:
                 drop(self.folder)
                 self._drive(reach)
         except Exception as error:
-            told = self._said(self.sites.explained(host, error))
+            told = self.sites.explained(host, error)
             self._fail(told)  # unless it was told already
+            told = self._said(told)
             if told is error:
                 raise
             raise told from None

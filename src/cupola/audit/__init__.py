@@ -13,7 +13,7 @@ from typing import Any
 
 import cupola
 from cupola.analysis.checkpoint import json_line, write_sealed
-from cupola.analysis.run_folder import locked
+from cupola.analysis.folder_lock import locked
 from cupola.audit.bounds import Step, canary_audit
 from cupola.audit.members import membership_audit
 from cupola.audit.parts import parts_audit

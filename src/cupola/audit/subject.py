@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from cupola.analysis.run_folder import Run, read_lines
+from cupola.analysis.folder_lock import read_lines
+from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_json
 from cupola.data import SiteData
 from cupola.errors import CupolaError

@@ -94,7 +94,7 @@ class _Log:
 
     def __call__(self, progress: Progress) -> None:
         console = Console(stderr=True, highlight=False)
-        if progress.part != "round" and progress.done == 1:
+        if progress.part != "round" and progress.done == 1 and progress.whole:
             console.print(f"{progress.part}: {progress.whole:,}")
         if time.monotonic() - self.last < LOG_EVERY:
             return

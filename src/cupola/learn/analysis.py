@@ -19,8 +19,13 @@ from cupola.analysis.rehearsal import asked
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
+<<<<<<< HEAD
 from cupola.federation import Program, Question, State
 from cupola.learn import Training, TrainingHost, build
+=======
+from cupola.federation import Program, State
+from cupola.learn import Training, TrainingHost, build, named
+>>>>>>> main
 from cupola.learn.changing_sites import may_change
 from cupola.learn.forecast import forecast
 from cupola.learn.plan import Plan
@@ -140,6 +145,11 @@ class TrainingAnalysis(Analysis[Plan]):
         return self.whole
 
     # What sites are asked
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        more = () if self.plan.personalise is None else ("sparsity", "adapt")
+        return (named.site_task(self.plan.task), "evaluate", *more)
 
     @property
     def openly(self) -> tuple[str, ...]:

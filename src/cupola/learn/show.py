@@ -42,7 +42,7 @@ def _methods(personal: dict[str, Any]) -> Table:
     """Personalisation: every method's mean over sites, and who gained or lost by it."""
     from rich.table import Table
 
-    from cupola.personalize.choices import METHOD_NAMES
+    from cupola.report.personal import METHODS
 
     name, groups = personal["metric"], personal.get("groups") or {}
     said = "personalisation"
@@ -56,7 +56,7 @@ def _methods(personal: dict[str, Any]) -> Table:
         table.add_column(column, justify="right")
     for method, facts in personal["methods"].items():
         table.add_row(
-            METHOD_NAMES.get(method, method),
+            METHODS.get(method, method),
             metric(name, facts.get("test")),
             metric(name, facts.get("worst")),
             number(facts.get("better")),

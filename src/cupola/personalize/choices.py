@@ -12,17 +12,6 @@ Method = Literal["pfa", "random", "finetune", "distill", "ewc", "scratch"]
 GROUPED = ("pfa", "random")
 ADAPTABLE = ("recipe", "local", "server", "participation")
 
-#: Methods in words.
-METHOD_NAMES = {
-    "federated": "federated model as it is",
-    "pfa": "PFA: groups of similar sites",
-    "random": "random groups",
-    "finetune": "fine-tuning alone",
-    "distill": "distillation alone",
-    "ewc": "EWC alone",
-    "scratch": "from scratch, alone",
-}
-
 
 class Release(Choice):
     """Differential privacy of the sparsity vectors: noise that the site adds itself.

@@ -21,8 +21,16 @@ from cupola.base.formatting import (
 from cupola.pages import charts, page
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import RunFolder
-from cupola.personalize.choices import METHOD_NAMES as METHODS
 
+METHODS = {
+    "federated": "federated model as it is",
+    "pfa": "PFA: groups of similar sites",
+    "random": "random groups",
+    "finetune": "fine-tuning alone",
+    "distill": "distillation alone",
+    "ewc": "EWC alone",
+    "scratch": "from scratch, alone",
+}
 _MOST = 60  # sites with a row of their own
 
 

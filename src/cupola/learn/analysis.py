@@ -19,13 +19,8 @@ from cupola.analysis.rehearsal import asked
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
-<<<<<<< HEAD
 from cupola.federation import Program, Question, State
-from cupola.learn import Training, TrainingHost, build
-=======
-from cupola.federation import Program, State
 from cupola.learn import Training, TrainingHost, build, named
->>>>>>> main
 from cupola.learn.changing_sites import may_change
 from cupola.learn.forecast import forecast
 from cupola.learn.plan import Plan

@@ -77,7 +77,12 @@ class World:
     """The application and what tests do with it."""
 
     def __init__(
-        self, folder: Path, database: str | None = None, federation: Path | None = None
+        self,
+        folder: Path,
+        database: str | None = None,
+        federation: Path | None = None,
+        modules: tuple[str, ...] = (),
+        people: bool = True,
     ) -> None:
         data = folder / "data"
         for name in ("north", "south", "west"):
@@ -87,12 +92,13 @@ class World:
         self.settings = Settings(
             folder, database, data, "https://cupola.example",
             cheap=True, sweep=3600.0, upload=300_000, at_once=50, federation=federation,
+            modules=modules,
         )  # fmt: skip
         self.launcher = Pretender()
         self.browsers: dict[str | None, TestClient] = {}
         self.app = make_app(self.settings, self.launcher)
         with self.app.state.sessions() as db:
-            for i, (name, role) in enumerate(PEOPLE.items()):
+            for i, (name, role) in enumerate(PEOPLE.items() if people else ()):
                 accounts.create(db, self.settings, name, PASSWORD, role, manager=i == 0)
             db.commit()
 

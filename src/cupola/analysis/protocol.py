@@ -268,10 +268,11 @@ class Analysis(Generic[P]):
         return {}
 
     @classmethod
-    def takes_sites(cls, given: Mapping[str, Any]) -> bool:  # noqa: ARG003
-        """Whether a plan leaves open who takes part, so that sites can be invited. By default a key
-        'sites' says how many there are."""
-        return "sites" in cls.Plan.model_fields
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:  # noqa: ARG003
+        """Whether a plan leaves open who takes part, so that sites can be invited: in a simulation
+        by default where a key 'sites' says how many there are; real ones where they have data."""
+        own = cls.own_host is not Analysis.own_host
+        return "sites" in cls.Plan.model_fields or (real and own)
 
     @classmethod
     def with_sites(

@@ -50,6 +50,14 @@ def web(
         float, typer.Option(min=0, help="Most that a simulated study may run at a time; 0: any.")
     ] = 48.0,
     demo: Annotated[bool, typer.Option(help="Begin with demonstration studies.")] = True,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--module",
+            metavar="MODULE",
+            help="An installed module whose analyses plans may name (kind = 'MODULE:Class').",
+        ),
+    ] = None,
     federation: Annotated[
         Path | None,
         typer.Option(
@@ -79,6 +87,7 @@ def web(
         secure=url.startswith("https://"),
         at_once=at_once,
         federation=federation,
+        modules=tuple(modules or ()),
         memory=int(1e9 * memory) if memory is not None else 3 * _physical() // 4,
         hours=hours,
     )

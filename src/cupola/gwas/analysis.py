@@ -220,8 +220,8 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return forms()
 
     @classmethod
-    def takes_sites(cls, given: Mapping[str, Any]) -> bool:
-        del given
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:
+        del given, real
         return True
 
     @classmethod

@@ -270,8 +270,9 @@ class TrainingAnalysis(Analysis[Plan]):
         return forms()
 
     @classmethod
-    def takes_sites(cls, given: Mapping[str, Any]) -> bool:
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:
         """Whether the plan's way of spreading data takes a number of sites."""
+        del real
         data = given.get("data")
         part = data.get("partition") if isinstance(data, dict) else None
         kind = part.get("kind", "iid") if isinstance(part, dict) else "iid"

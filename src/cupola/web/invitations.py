@@ -44,7 +44,7 @@ def invite(
     are machines of their own."""
     if study.status not in (DRAFT, INVITING):
         raise Refused("sites can be invited before a study starts; repeat it to invite others")
-    if not study.analysis.takes_sites(parse(study.plan)):
+    if not study.analysis.takes_sites(parse(study.plan), organiser is not None):
         raise Refused("this plan's data say who the sites are: it can only be simulated as it is")
     known = {i.site.lower() for i in study.invitations}
     names = [name.strip() for name in sites if name.strip()]

@@ -145,7 +145,7 @@ def _one(
     config = service.settings
     base = config.address or str(request.base_url).rstrip("/")
     there = invitations.joined(study)
-    federation = organiser.organiser_of(config)
+    federation, given = organiser.organiser_of(config), parse(study.plan)
     roster = Roster.from_json(study.roster) if study.roster else None
     return page(
         request, "study.html", roster=roster, unready=organiser.unready(study) if roster else [],
@@ -155,9 +155,9 @@ def _one(
         changeable=owner and study.status == DRAFT,
         foreseen_body=_foreseen_body(study, foreseen),
         invitable=owner and study.status in (DRAFT, INVITING)
-        and study.analysis.takes_sites(parse(study.plan)),
+        and study.analysis.takes_sites(given, federation is not None),
         startable=owner and study.status in (DRAFT, INVITING)
-        and (study.real or not organiser.has_own_data(study)), away=organiser.has_own_data(study),
+        and (study.real or not organiser.has_own_data(study)), away=organiser.has_own_data(study) or not study.analysis.takes_sites(given),
         chooses=study.analysis.unchosen is not None,
         here=sorted(study.analysis.data_sets(config.data)) if owner and not study.real else [],
         mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,

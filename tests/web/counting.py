@@ -46,6 +46,7 @@ class Counting(Analysis[Plan]):
         return Program(self.plan, len(host))
 
     def record(self, before, after):
+        del before
         return {"step": after.step, "count": float(after.arrays["count"][0])}
 
     def progress(self, state):

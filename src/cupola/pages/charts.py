@@ -318,8 +318,10 @@ def dots(
     names: Sequence[str] = (),
     best: int | None = None,
     height: int = 250,
+    marks: Sequence[tuple[str, float | None]] = (),
 ) -> str:
-    """Points (x, y, tip), one of them the best; `names` label x = 0, 1, ... where given."""
+    """Points (x, y, tip), one of them the best; `names` label x = 0, 1, ... where given. marks: the
+    label of each point, and how dark it is (0 to 1), or None for a diamond of another colour."""
     if not points:
         return nothing("nothing was measured yet")
     xs, ys = [p[0] for p in points], [p[1] for p in points]
@@ -331,16 +333,30 @@ def dots(
         Scale(low, high, LEFT, WIDTH - RIGHT, x.log),
         Scale(y_low, y_high, height - BOTTOM, TOP),
     )
-    marks = [] if names else log_ticks(low, high, x.unit) if x.log else ticks(low, high, x.unit)
-    parts = [_grid(sx, sy, marks, ticks(y_low, y_high, y.unit, 5), x, y, height)]
+    at = [] if names else log_ticks(low, high, x.unit) if x.log else ticks(low, high, x.unit)
+    parts = [_grid(sx, sy, at, ticks(y_low, y_high, y.unit, 5), x, y, height)]
     parts += [
         f'<text class="tick mid" x="{sx(i)}" y="{height - BOTTOM + 15}">{text(_clip(n, 14))}</text>'
         for i, n in enumerate(names)
     ]
-    for i, (a, b, tip) in enumerate(points):
+    for (a, b, tip), (label, dark) in zip(points, marks):
+        parts.append(_marked(sx(a), sy(b), tip, label, dark))
+    for i, (a, b, tip) in enumerate(points if not marks else ()):
         look = "f1" if i == best else "f0 soft"
         parts.append(
             f'<circle class="{look}" cx="{sx(a)}" cy="{sy(b)}" r="{6 if i == best else 4.5}">'
             f"<title>{text(tip)}</title></circle>"
         )
     return f'<div class="chart">{_svg("".join(parts), height, what)}</div>'
+
+
+def _marked(x: float, y: float, tip: str, label: str, dark: float | None) -> str:
+    """A point with its name above it."""
+    shape = (
+        f'<path class="f1" d="M{x:g} {y - 7:g}l7 7l-7 7l-7-7Z">'
+        if dark is None
+        else f'<circle class="f0 edge" fill-opacity="{0.15 + 0.85 * dark:.2f}" cx="{x}" cy="{y}" '
+        'r="6.5">'
+    )
+    name = f'<text class="tick mid" x="{x}" y="{y - 12:.1f}">{text(_clip(label, 24))}</text>'
+    return f"{shape}<title>{text(tip)}</title></{'path' if dark is None else 'circle'}>{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -227,6 +227,36 @@ def _curves(groups: Sequence[Group], measured: str) -> str:
     if len(groups) > _MOST_CURVES:
         lead += f" The first {_MOST_CURVES} of {len(groups)} settings are drawn."
     return page.section("How they learned", lead, page.tabs(panels))
+
+
+def cup(points: Sequence[Mapping[str, Any]]) -> str:
+    """Communication, utility and privacy in one picture. points: with name, bytes, value, metric,
+    epsilon (None: not known here) and whether they are private."""
+    if not points:
+        return ""
+    known = [p["epsilon"] for p in points if p["epsilon"] is not None]
+    most = max(known, default=0.0)
+    shown, marks = [], []
+    for p in points:
+        spent = f"epsilon {number(p['epsilon'], 3)}"
+        if p["epsilon"] is None:
+            spent = "epsilon: only sites know it" if p["private"] else "not private"
+        said = f"{p['name']}: {metric(p['metric'], p['value'])}, {size(p['bytes'])} sent, {spent}"
+        shown.append((max(float(p["bytes"]), 1.0), float(p["value"]), said))
+        dark = None if p["epsilon"] is None else p["epsilon"] / most if most else 0.0
+        marks.append((p["name"], dark))
+    measured, largest = points[0]["metric"], max(x for x, _, _ in shown)
+    x, what = (
+        Axis("sent, all sites", byte_unit(largest / 10), log=True),
+        "metric against bytes sent",
+    )
+    chart = charts.dots(shown, x, y_axis(measured), what, height=320, marks=marks)
+    lead = (
+        "A dot is a run: further up is better, further left is cheaper, paler is more private; "
+        "diamonds have no epsilon that is known here. Of simulated studies it is not valid for "
+        "release."
+    )
+    return page.section("Communication, utility, privacy", lead, chart)
 
 
 def _runs(runs: Sequence[RunFolder], measured: str, where: Path | None) -> str:

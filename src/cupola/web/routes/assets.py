@@ -1,8 +1,7 @@
-"""Style and script that other packages ship: the report's own, and Plotly."""
+"""Style and script of reports."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -24,9 +23,3 @@ def report_js() -> Response:
     """The script of reports: hover values, tabs, legends."""
     guarded = "if (document.querySelector('svg')) {" + page.SCRIPT + "}"
     return Response(guarded, media_type="text/javascript", headers=_DAY)
-
-
-@router.get("/assets/plotly.js")
-def plotly_js() -> Response:
-    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
-    return FileResponse(path, media_type="text/javascript", headers=_DAY)

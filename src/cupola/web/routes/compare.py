@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
@@ -13,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from cupola.pages.folder import RunFolder, open_run
-from cupola.report.compare_page import sections
+from cupola.report.compare_page import cup, sections
 from cupola.web.access import Config, Db, Me
 from cupola.web.kinds import Wrong, analysis_named
 from cupola.web.models import FINISHED, Run, Study
@@ -49,16 +48,14 @@ def compare(
     for (one, study), label in zip(picked, labels):
         found = open_run(config.run_folder(study.id, one.number) / "run", label)
         folders.append(replace(found, group=label))
-    body = "\n".join(part for part in sections(folders, None) if part) if folders else ""
     points = [
         {"name": label, "bytes": s["bytes"], "value": s["value"], "metric": s["metric"],
-         "epsilon": s["epsilon"], "unit": s["unit"], "private": bool(s.get("private"))}
+         "epsilon": s["epsilon"], "private": bool(s.get("private"))}
         for (r, _), label in zip(picked, labels) if (s := r.summary) and s["value"] is not None
     ]  # fmt: skip
-    return page(
-        request, "compare.html", listed=listed, chosen=set(wanted), body=Markup(body),
-        points=json.dumps(points), most=MOST,
-    )  # fmt: skip
+    parts = [cup(points), *sections(folders, None)] if folders else []
+    body = Markup("\n".join(part for part in parts if part))
+    return page(request, "compare.html", listed=listed, chosen=set(wanted), body=body, most=MOST)
 
 
 def _comparable(db: Session, config: Settings) -> list[str]:

@@ -147,19 +147,19 @@ def _one(
     there = invitations.joined(study)
     federation, given = organiser.organiser_of(config), parse(study.plan)
     roster = Roster.from_json(study.roster) if study.roster else None
+    analysis, early = study.analysis, owner and study.status in (DRAFT, INVITING)
+    away = organiser.has_own_data(study)
     return page(
         request, "study.html", roster=roster, unready=organiser.unready(study) if roster else [],
         federation=federation.settings if federation else None,
         roles={i.site: i.role for i in study.invitations},
         study=study, owner=owner, run=run, foreseen=foreseen, base=base,
-        changeable=owner and study.status == DRAFT,
         foreseen_body=_foreseen_body(study, foreseen),
-        invitable=owner and study.status in (DRAFT, INVITING)
-        and study.analysis.takes_sites(given, federation is not None),
-        startable=owner and study.status in (DRAFT, INVITING)
-        and (study.real or not organiser.has_own_data(study)), away=organiser.has_own_data(study) or not study.analysis.takes_sites(given),
-        chooses=study.analysis.unchosen is not None,
-        here=sorted(study.analysis.data_sets(config.data)) if owner and not study.real else [],
+        changeable=owner and study.status == DRAFT,
+        invitable=early and analysis.takes_sites(given, federation is not None),
+        startable=early and (study.real or not away),
+        away=away or not analysis.takes_sites(given), chooses=analysis.unchosen is not None,
+        here=sorted(analysis.data_sets(config.data)) if owner and not study.real else [],
         mine=[i for i in there if i.account_id == me.id], joined=len(there), **values,
     )  # fmt: skip
 

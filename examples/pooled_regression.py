@@ -75,6 +75,6 @@ class PooledRegression(Analysis[Plan]):
     def program(self, host):
         return Regression(self.plan, len(host))
 
-    def summary(self, state, folder, status, real):
+    def summary(self, state, *_):
         names = ("intercept", *self.plan.features)
         return {"beta": dict(zip(names, map(float, state.arrays.get("beta", ()))))}

@@ -20,11 +20,13 @@ import numpy as np
 import torch
 
 from cupola.analysis.run_folder import Run
+from cupola.analysis.simulated import federation
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Federation
 from cupola.learn import Evaluation, Local, build
+from cupola.learn.analysis import TrainingAnalysis
 from cupola.learn.plan import Plan
 from cupola.learn.plan import changed as with_settings
 from reproduce.run import Job, distinct
@@ -157,7 +159,7 @@ def trial(plan: Plan) -> Pace:
     asked = [ask.sites[i] for i in sorted(largest)]
 
     def opened() -> AbstractContextManager[Federation]:
-        return build.federation(plan, small)  # anew: a site may not answer twice
+        return federation(TrainingAnalysis(plan), small)  # anew: a site may not answer twice
 
     after, took = _timed(
         lambda reach: program.answer(state, reach.sum(ask.question, asked)), opened

@@ -188,7 +188,7 @@ class Table(_Part):
         if not path.is_file():
             raise PlanError(f"{self.folder / 'table.toml'}: plan '{cell.plan}' is not there")
         settings = [setting.replace("{seed}", str(seed)) for setting in cell.settings]
-        plan = load(path, [*settings, f"seed={seed}"])
+        plan = load(path, [*settings, f"seed={seed}"], of=Plan)
         if plan.grid:
             raise PlanError(f"{path}: a plan behind a table has no [grid]; use rows and columns")
         return plan

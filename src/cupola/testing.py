@@ -1,4 +1,4 @@
-"""Tests that every analysis must pass, for kinds of one's own (as scikit-learn's `check_estimator`).
+"""Tests that every analysis must pass, for kinds of one's own: as scikit-learn's `check_estimator`.
 
 from cupola.testing import check_analysis
 
@@ -39,7 +39,7 @@ def check_analysis(
     """Run a small plan in every way that must not matter; AssertionError says what did. Gives what
     was checked. masked: whether sums may be masked; tolerance: how far masked results may be off.
     """
-    whole = load(plan)
+    whole: PlanHeader = load(plan)
     return [name for name, _ in _checks(whole, folder, masked, tolerance)]
 
 

@@ -18,6 +18,8 @@ from test_run import go, same, stop_after
 
 import cupola
 from cupola.analysis.folder_lock import Aside, drop, locked
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
 from cupola.base.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
 

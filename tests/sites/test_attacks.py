@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cupola.analysis.simulated import federation
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Failure, InProcess, Question, drive, read_answer
 from cupola.federation.message import decode_question, encode_question
 from cupola.learn import build
+from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure import Masked
 from cupola.secure.settlement import Request
 from cupola.sites import read_ledger, spent
@@ -217,7 +219,7 @@ def test_real_sites_give_the_model_of_the_simulation(tmp_path):
     simulated = drive(trial.training(), alone)
     for name, array in simulated.arrays.items():
         assert np.abs(real.arrays[name] - array).max() < 1e-6
-    with build.federation(trial.plan, host) as masked:
+    with federation(TrainingAnalysis(trial.plan), host) as masked:
         drive(trial.training(), masked)
         for site in range(3):
             assert sites.ledger.up[site] <= masked.ledger.up[site] + 200

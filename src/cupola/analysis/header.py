@@ -114,7 +114,7 @@ class PlanHeader(BaseModel):
         return self
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.model_dump() == other.model_dump()  # type: ignore[attr-defined]
+        return type(other) is type(self) and self.model_dump() == other.model_dump()
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -196,13 +196,27 @@ class Analysis(Generic[P]):
         """Why a run ended before its plan did, if it did."""
         return None
 
-    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:  # noqa: ARG002
+    def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:  # noqa: ARG002
         """What result.json says beside status, bytes and seconds; also of a run that failed."""
         return {}
 
     def model(self, run: Run) -> Any:
         """The trained model of a run, where there is one."""
         raise PlanError(f"{run.folder}: a run of kind '{self.kind}' has no model")
+
+    # Sweeps
+
+    @property
+    def metric(self) -> str | None:
+        """What runs of a sweep are ranked by; None: a sweep tries all, and chooses none."""
+        return None
+
+    def require_score(self) -> None:
+        """PlanError if a run could not be scored on data that may choose."""
+
+    def score(self, run: RunFolder) -> float | None:  # noqa: ARG002
+        """The metric of a finished run, on data that may choose."""
+        return None
 
     # What people see
 

@@ -109,7 +109,7 @@ def held_plan(folder: Path, elsewhere: bool = False) -> Any:
         raise damaged(path, "it is missing")
     _, verified = read_sealed(path)
     try:
-        plan = load(path, elsewhere=elsewhere)
+        plan: PlanHeader = load(path, elsewhere=elsewhere)
     except PlanError as error:
         if verified:
             raise

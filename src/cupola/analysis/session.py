@@ -381,7 +381,7 @@ class _Session:
             "seconds": self.seconds(),
             "cpu_seconds": round(time.process_time() - self.cpu, 3),
             "simulated": not real,
-            **analysis.summary(self.state, self.folder, status, real),
+            **analysis.summary(self.state, self.folder, real),
         }
         kept: tuple[str, ...] = (PLAN, *FIXED, *analysis.fixed)
         if status == "finished":

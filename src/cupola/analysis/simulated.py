@@ -33,7 +33,7 @@ class Simulated:
 
     def explained(self, host: Host, error: Exception) -> Exception:
         """The coordinator sees codes; here the sites' own logs are at hand, too."""
-        told = getattr(host, "complaints", list)()
+        told: list[str] = getattr(host, "complaints", list)()
         if isinstance(error, FederationError) and told:
             return DataError("; ".join(told))
         return error

@@ -14,11 +14,13 @@ from cupola.cli.shell import Shell, app, print_json
 @app.command()
 def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a plan will do, send, reveal and cost."""
+    from cupola.analysis.header import PlanHeader
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
 
     Shell.json = as_json
-    runs = load(plan, settings or ()).expand()
+    whole: PlanHeader = load(plan, settings or ())
+    runs = whole.expand()
     analysis = analysis_of(runs[0][1])
     facts = {"runs": len(runs), **analysis.check()}
     if as_json:
@@ -147,8 +149,9 @@ def data_show(
     from cupola.data import picture
     from cupola.errors import PlanError
     from cupola.learn.build import federated_data
+    from cupola.learn.plan import Plan
 
-    whole = load(plan, settings or ()).expand()[0][1]
+    whole = load(plan, settings or (), of=Plan).expand()[0][1]
     path = out or Path(f"{whole.name}-sites.png")
     if path.suffix not in (".png", ".svg"):
         raise PlanError(f"--out {path}: the picture is a .png or .svg file")

@@ -45,7 +45,7 @@ def run(
     from cupola.analysis.plan_file import load
 
     Shell.json = as_json
-    whole = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
+    whole: PlanHeader = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
     carry_out(whole, out, overwrite, as_json, quiet)
 
 

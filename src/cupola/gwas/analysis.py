@@ -162,8 +162,8 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             "shared_people": shared,
         }
 
-    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:
-        del state, folder, status, real
+    def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:
+        del state, folder, real
         cohorts = [cohort.name for cohort in self.plan.cohorts]
         return {"test": self.plan.test, "cohorts": cohorts, **self._facts}
 

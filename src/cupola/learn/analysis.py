@@ -23,7 +23,8 @@ from cupola.federation import Program, Question, State
 from cupola.learn import Training, TrainingHost, build, named
 from cupola.learn.changing_sites import may_change
 from cupola.learn.forecast import forecast
-from cupola.learn.plan import Plan
+from cupola.learn.plan import Plan as TrainingPlan
+from cupola.learn.selection import kept, require_validation
 from cupola.learn.summary import TrainingResult, partition_table, result
 from cupola.learn.training import without_matrices
 from cupola.learn.twin import run_twin
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from cupola.pages.folder import RunFolder
 
 
-class TrainingAnalysis(Analysis[Plan]):
+class TrainingAnalysis(Analysis[TrainingPlan]):
     """Federated training, and what follows from the federated model."""
 
     kind = "training"
-    Plan = Plan
+    Plan = TrainingPlan
     Result = TrainingResult
     fixed = ("partition.json",)
     files = (
@@ -81,7 +82,7 @@ class TrainingAnalysis(Analysis[Plan]):
     )
     browser_words = frozenset({"device", "data.class_names"})
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TrainingPlan) -> None:
         super().__init__(plan)
         self._host: TrainingHost | None = None
         self.training: Training | None = None
@@ -205,8 +206,7 @@ class TrainingAnalysis(Analysis[Plan]):
         ours = self.training.model(state)
         return run_twin(self.plan, place, self.training, self._host, rounds, ours, between)
 
-    def summary(self, state: State, folder: Path, status: str, real: bool) -> dict[str, Any]:
-        del status
+    def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:
         personal = None
         if "personal" in state.values and isinstance(self.whole, Personalisation):
             assert self._host is not None
@@ -221,6 +221,18 @@ class TrainingAnalysis(Analysis[Plan]):
             personal=personal,
             real=real,
         )
+
+    # Sweeps
+
+    @property
+    def metric(self) -> str:
+        return self.plan.evaluation.metric
+
+    def require_score(self) -> None:
+        require_validation(self.plan)
+
+    def score(self, run: RunFolder) -> float | None:
+        return kept(run, self.metric, validation=True)
 
     # What people see
 

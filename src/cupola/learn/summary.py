@@ -92,7 +92,6 @@ def result(
         "seconds": last.get("seconds", 0.0),
     }
     rounds = last.get("round", 0)
-    told = program is not None and private and not real
     return {
         "recipe": plan.recipe,
         "rounds": rounds,
@@ -115,7 +114,9 @@ def result(
             "numpy": np.__version__,
         },
         "confusion": _confusion(record),
-        "privacy": spent(program, folder, rounds, personal is not None, release) if told else None,
+        "privacy": None
+        if program is None or real or not private
+        else spent(program, folder, rounds, personal is not None, release),
         "twin": twin,
         "personal": personal,
     }

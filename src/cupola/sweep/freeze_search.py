@@ -31,13 +31,13 @@ from cupola.learn import build
 from cupola.learn.choices import Subset
 from cupola.learn.frozen import frozen_names, share
 from cupola.learn.plan import Plan
+from cupola.learn.selection import require_validation
 from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
     draw_report,
     folders_of,
     judged,
-    require_validation,
     seeds_of,
     write_list,
 )
@@ -118,7 +118,7 @@ def define(
     settings: Sequence[str] = (),
 ) -> Search:
     """A checked search: there are validation data, blocks to freeze, and rounds for two trials."""
-    plan = load(source, settings)
+    plan = load(source, settings, of=Plan)
     if plan.grid:
         raise PlanError(f"plan '{plan.name}' has a [grid]; search one plan at a time")
     if plan.trainable.only:

@@ -16,8 +16,10 @@ from typing import Any, Literal
 import tomli_w
 
 from cupola.analysis.checkpoint import write_sealed
-from cupola.analysis.plan_file import load
-from cupola.analysis.session import Watch
+from cupola.analysis.header import PlanHeader
+from cupola.analysis.kinds import analysis_of
+from cupola.analysis.plan_file import Source, load
+from cupola.analysis.protocol import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
@@ -29,7 +31,6 @@ from cupola.sweep.trials import (
     draw_report,
     folders_of,
     judged,
-    require_validation,
     seeds_of,
     write_list,
 )
@@ -64,13 +65,13 @@ class Trial:
 class Sweep:
     """What is tried, and how. budget: rounds in all, over every trial and seed."""
 
-    plan: Plan
+    plan: PlanHeader
     over: tuple[Over, ...]
     strategy: Strategy = "grid"
     trials: int | None = None
     budget: int | None = None
     text: tuple[str, ...] = ()
-    plans: list[tuple[dict[str, Any], Plan]] = field(default_factory=list)
+    plans: list[tuple[dict[str, Any], PlanHeader]] = field(default_factory=list)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ class Sweep:
 
     def rungs(self) -> list[tuple[int, int]]:
         """(trials, rounds each has had by then), one for grid and random."""
-        n, rounds = len(self.plans), self.plan.rounds
+        n, rounds = len(self.plans), rounds_of(self.plan)
         if self.strategy != "halving":
             return [(n, rounds)]
         while rounds > 1 and self.budget and self._cost(_ladder(n, rounds)) > self.budget:
@@ -110,7 +111,7 @@ def _ladder(trials: int, rounds: int) -> list[tuple[int, int]]:
 
 
 def define(
-    source: str | Path | dict[str, Any] | Plan,
+    source: Source,
     over: Sequence[str],
     strategy: Strategy = "grid",
     trials: int | None = None,
@@ -118,7 +119,7 @@ def define(
     settings: Sequence[str] = (),
 ) -> Sweep:
     """A checked sweep: every trial's plan is valid, there are validation data, the budget fits."""
-    plan = load(source, settings)
+    plan: PlanHeader = load(source, settings)
     if plan.grid:
         raise PlanError(f"plan '{plan.name}' has a [grid]; a sweep varies what --over says")
     if not over:
@@ -130,14 +131,16 @@ def define(
     if strategy == "grid" and trials is not None:
         raise PlanError("--trials is for --strategy random or halving; a grid tries everything")
     if strategy != "grid" and sampled:
-        affordable = (budget or 0) // (plan.rounds * len(plan.seeds or (1,)))
+        affordable = (budget or 0) // (rounds_of(plan) * len(plan.seeds or (1,)))
         number = trials or (affordable if strategy == "random" and budget else 16)
         chosen = sample(axes, max(1, number), seeds_of(plan)[0])
     else:
         chosen = grid(axes)
     plans = [(one, _with(plan, one)) for one in chosen]
     made = Sweep(plan, axes, strategy, trials, budget, tuple(over), plans)
-    require_validation(plans[0][1])
+    if strategy == "halving" and not hasattr(plan, "rounds"):
+        raise PlanError(f"--strategy halving: a plan of kind '{plan.kind}' has no rounds")
+    analysis_of(plans[0][1]).require_score()
     if budget is not None and made.cost() > budget:
         raise PlanError(
             f"--budget {budget}: the sweep needs {made.cost():,} rounds; raise the budget, lower "
@@ -146,7 +149,7 @@ def define(
     return made
 
 
-def _with(plan: Plan, chosen: dict[str, Any], **more: Any) -> Plan:
+def _with(plan: PlanHeader, chosen: dict[str, Any], **more: Any) -> PlanHeader:
     try:
         return load(changed(plan.given(), {**chosen, **more}))
     except PlanError as error:
@@ -181,20 +184,21 @@ def sweep(
     summary = _summary(definition, trials, alive)
     write_atomically(folder / "sweep.json", json.dumps(summary, indent=2))
     if summary["best"]:
-        best = _with(definition.plan, summary["best"]["settings"], rounds=definition.plan.rounds)
+        best = _with(definition.plan, summary["best"]["settings"])
         write_atomically(folder / "best.toml", tomli_w.dumps(best.given()))
     draw(folder)
     return summary
 
 
 def _try(
-    trial: Trial, plan: Plan, seeds: Sequence[int], rounds: int, progress: Watch | None
+    trial: Trial, plan: PlanHeader, seeds: Sequence[int], rounds: int, progress: Watch | None
 ) -> None:
     """Run a trial up to `rounds` for every seed; divergence is a result, other errors stop."""
     scores: list[float] = []
     trial.score = trial.reason = None
     for seed, path in zip(seeds, trial.folders):
-        one = plan.change({"seed": seed, "rounds": rounds})
+        length = {"rounds": rounds} if hasattr(plan, "rounds") else {}
+        one = plan.change({"seed": seed, **length})
         try:
             scores.append(judged(one, path, progress, anew=not lengthen(path, one))[1])
         except FederationError as error:
@@ -204,14 +208,19 @@ def _try(
     trial.score = sum(scores) / len(scores)
 
 
-def lengthen(folder: Path, plan: Plan) -> bool:
+def rounds_of(plan: PlanHeader) -> int:
+    """How long a run is; one, of an analysis that has no rounds."""
+    return getattr(plan, "rounds", 1)
+
+
+def lengthen(folder: Path, plan: PlanHeader) -> bool:
     """Let a shorter run of the same plan go on to `plan.rounds`; False if it must begin anew.
 
     It must where the learning rate depends on the number of rounds (a cosine, say).
     """
-    if not (folder / "plan.toml").exists():
+    if not (folder / "plan.toml").exists() or not isinstance(plan, Plan):
         return True
-    there = load(folder / "plan.toml")
+    there = load(folder / "plan.toml", of=Plan)
     if there.rounds >= plan.rounds or there.change({"rounds": plan.rounds}) != plan:
         return True  # nothing to lengthen: the run itself says what is wrong, if anything
     schedules = (plan.local.schedule, plan.server.schedule)
@@ -243,9 +252,9 @@ class _Scores:
             write_atomically(self.path, json.dumps(self.known, indent=2))
 
 
-def _ranked(trials: list[tuple[int, Trial]], plan: Plan) -> list[int]:
+def _ranked(trials: list[tuple[int, Trial]], plan: PlanHeader) -> list[int]:
     """Places of the trials, best first; without a score last."""
-    sign = 1 if plan.evaluation.metric in LOWER_IS_BETTER else -1
+    sign = 1 if analysis_of(plan).metric in LOWER_IS_BETTER else -1
     order = [(sign * t.score if t.score is not None else math.inf, i) for i, t in trials]
     return [i for _, i in sorted(order)]
 
@@ -258,7 +267,7 @@ def _summary(definition: Sweep, trials: list[Trial], alive: list[int]) -> dict[s
     return {
         "name": definition.plan.name,
         "strategy": definition.strategy,
-        "metric": definition.plan.evaluation.metric,
+        "metric": analysis_of(definition.plan).metric or "result",
         "judged_on": "validation data",
         "over": [{"key": a.key, "values": list(a.values), "log": a.log} for a in definition.over],
         "rungs": [{"trials": n, "rounds": r} for n, r in rungs],

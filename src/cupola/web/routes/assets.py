@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 
@@ -15,7 +13,7 @@ _DAY = {"Cache-Control": "public, max-age=86400"}
 
 @router.get("/assets/report.css")
 def report_css() -> Response:
-    return FileResponse(Path(page.__file__).parent / "style.css", headers=_DAY)
+    return FileResponse(page.STYLE, headers=_DAY)
 
 
 @router.get("/assets/report.js")

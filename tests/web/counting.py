@@ -56,8 +56,8 @@ class Counting(Analysis[Plan]):
         del watch
         (folder / "count.txt").write_text(f"{state.arrays['count'][0]:g}\n")
 
-    def summary(self, state, folder, status, real):
-        del folder, status, real
+    def summary(self, state, folder, real):
+        del folder, real
         return {"count": float(state.arrays["count"][0]) if state.arrays else None}
 
     def sections(self, run):

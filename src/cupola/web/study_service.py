@@ -35,6 +35,7 @@ from cupola.web.models import (
     SITE,
     STOPPED,
     Account,
+    Invitation,
     Run,
     Study,
 )
@@ -106,10 +107,23 @@ class StudyService:
             raise Refused(f"it cannot be said what the study asks: {found['error']}")
         return found.get("answers")
 
-    def require_known(self, study: Study) -> None:
-        """Nobody consents to what was not shown."""
+    def accept(
+        self, invitation: Invitation, data: str | None, public: dict[str, str] | None = None
+    ) -> None:
+        """A site takes part; the study starts when all have answered so. Nobody consents to what
+        was not shown."""
+        study = invitation.study
         if not study.real and self.asks(study) is None:
             raise Refused("what the study asks is being worked out; look again in a moment")
+        invitations.accept(self.settings, invitation, data, public)
+        self.db.flush()
+        self.start_if_complete(study)
+
+    def leave(self, invitation: Invitation) -> None:
+        """A site takes part no longer. A running study stops."""
+        invitations.leave(invitation)
+        if invitation.study.status in (QUEUED, RUNNING):
+            self.stop(invitation.study)
 
     def _asked(self, study: Study) -> dict[str, Any]:
         """The plan to foresee, with the data sets that are known here."""

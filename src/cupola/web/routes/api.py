@@ -20,7 +20,6 @@ from cupola.web.models import (
     FINISHED,
     JOINED,
     QUEUED,
-    RUNNING,
     SITE,
     Invitation,
     Study,
@@ -251,10 +250,7 @@ def asked(found: Site, service: Service) -> Asked:
 @router.post("/site/accept", responses=_ERRORS)
 def accept(request: Request, given: Accepting, found: Site, service: Service) -> Progress:
     """Take part; the study starts when all have answered so."""
-    service.require_known(found.study)
-    invitations.accept(service.settings, found, given.data, given.public)
-    service.db.flush()
-    service.start_if_complete(found.study)
+    service.accept(found, given.data, given.public)
     note(service.db, request, "site joined", found.study, found.site, who=f"site {found.site}")
     service.db.commit()
     return _progress(found, service)
@@ -306,11 +302,8 @@ def decline(request: Request, found: Site, db: Db) -> None:
 @router.post("/site/leave", status_code=204, responses=_ERRORS)
 def leave(request: Request, found: Site, service: Service) -> None:
     """Take part no longer. A running study stops."""
-    study = found.study
-    invitations.leave(found)
-    if study.status in (QUEUED, RUNNING):
-        service.stop(study)
-    note(service.db, request, "site left", study, found.site, who=f"site {found.site}")
+    service.leave(found)
+    note(service.db, request, "site left", found.study, found.site, who=f"site {found.site}")
     service.db.commit()
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 from cupola.web import accounts, invitations
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
-from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
+from cupola.web.models import ASKED, PARTICIPANT, Account, Invitation
 from cupola.web.render import page
 from cupola.web.routes.study import Service
 
@@ -97,18 +97,13 @@ def answer(
     found = _mine(db, me, number)
     study = found.study
     if answer == "accept":
-        service.require_known(study)
-        invitations.accept(service.settings, found, str(form.get("data", "")) or None)
-        db.flush()
-        service.start_if_complete(study)
+        service.accept(found, str(form.get("data", "")) or None)
         where = f"/studies/{study.id}"
     elif answer == "decline":
         invitations.decline(found)
         where = f"/join/{number}"
     elif answer == "leave":
-        invitations.leave(found)
-        if study.status in (QUEUED, RUNNING):
-            service.stop(study)
+        service.leave(found)
         where = "/"
     else:
         raise HTTPException(404, "there is no such page")

@@ -32,7 +32,7 @@ from cupola.errors import CupolaError  # noqa: E402
 from cupola.federation import Federation, Program, State, drive  # noqa: E402
 from cupola.federation.receipts import Receipts  # noqa: E402
 from cupola.gwas import Association  # noqa: E402
-from cupola.sites import study_folder  # noqa: E402
+from cupola.site import study_folder  # noqa: E402
 
 PLAN = {**made.PLAN, "recipe": "scaffold", "rounds": 6}
 PARTIES = ("site-0", "site-1", "compensator")

@@ -38,7 +38,7 @@ def parts() -> str:
 
 
 def site_limits() -> str:
-    from cupola.sites.settings import TotalLimits
+    from cupola.site.settings import TotalLimits
 
     return _keys(TotalLimits, "limits.")
 

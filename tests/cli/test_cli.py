@@ -58,7 +58,7 @@ def test_help_needs_no_torch() -> None:
 def test_a_site_loads_neither_pictures_nor_accounting() -> None:
     """Every process of a site would wait for them: half of its start."""
     program = (
-        "import sys, cupola.analysis.session, cupola.joining\n"
+        "import sys, cupola.analysis.session, cupola.site.join\n"
         "heavy = {'matplotlib', 'dp_accounting', 'scipy.stats', 'sklearn'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -96,7 +96,7 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts
     elif note in ("federation", "site"):
         from cupola.flare.settings import FederationSettings
-        from cupola.sites import SiteSettings
+        from cupola.site import SiteSettings
 
         kind = FederationSettings if note == "federation" else SiteSettings
         assert kind.model_validate(tomllib.loads(text)).name

@@ -19,8 +19,8 @@ from cupola.cli import app
 from cupola.errors import DataError
 from cupola.flare.coordinate import unpack
 from cupola.flare.submit import submit
-from cupola.sites import read_ledger
-from cupola.sites.preview import preview
+from cupola.site import read_ledger
+from cupola.site.consent_preview import preview
 
 pytestmark = [
     pytest.mark.slow,

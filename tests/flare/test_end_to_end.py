@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 import cupola
 from cupola.flare.coordinate import unpack
 from cupola.flare.submit import submit
-from cupola.sites import read_ledger
-from cupola.sites.hosts import spent_file
+from cupola.site import read_ledger
+from cupola.site.consent import spent_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

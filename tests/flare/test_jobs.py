@@ -389,7 +389,7 @@ def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
 
 def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
     from cupola.flare.parties import open_party
-    from cupola.sites import make_keys
+    from cupola.site import make_keys
 
     make_keys(tmp_path, "clinic")
     settings = tmp_path / "cupola-site.toml"

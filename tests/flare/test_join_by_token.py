@@ -20,7 +20,7 @@ from patience import wait
 from ports import free_ports
 from test_association_study import same_as_plink
 
-from cupola.sites import spent
+from cupola.site import spent
 from cupola.web.launcher import holder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -335,7 +335,7 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         for name in SITES[:2]:
             machines.start(
                 name, "site", "join", base, tokens[name], "--folder", name, "--yes",
-                "--data", f"hm3={name}/hm3", "--openly", "gwas propose",
+                "--data", f"hm3={name}/hm3", "--unmasked-tasks", "gwas propose",
             )  # fmt: skip
         machines.start(
             "university", "compensator", "join", base, tokens["university"],
@@ -346,7 +346,7 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         west.fill("#token", tokens["west"])
         west.click("button:has-text('Go on')")
         west.select_option("#file", "hm3.bed")
-        west.check("input[name=openly]")
+        west.check("input[name=unmasked]")
         west.click("button:has-text('Show what will be revealed')")
         assert "gwas newton" in west.inner_text("#reveals")
         west.click("button:has-text('Take part')")

@@ -24,9 +24,9 @@ from cupola.gwas.plan import StudyPlan, for_real_cohorts
 from cupola.learn.changing_sites import may_change
 from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
-from cupola.sites import join_compensator, join_site, make_keys
-from cupola.sites.proposal import load_any
-from cupola.sites.settings import COMPENSATOR, SITE
+from cupola.site import join_compensator, join_site, make_keys
+from cupola.site.proposal import load_any
+from cupola.site.settings import COMPENSATOR, SITE
 
 _TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *"]
 
@@ -49,7 +49,7 @@ class Trial:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.keys = {}
         for name in settings.sites:
-            facts = {"name": name, "tasks": _TASKS, "openly": _TASKS, "data": data[name]}
+            facts = {"name": name, "tasks": _TASKS, "unmasked_tasks": _TASKS, "data": data[name]}
             text = tomli_w.dumps({**facts, **site_settings})
             (self.folders[name] / SITE).write_text(text)
         if settings.compensator:

@@ -239,7 +239,7 @@ def test_numbers_that_a_study_may_tell():
 )
 def test_honest_studies_of_hapmap_are_within_a_sites_limit(many, people, newton):
     """Also with 5 % cases, of whom 483 people are left; the largest has room for no second one."""
-    from cupola.sites.settings import TotalLimits
+    from cupola.site.settings import TotalLimits
 
     chosen = study("logistic", covariates=tuple(map(str, range(many))), newton=newton)
     assert released_numbers(chosen) / people < TotalLimits().released

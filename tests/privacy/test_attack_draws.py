@@ -15,7 +15,7 @@ from cupola.learn.local import augmentation, own_randomness
 
 @pytest.fixture
 def site():
-    """As `cupola.sites.parties` opens it: real, with the seed of the plan."""
+    """As `cupola.site.open` opens it: real, with the seed of the plan."""
     data = SimpleNamespace(train=SimpleNamespace(transform=object()))
     return SiteContext(0, data, None, StateStore(), 3, real=True)
 

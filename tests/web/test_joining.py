@@ -14,18 +14,20 @@ import pytest
 import uvicorn
 from web_world import World
 
+from cupola.analysis.plan_file import load
 from cupola.cli.joining import _agree
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.flare import provision
 from cupola.flare.settings import FederationSettings
-from cupola.joining import Choice, begin
-from cupola.joining.data import described, named_data, write_settings
-from cupola.joining.join import _but_for_sites
-from cupola.joining.server import NotYet, Server, Unknown, checked_url
+from cupola.gwas.analysis import AssociationAnalysis
+from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
-from cupola.sites import read_settings
-from cupola.sites.settings import SiteSettings
+from cupola.site import read_settings
+from cupola.site.dataset_settings import named_data, write_settings
+from cupola.site.join import Choice, begin
+from cupola.site.server import NotYet, Server, Unknown, checked_url
+from cupola.site.settings import SiteSettings
 from cupola.web.study_service import without_paths
 
 SITES = ["north", "south", "west"]
@@ -334,10 +336,11 @@ def test_what_was_accepted_cannot_be_exchanged(real, study, tmp_path, table):
     ):
         with pytest.raises(FederationError, match=said):
             joining._compare(roster, text)
-    of_cohorts = 'test = "linear"\n[[cohorts]]\nname = "a"\n'
-    assert _but_for_sites(of_cohorts) == _but_for_sites(of_cohorts.replace('"a"', '"b"'))
-    leaving = of_cohorts + "may_leave = true\n"
-    assert _but_for_sites(of_cohorts) != _but_for_sites(leaving)
+    but_for_sites = AssociationAnalysis.without_sites
+    of_cohorts = {"test": "linear", "cohorts": [{"name": "a"}]}
+    assert but_for_sites(of_cohorts) == but_for_sites({**of_cohorts, "cohorts": [{"name": "b"}]})
+    leaving = {**of_cohorts, "cohorts": [{"name": "a", "may_leave": True}]}
+    assert but_for_sites(of_cohorts) != but_for_sites(leaving)
     weaker = SimpleNamespace(study=name, minimum=2, compensator=third, sites=(own, *others))
     with pytest.raises(FederationError, match="fewer sites"):
         joining._compare(weaker, plan)
@@ -354,11 +357,11 @@ def test_a_site_is_not_widened_by_what_a_study_asks(real, tmp_path, table):
     with pytest.raises(PlanError, match="without masks"):
         joining.accept(choice(table))
     assert not (tmp_path / "a" / "cupola-site.toml").exists()
-    shown = joining.look(choice(table, openly=("train", "evaluate")))
+    shown = joining.look(choice(table, unmasked_tasks=("train", "evaluate")))
     assert "own answer" in shown.answers[0]["to"]
     (tmp_path / "a" / "cupola-site.toml").write_text('name = "north"\n')
     with pytest.raises(PlanError, match="change it there"):
-        joining.look(choice(table, openly=("train",)))
+        joining.look(choice(table, unmasked_tasks=("train",)))
     (tmp_path / "a" / "cupola-site.toml").write_text('name = "south"\n')
     with pytest.raises(DataError, match="folder of 'south'"):
         joining.look(choice(table))
@@ -520,18 +523,22 @@ def test_a_redirect_is_not_followed(world):
 
 
 def test_data_sets_as_people_write_them(tmp_path, table):
-    assert named_data("patients") == ("patients", None)
-    assert named_data("p={part = 2}") == ("p", {"part": 2})
-    assert named_data(f"p={table}", "ill")[1] == {**DATA, "path": str(table)}
+    training, study = TrainingAnalysis(load(PLAN)), AssociationAnalysis.__new__(AssociationAnalysis)
+    assert named_data("patients", training) == ("patients", None)
+    assert named_data("p={part = 2}", training) == ("p", {"part": 2})
+    assert named_data(f"p={table}", training, "ill")[1] == {**DATA, "path": str(table)}
+    assert named_data(f"p={table}", None) == ("p", None)  # a simulated site's are the server's
     for wrong in ("=x", "p={", f"p={table}", f"p={tmp_path}/nothing"):
-        with pytest.raises((PlanError, DataError)):
-            named_data(wrong)
+        for analysis in (training, study):
+            with pytest.raises((PlanError, DataError)):
+                named_data(wrong, analysis)
     for end in ("bed", "bim", "fam", "cov", "a.keep"):
         (tmp_path / f"chip.{end}").write_text("")
     base = str(tmp_path / "chip")
     whole = {"bfile": base, "cov": f"{base}.cov"}
-    assert described(tmp_path / "chip") == described(tmp_path / "chip.bed") == whole
-    assert described(tmp_path / "chip.a.keep") == {**whole, "keep": f"{base}.a.keep"}
+    assert named_data(f"c={base}", study) == named_data(f"c={base}.bed", study) == ("c", whole)
+    keep = f"{base}.a.keep"
+    assert named_data(f"c={keep}", study)[1] == {**whole, "keep": keep}
 
 
 def test_reasons_name_no_places():

@@ -9,12 +9,12 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from cupola.joining.join import Joining
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
-from cupola.sites.consent import WITHDRAWN, study_folder
-from cupola.web import local
+from cupola.site.consent import WITHDRAWN, study_folder
+from cupola.site.join import Joining
 from cupola.web.security_middleware import form_token
+from cupola.web.site_page import make_page
 
 SECRET = "s3cret-of-the-address"
 TERMS = {
@@ -59,7 +59,7 @@ class Away:
 
 
 def local_not_yet():
-    from cupola.joining.server import NotYet
+    from cupola.site.server import NotYet
 
     return NotYet("not yet")
 
@@ -86,14 +86,14 @@ def site(tmp_path, monkeypatch):
 
         def look(self): ...
 
-    monkeypatch.setattr(local, "begin", begin)
+    monkeypatch.setattr("cupola.site.join_session.begin", begin)
     monkeypatch.setattr(Joining, "_enrol", lambda *_: None)
-    monkeypatch.setattr("cupola.joining.join.Running", Nothing)
-    app = local.make_page(tmp_path, 8432, SECRET)
+    monkeypatch.setattr("cupola.site.join.Running", Nothing)
+    app = make_page(tmp_path, 8432, SECRET)
     browser = TestClient(app, base_url="http://127.0.0.1:8432", follow_redirects=False)
     browser.server, browser.app_ = server, app
     yield browser
-    app.state.visit.close()
+    app.state.session.close()
 
 
 def post(browser, step, **fields):
@@ -156,7 +156,7 @@ def test_a_person_reads_chooses_compares_and_takes_part(site, tmp_path):
     until(site, "over")
     page = site.get(here).text
     assert "has finished" in page
-    results = site.app_.state.visit.joining.results
+    results = site.app_.state.session.joining.results
     results.mkdir(parents=True, exist_ok=True)
     (results / "report.html").write_text("<script>alert(1)</script>")
     assert f'href="{here}results/report.html"' in site.get(here).text
@@ -202,7 +202,7 @@ def test_a_person_leaves_while_it_waits_or_runs(site, tmp_path, monkeypatch):
         if "for lunch" in site.get(f"{here}state").json()["text"]:
             break
         time.sleep(0.05)
-    assert "Waiting for it to be resumed" in site.get(here).text
+    assert "waiting for it to be resumed" in site.get(here).text
     assert post(site, "leave").status_code == 303
     assert "You left the study" in site.get(here).text
     assert site.server.posted[-1][0] == "/api/site/leave"

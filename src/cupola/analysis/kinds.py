@@ -36,15 +36,22 @@ def ours() -> tuple[str, ...]:
     return tuple(_OURS)
 
 
-def module_of(kind: str) -> str:
-    """The module that a kind's code is in; '' if no such kind is known."""
-    place = _place(kind)
-    return place.partition(":")[0] if ":" in place else ""
-
-
 def names() -> list[str]:
     """Every kind that a plan can name here, but for the user's own."""
     return [*_OURS, *(point.name for point in entry_points(group=GROUP))]
+
+
+def place_of(kind: str) -> str:
+    """Where a kind is, 'module:Class', without importing it; its own name if it is unknown."""
+    installed = (point.value for point in entry_points(group=GROUP) if point.name == kind)
+    return _OURS.get(kind) or next(installed, kind)
+
+
+def foreign_module(kind: str) -> str | None:
+    """The module that a kind would import, if it is not one of ours."""
+    if kind in _OURS or ":" not in place_of(kind):
+        return None
+    return place_of(kind).partition(":")[0]
 
 
 @cache
@@ -52,18 +59,13 @@ def find_kind(kind: str) -> type[Analysis[Any]]:
     """The analysis of this name."""
     from cupola.analysis.protocol import Analysis
 
-    place = _place(kind)
+    place = place_of(kind)
     if ":" not in place:
         raise PlanError(f"kind = '{kind}' is unknown; {hint(kind, names(), 'there are')}")
     found = imported(place, f"kind = '{kind}'")
     if not (isinstance(found, type) and issubclass(found, Analysis)):
         raise PlanError(f"kind = '{kind}' is no cupola.analysis.Analysis")
     return found
-
-
-def _place(kind: str) -> str:
-    installed = (point.value for point in entry_points(group=GROUP) if point.name == kind)
-    return _OURS.get(kind) or next(installed, kind)
 
 
 def analysis_of(plan: Any) -> Analysis[Any]:

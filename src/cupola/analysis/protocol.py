@@ -8,7 +8,7 @@ and write `host`, `program` and `finish`; the other methods have defaults. Name 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,13 +19,15 @@ from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
-from cupola.errors import PlanError
+from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, Ledger, Program, Question, State
-from cupola.federation.site import Host
+from cupola.federation.site import Host, find_task, is_known
 
 if TYPE_CHECKING:
+    from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
     from cupola.pages.folder import RunFolder
+    from cupola.secure.roster import Roster
 
 P = TypeVar("P", bound=PlanHeader)
 
@@ -59,17 +61,44 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-@dataclass
+class SiteRules(Protocol):
+    """What a real site has decided for itself (see `cupola.site.settings`), as far as an analysis
+    may ask."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def budget(self) -> Any: ...
+
+    @property
+    def limits(self) -> Any: ...
+
+    @property
+    def salt(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
 class OwnSite:
     """A real site as an analysis sees it: its number among how many, and its own settings of the
-    data set that takes part. folder: what names of files in these settings are relative to; place:
-    where it keeps what belongs to this study; log: what must not cross the border."""
+    data set that takes part. looking: it has not joined, and only wants to know what it would be
+    asked, as if every site had its data.
 
-    number: int | None
+    folder: what names of files in these settings are relative to. place: where the site keeps what
+    belongs to this study. book: where it keeps what the data set has spent in all studies; an
+    analysis may keep a book of its own beside it. log: for what must not cross the border.
+    """
+
+    number: int
     sites: int
     data: Mapping[str, Any]
     folder: Path
     place: Path
+    rules: SiteRules
+    dataset: str = ""
+    study: str = ""
+    book: Path = Path()
+    looking: bool = False
     log: Callable[[str], None] = field(default=lambda _: None)
 
 
@@ -98,7 +127,8 @@ class Analysis(Generic[P]):
     replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
     authenticated totals and answer only what its own copy asks next. files: what `finish` leaves in
     a run folder, beside what every run has. fixed: those of them that are written before the first
-    question and stay as they are.
+    question and stay as they are. noun, data_noun: what people of this field call a site, and its
+    data.
     """
 
     kind: ClassVar[str]
@@ -109,6 +139,8 @@ class Analysis(Generic[P]):
     fixed: ClassVar[tuple[str, ...]] = ()
     progress_part: ClassVar[str] = "step"
     title: ClassVar[str] = "run report"
+    noun: ClassVar[str] = "site"
+    data_noun: ClassVar[str] = "data set"
 
     def __init__(self, plan: P) -> None:
         self.plan = plan
@@ -124,10 +156,6 @@ class Analysis(Generic[P]):
     def host(self) -> Host:
         """All simulated sites, with the plan's data."""
         raise PlanError(f"kind = '{self.kind}' cannot be simulated: it says of no data")
-
-    def own_host(self, site: OwnSite) -> Host:  # noqa: ARG002
-        """The data of one real site, at its number; nothing elsewhere."""
-        raise PlanError(f"kind = '{self.kind}' is for simulations: no real site knows its data")
 
     def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> Host:  # noqa: ARG002
         """What a coordinator of real sites knows of their data. public: a file that the plan names,
@@ -152,10 +180,6 @@ class Analysis(Generic[P]):
         """What sites are asked to run; 'gwas *' stands for all that begin so."""
         return ()
 
-    def asks(self, task: str) -> bool:
-        """Whether sites are asked to run this."""
-        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
-
     @property
     def openly(self) -> tuple[str, ...]:
         """Tasks that sites answer each for itself, where other sums are masked."""
@@ -169,12 +193,126 @@ class Analysis(Generic[P]):
     @property
     def changes(self) -> bool:
         """Whether masked totals are told for sites that change from total to total."""
-        return False
+        return self.plan.sum.masked and bool(self.plan.sum.changes)
+
+    # At a real site: what it agrees to, and what it holds a coordinator to
+
+    @property
+    def sites(self) -> int | None:
+        """How many sites the plan is for; None if that is the data's affair."""
+        found = getattr(self.plan, "sites", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def site_names(self) -> tuple[str, ...] | None:
+        """What sites must be called in the roster, in its order; None: as they like."""
+        return None
+
+    def agreement(self) -> dict[str, Any]:
+        """What all parties must agree on: the plan but for what each settles for itself."""
+        facts = self.plan.to_dict()
+        return {key: value for key, value in facts.items() if key not in self.plan.own_affair}
+
+    @classmethod
+    def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A plan's text, parsed, without who and how many take part: that is settled last."""
+        return {key: value for key, value in given.items() if key != "sites"}
+
+    def disagreements(self, roster: Roster) -> list[str]:
+        """Why this plan and a roster do not go together, a line each."""
+        found, names = [], tuple(party.name for party in roster.sites)
+        if self.sites not in (None, len(names)):
+            found.append(f"the plan is for {self.sites} sites, the roster names {len(names)}")
+        choice = self.plan.sum
+        if choice.masked and (roster.compensator is None) != (choice.protocol == "pairwise"):
+            found.append("the plan's sum.protocol and the roster do not agree about a compensator")
+        if roster.changes and not self.changes:
+            found.append(
+                "the roster lets sites change from total to total, so that differences of totals "
+                "can tell of single sites; the plan does not need that: make the roster without "
+                "--changes"
+            )
+        if self.changes and not roster.changes:
+            found.append(
+                f"the plan lets sites change from total to total, the roster does not "
+                f"({self.differences}): if all sites agree to that, make the roster with --changes"
+            )
+        if choice.masked and self.minimum == 0 and roster.minimum < len(names):
+            found.append(
+                f"every total is of all {self.noun}s: make the roster with --minimum {len(names)}"
+            )
+        return found
+
+    @property
+    def differences(self) -> str | None:
+        """What differences of totals tell a coordinator, where sites change."""
+        if not self.changes:
+            return None
+        return (
+            "over steps, differences of totals can tell about single sites, since sites change "
+            "(sum.changes = true)"
+        )
+
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
+
+    def may_ask(self, step: int) -> bool:
+        """Whether the plan can come to so many steps. A site answers a step once, so that this is
+        how often it answers at most."""
+        return step >= 0
 
     def allows(self, question: Question) -> str | None:  # noqa: ARG002
-        """Why a question does not follow from the plan; None if it does. Asked at a real site,
-        before data are touched, of what is not replayed."""
+        """Why a question does not follow from the plan; None if it does. Asked before data are
+        touched, of what is not replayed."""
         return None
+
+    @property
+    def private(self) -> bool:
+        """Whether a mechanism protects answers: whether some task says what it costs."""
+        return any(is_known(task) and find_task(task).charge is not None for task in self.tasks)
+
+    def weaker_limits(self, rules: SiteRules) -> list[str]:  # noqa: ARG002
+        """Where the plan would tell more of single people than the site's limits allow. Asked
+        before consent, and again before every answer."""
+        return []
+
+    def objections(self, rules: SiteRules) -> list[str]:
+        """Why a site with such settings cannot take part, whatever its data are."""
+        if rules.budget is not None and not self.private:
+            return ["this site has a budget, and nothing protects this study's answers"]
+        return []
+
+    @property
+    def data_name(self) -> str | None:
+        """What the plan calls its data; None where sites may call them as they like."""
+        return None
+
+    def fits(self, data: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Whether a data set of a site's settings is of this kind."""
+        return True
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:  # noqa: ARG002
+        """The settings of a data set that is this file. target: a column that is to be predicted,
+        where one is."""
+        if not path.is_file():
+            raise DataError(f"{path} is no file")
+        return {"path": str(path)}
+
+    def data_problems(self, site: OwnSite) -> list[str]:  # noqa: ARG002
+        """Why the site's data set cannot be used, a line each, without reading all of it."""
+        return []
+
+    def own_host(self, site: OwnSite) -> Host:  # noqa: ARG002
+        """The data of one real site, at its number; nothing elsewhere."""
+        raise PlanError(f"kind = '{self.kind}' is for simulations: no real site knows its data")
+
+    def preview(self, site: OwnSite, roster: Roster) -> Preview:
+        """Everything that the site would be asked. By default the program is played through as if
+        every site had this one's data; nothing leaves the site."""
+        from cupola.analysis.preview import played
+
+        return played(self, site, roster)
 
     # A run
 
@@ -305,21 +443,12 @@ class Analysis(Generic[P]):
         """Data sets of the server that simulated sites choose from: name, and what a plan says."""
         return {}
 
-    def asked(self, host: Host) -> Iterable[tuple[str, Question, int | None]]:
-        """Every question with how often it is asked (see `cupola.analysis.answer_table`)."""
-        from cupola.analysis.answer_table import heard
-
-        return heard(self, host)
-
     def foresee(self, folder: Path) -> dict[str, Any]:  # noqa: ARG002
         """What `check` says, and under 'answers' what sites are asked, as real sites would see it
         before they consent. folder: what names of files are relative to."""
-        from cupola.analysis.answer_table import answer_rows, simulated_roster
+        from cupola.analysis.preview import simulated_answers
 
-        host = self.host()
-        roster = simulated_roster(self, len(host))
-        rows = answer_rows(self.asked(host), self.plan.sum, roster)
-        return {**self.check(), "answers": rows}
+        return {**self.check(), "answers": simulated_answers(self)}
 
     @classmethod
     def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from cupola.cli.sites import Folder, _show
 from cupola.errors import CupolaError, FederationError, PlanError
 
 if TYPE_CHECKING:
-    from cupola.joining import Joining
+    from cupola.site.join import Joining
 
 What = Annotated[
     str, typer.Argument(metavar="URL|PLAN", help="Of a web application; or a plan or study file.")
@@ -60,10 +60,11 @@ def join(
     target: Annotated[
         str | None, typer.Option(help="With --data NAME=TABLE: the column to predict.")
     ] = None,
-    openly: Annotated[
+    unmasked_tasks: Annotated[
         list[str] | None,
         typer.Option(help="A task whose answers may leave without masks, for a new site."),
     ] = None,
+    openly: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Budget of each data set, for a new site.")
     ] = None,
@@ -80,18 +81,23 @@ def join(
     With a token it shows what is asked, takes part if you accept, and ends with the study; results
     are in the folder's `results`. The same command goes on with what was broken off.
     """
-    from cupola.joining import Choice
-    from cupola.joining.data import named_data
+    from cupola.site.dataset_settings import named_data
+    from cupola.site.join import Choice
 
     Shell.json = as_json
     if not _is_url(what):
-        from cupola.sites.consent import join_site
+        from cupola.site.consent import join_site
 
         _pinned(join_site(folder, Path(what), _needed(roster, token), data), as_json)
         return
-    name, new = named_data(data, target) if data else (None, None)
-    choice = Choice(name, new, tuple(openly or ()), epsilon, cores)
-    _way(_began(folder, what, token, roster, "site"), choice, yes, compared, decline, wait, as_json)
+    joining = _began(folder, what, token, roster, "site")
+    analysis = None if joining.terms is None else joining.proposal.analysis
+    name, new = named_data(data, analysis, target) if data else (None, None)
+    if openly:
+        typer.echo("--openly is now called --unmasked-tasks", err=True)
+    unmasked = (*(unmasked_tasks or ()), *(openly or ()))
+    choice = Choice(name, new, unmasked, epsilon, cores)
+    _way(joining, choice, yes, compared, decline, wait, as_json)
 
 
 @compensator.command("join")
@@ -110,11 +116,11 @@ def join_third(
 
     It must not be run by whoever coordinates: together they can read every site's answers.
     """
-    from cupola.joining import Choice
+    from cupola.site.join import Choice
 
     Shell.json = as_json
     if not _is_url(what):
-        from cupola.sites.consent import join_compensator, nearly_before
+        from cupola.site.consent import join_compensator, nearly_before
 
         pinned = _needed(roster, token)
         _pinned(join_compensator(folder, Path(what), pinned), as_json)
@@ -138,7 +144,7 @@ def _needed(roster: Path | None, token: str | None) -> Path:
 
 
 def _began(folder: Path, url: str, token: str | None, roster: Path | None, role: str) -> Joining:
-    from cupola.joining import begin
+    from cupola.site.join import begin
 
     if token is None or roster is not None:
         raise PlanError("a URL goes with the token that the study's coordinator sent you")
@@ -185,7 +191,7 @@ def _way(
 
 def _asked(joining: Joining, choice: Any) -> None:
     """What the study asks: in words worked out here, for real sites."""
-    from cupola.joining.server import plain
+    from cupola.site.server import plain
 
     terms = joining.terms
     if terms is None:
@@ -201,9 +207,9 @@ def _asked(joining: Joining, choice: Any) -> None:
                             "the same command with other options")  # fmt: skip
         return
     if terms is not None:
-        from cupola.learn.disclosure import learned_of_study
+        from cupola.analysis.disclosure import learned
 
-        told = dict(learned_of_study(joining.proposal.plan.sum))
+        told = dict(learned(joining.proposal.plan.sum))
         typer.echo(f"\nthe compensator learns {told.get('compensator', 'nothing')}")
         return
     for row in joining.questions():
@@ -267,14 +273,9 @@ class _Line:
         self.said = ""
 
     def __call__(self, now: dict[str, Any]) -> None:
-        text = str(now["status"])
-        if text in ("stopped", "failed"):
-            text += f": {now.get('reason') or 'no reason given'}"
-            text += "; waiting for it to be resumed" if now.get("resumable") else ""
-        elif now.get("waiting"):
-            text += ": waiting for " + ", ".join(map(str, now["waiting"]))
-        elif now.get("of"):
-            text += f": {now.get('phase')} {now['done']:g} of {now['of']:g}"
+        from cupola.site.join import progress_text
+
+        text = progress_text(now)
         if text != self.said:
             self.said = text
             typer.echo(text, err=True)
@@ -296,7 +297,7 @@ def open_page(
 ) -> None:
     """Serve a page, for this machine only, on which a study is joined without a terminal."""
     try:
-        from cupola.web.local import serve
+        from cupola.web.site_page import serve
     except ImportError as error:
         raise CupolaError(f"the page needs {error.name}: pip install 'cupola[web]'") from None
     serve(folder, port, browser)

@@ -30,7 +30,7 @@ _SITE = """\
 # writes after `cupola site preview`.
 name = {name}
 tasks = ["train", "evaluate"]  # what may run here; ["gwas *"] for association studies
-openly = []                    # tasks whose answers may leave without masks
+unmasked_tasks = []            # tasks whose answers may leave without masks
 minimum = 3                    # sites in a total, at least
 
 # [budget]                     # of each data set, over all studies
@@ -53,7 +53,7 @@ minimum = 3                    # sites in a total, at least
 @site.command("init")
 def init_site(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """Make a site's settings and keys; the private keys never leave this folder."""
-    from cupola.sites.settings import SITE
+    from cupola.site.settings import SITE
 
     Shell.json = as_json
     _init(folder, SITE, _SITE.format(name=json.dumps(name, ensure_ascii=False)), name, as_json)
@@ -62,7 +62,7 @@ def init_site(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> N
 @compensator.command("init")
 def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """Make a compensator's settings and keys."""
-    from cupola.sites.settings import COMPENSATOR
+    from cupola.site.settings import COMPENSATOR
 
     Shell.json = as_json
     text = (
@@ -74,7 +74,7 @@ def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = Fals
 
 def _init(folder: Path, file: str, text: str, name: str, as_json: bool) -> None:
     from cupola.secure.roster import party_to_json
-    from cupola.sites.parties import make_keys
+    from cupola.site.open import make_keys
 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / file
@@ -106,7 +106,7 @@ def preview(
     as_json: AsJson = False,
 ) -> None:
     """Show every answer a study asks for, its size, protection and recipients. Joins nothing."""
-    from cupola.sites.preview import preview as look
+    from cupola.site.consent_preview import preview as look
 
     Shell.json = as_json
     found = look(folder, plan, roster, data)
@@ -153,8 +153,8 @@ def _show(found: dict[str, Any]) -> None:
 @compensator.command()
 def withdraw(study: StudyName, folder: Folder = Path()) -> None:
     """Answer nothing more in a study, for good. What was told stays told."""
-    from cupola.joining import tell_left
-    from cupola.sites.consent import withdraw as leave
+    from cupola.site.consent import withdraw as leave
+    from cupola.site.join import tell_left
 
     leave(folder, study)
     told = "; its server was told" if tell_left(folder, study) else ""
@@ -181,8 +181,8 @@ def go_on(
     first. Every site that stays signs (or the lost one itself), and the compensator, with pairwise
     masks every site, believes the files by --of.
     """
-    from cupola.sites.consent import agree_to_go_on, believe, look
-    from cupola.sites.settings import SITE, CompensatorSettings, SiteSettings
+    from cupola.site.consent import agree_to_go_on, believe, look
+    from cupola.site.settings import SITE, CompensatorSettings, SiteSettings
 
     kind: Any = SiteSettings if (folder / SITE).exists() else CompensatorSettings
     if not without and not of:
@@ -227,7 +227,7 @@ def revoke(
     """
     from cupola.secure.identity import Identity
     from cupola.secure.revocation import keep_revocation, revocation
-    from cupola.sites.settings import KEYS
+    from cupola.site.settings import KEYS
 
     if of is not None:
         try:
@@ -255,8 +255,8 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Every question of a study that reached this party, what was told, and what it cost."""
-    from cupola.sites.ledger import as_csv, read_ledger, spent
-    from cupola.sites.settings import SITE
+    from cupola.site.ledger import as_csv, read_ledger, spent
+    from cupola.site.settings import SITE
 
     Shell.json = as_json
     lines = read_ledger(folder, study)

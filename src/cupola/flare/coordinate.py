@@ -29,7 +29,7 @@ from cupola.flare.engine import Carry, FlareSites, masked
 from cupola.flare.jobs import Job
 from cupola.secure.masked import Hidden
 from cupola.secure.roster import Roster
-from cupola.sites.proposal import Proposal, read_proposal
+from cupola.site.proposal import Proposal, read_proposal
 
 #: What sites get at the end, before their analysis' own files.
 SHARED = ("plan.toml", "history.jsonl", "result.json")

@@ -64,7 +64,7 @@ def _report(folder: Path) -> None:
 
 def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     """Called by name in the child. Raises nothing that a coordinator would see."""
-    from cupola.sites import open_compensator, open_site, study_folder
+    from cupola.site import open_compensator, open_site, study_folder
 
     own = Path(folder)
     place = study_folder(own, study)
@@ -75,8 +75,8 @@ def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
 
 def joined_plan(own: Path, study: str) -> PlanHeader | None:
     """The plan of a study that a site has consented to."""
-    from cupola.sites.consent import look
-    from cupola.sites.settings import SiteSettings
+    from cupola.site.consent import look
+    from cupola.site.settings import SiteSettings
 
     try:
         joined = look(own, study, SiteSettings)
@@ -87,7 +87,7 @@ def joined_plan(own: Path, study: str) -> PlanHeader | None:
 
 def results_folder(own: Path, study: str) -> Path:
     """Where a party finds what a study hands out."""
-    from cupola.sites import study_folder
+    from cupola.site import study_folder
 
     plain = study if _PLAIN.fullmatch(study) else study_folder(own, study).name
     return own / "results" / plain

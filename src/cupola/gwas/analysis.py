@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
-from cupola.analysis.protocol import Analysis, NoData, OwnSite, Watch
+from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
 from cupola.base.formatting import duration, size
 from cupola.federation import State
-from cupola.gwas import Association, StudyHost, Variants, read_variants, results
+from cupola.gwas import Association, Variants, own_cohort, read_variants, results
 from cupola.gwas.accounting import counted_lines
 from cupola.gwas.compare import Table
+from cupola.gwas.own_cohort import OwnCohort
 from cupola.gwas.plan import StudyPlan, for_real_cohorts
 from cupola.gwas.questions import tasks_of
 from cupola.gwas.result_files import TABLES, summary, write_tables
@@ -25,9 +26,11 @@ from cupola.gwas.tables import as_table
 from cupola.gwas.tasks import OPENLY
 
 if TYPE_CHECKING:
+    from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
     from cupola.pages.folder import RunFolder
+    from cupola.secure.roster import Roster
 
 
 class AssociationResult(Result):
@@ -66,6 +69,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     Result = AssociationResult
     replayable = True
     title = "association study"
+    noun = data_noun = "cohort"
     _table: Table | None = None  # of results, once they are made
     files = TABLES
     unchosen = MappingProxyType({"bfile": "not-chosen"})
@@ -99,11 +103,6 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     def host(self) -> SimulatedCohorts:
         return simulated_cohorts(self.plan)
-
-    def own_host(self, site: OwnSite) -> StudyHost:
-        from cupola.gwas.own_cohort import own_host
-
-        return own_host(self.plan, site)
 
     def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> ListedCohorts:
         given = self.plan.variants
@@ -139,6 +138,63 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     def minimum(self) -> int:
         """Every total is of all cohorts: a late one can be waited for."""
         return 0
+
+    def asks(self, task: str) -> bool:
+        return task in tasks_of(self.plan, self.plan.variants is not None)
+
+    # At a real site
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(cohort.name for cohort in self.plan.cohorts)
+
+    @property
+    def sites(self) -> int:
+        return len(self.plan.cohorts)
+
+    def agreement(self) -> dict[str, Any]:
+        """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
+        in the first edition: studies under way stay joined."""
+        own = {*self.plan.own_affair, "seeds", "grid"}
+        facts = self.plan.model_dump(mode="json", exclude=own)
+        return {**facts, "kind": "study", "names": list(self.site_names)}
+
+    @classmethod
+    def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is said of a cohort beside its name is no detail."""
+        cohorts = given.get("cohorts")
+        if not isinstance(cohorts, list) or not all(isinstance(one, dict) for one in cohorts):
+            return given
+        said = [{k: v for k, v in one.items() if k != "name"} for one in cohorts]
+        return {**given, "cohorts": [one for i, one in enumerate(said) if one not in said[:i]]}
+
+    def disagreements(self, roster: Roster) -> list[str]:
+        found, names = super().disagreements(roster), tuple(site.name for site in roster.sites)
+        if len(names) == self.sites and names != self.site_names:
+            found.append(
+                f"the study's cohorts are {', '.join(self.site_names)}; the roster's sites, in its "
+                f"order, {', '.join(names)}: give them the same names"
+            )
+        return found
+
+    def weaker_limits(self, rules: SiteRules) -> list[str]:
+        return own_cohort.weaker_limits(self.plan, rules)
+
+    def fits(self, data: Mapping[str, Any]) -> bool:
+        return own_cohort.is_cohort(data)
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:
+        del target
+        return own_cohort.describe(path)
+
+    def data_problems(self, site: OwnSite) -> list[str]:
+        return own_cohort.data_problems(self.plan, site)
+
+    def own_host(self, site: OwnSite) -> OwnCohort:
+        return own_cohort.own_host(self.plan, site)
+
+    def preview(self, site: OwnSite, roster: Roster) -> Preview:
+        return replace(own_cohort.preview(self.plan, site, roster), parties=self.parties())
 
     # A run
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cupola.analysis.answer_table import answer_rows, simulated_roster
 from cupola.analysis.check import rows_of
+from cupola.analysis.preview import simulated_roster
 from cupola.analysis.simulated import simulated_keys
 from cupola.base.formatting import count, number, size, text, times
 from cupola.federation import Question
@@ -20,7 +20,8 @@ from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import USUAL, check
 from cupola.gwas.outline import outline
-from cupola.gwas.tasks import OPENLY, PROPOSE
+from cupola.gwas.own_cohort import study_answers
+from cupola.gwas.tasks import PROPOSE
 from cupola.pages import page
 from cupola.pages.plan_facts import party_table
 from cupola.secure import expected_traffic
@@ -42,7 +43,7 @@ def foresee(analysis: AssociationAnalysis, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "sites": sites,
         "known": len(files),
-        "answers": answer_rows(asked, plan.sum, simulated_roster(analysis, sites), OPENLY),
+        "answers": study_answers(plan, variants, people, simulated_roster(analysis, sites)),
     }
     if len(files) == sites:
         facts = check(plan.model_copy(update={"folder": str(folder)}))

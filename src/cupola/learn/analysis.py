@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,16 @@ from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.explain import partitions
 from cupola.analysis.forms import Form
 from cupola.analysis.overrides import changed
-from cupola.analysis.protocol import Analysis, OwnSite, Progress, Watch
-from cupola.analysis.rehearsal import asked
+from cupola.analysis.protocol import Analysis, OwnSite, Progress, SiteRules, Watch
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation import Program, Question, State
 from cupola.learn import Training, TrainingHost, build, named
-from cupola.learn.changing_sites import may_change
+from cupola.learn.changing_sites import may_change, told
 from cupola.learn.forecast import forecast
 from cupola.learn.plan import Plan as TrainingPlan
+from cupola.learn.plan_check import deviation
 from cupola.learn.selection import kept, require_validation
 from cupola.learn.summary import TrainingResult, partition_table, result
 from cupola.learn.training import without_matrices
@@ -32,9 +31,13 @@ from cupola.personalize import Personalisation
 from cupola.personalize.files import write_group_models, write_personal
 
 if TYPE_CHECKING:
+    from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
     from cupola.pages.folder import RunFolder
+    from cupola.secure.roster import Roster
+
+_STEPS = 5  # of a round: training, and four ways of judging, at most
 
 
 class TrainingAnalysis(Analysis[TrainingPlan]):
@@ -94,11 +97,6 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     def host(self) -> TrainingHost:
         return build.host(self.plan)
 
-    def own_host(self, site: OwnSite) -> TrainingHost:
-        from cupola.learn.own_data import own_host
-
-        return own_host(self.plan, site)
-
     def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> TrainingHost:
         """Kind, shape and classes, from a public data set; sites that hold nothing here."""
         plan = build.with_public_data(self.plan, public)
@@ -156,6 +154,77 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     @property
     def changes(self) -> bool:
         return may_change(self.plan)
+
+    # At a real site
+
+    @property
+    def sites(self) -> int | None:
+        count = getattr(self.plan.data.partition, "sites", None)
+        return count if isinstance(count, int) else None
+
+    def agreement(self) -> dict[str, Any]:
+        """As the first edition hashed it: studies under way stay joined."""
+        return {**super().agreement(), "kind": "plan"}
+
+    @classmethod
+    def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
+        data = given.get("data")
+        part = data.get("partition") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(part, dict):
+            return given
+        kept = {key: value for key, value in part.items() if key != "sites"}
+        return {**given, "data": {**data, "partition": kept}}
+
+    @property
+    def differences(self) -> str | None:
+        return told(self.plan)
+
+    def may_ask(self, step: int) -> bool:
+        personal = self.plan.personalise
+        most = self.plan.rounds * _STEPS
+        if personal is not None:
+            jobs = len(personal.methods) * (self.sites or 1000)
+            most += _STEPS * (jobs + 1) * (personal.rounds + 2)
+        return 0 <= step < most + _STEPS
+
+    def allows(self, question: Question) -> str | None:
+        return deviation(self.plan, question)
+
+    @property
+    def private(self) -> bool:
+        return self.plan.privacy.on
+
+    def objections(self, rules: SiteRules) -> list[str]:
+        found, privacy = super().objections(rules), self.plan.privacy
+        if privacy.by_coordinator:  # it is not the operating system's
+            found.append(
+                "the coordinator's noise comes from the plan's seed, which every party knows"
+            )
+        if rules.budget is None and privacy.epsilon is not None:  # the noise is in questions only
+            found.append(
+                "the coordinator finds this study's noise: set a [budget] to hold it to that"
+            )
+        return found
+
+    @property
+    def data_name(self) -> str | None:
+        called = self.plan.data.options.get("called")
+        return called if isinstance(called, str) else self.plan.data.name
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:
+        from cupola.learn.own_data import describe
+
+        return describe(path, target)
+
+    def own_host(self, site: OwnSite) -> TrainingHost:
+        from cupola.learn.own_data import own_host
+
+        return own_host(self.plan, site)
+
+    def preview(self, site: OwnSite, roster: Roster) -> Preview:
+        from cupola.learn.site_preview import preview
+
+        return preview(self.plan, site, roster)
 
     # A run
 
@@ -304,28 +373,11 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         data = given.get("data")
         return isinstance(data, dict) and data.get("name") == "elsewhere"
 
-    def asked(self, host: Host) -> Iterator[tuple[str, Question, int]]:
-        """By shapes: nobody computes anything."""
-        whole = self.program(host)
-        assert self.training is not None
-        skip = self.training.skip
-        if isinstance(whole, Personalisation):  # as if all sites were alike
-            skip = partial(whole.skip, groups=dict.fromkeys(range(self.training.sites), 0))
-        return ((ask.kind, ask.question, 1) for ask in asked(whole, skip))
-
     def foresee(self, folder: Path) -> dict[str, Any]:
         del folder
-        from cupola.analysis.answer_table import answer_rows, simulated_roster
-        from cupola.learn.check import facts
-        from cupola.learn.foreseen import check_elsewhere
+        from cupola.learn.foreseen import foresee
 
-        if self.needs_real_sites(self.plan.given()):
-            found, host = check_elsewhere(self.plan)
-        else:
-            host = self.host()
-            found = facts(self.plan, host)
-        roster = simulated_roster(self, len(host))
-        return {**found, "answers": answer_rows(self.asked(host), self.plan.sum, roster)}
+        return foresee(self)
 
     @classmethod
     def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:

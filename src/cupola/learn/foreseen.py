@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cupola.analysis.preview import simulated_roster
 from cupola.base.formatting import count, number, size, text, times
 from cupola.data import FederatedData, SiteData
 from cupola.learn import TrainingHost, build
+from cupola.learn.analysis import TrainingAnalysis
 from cupola.learn.check import facts
 from cupola.learn.plan import Plan
+from cupola.learn.site_preview import training_answers
 from cupola.pages import page
 from cupola.pages.plan_facts import alert, party_table
 
@@ -23,6 +26,19 @@ UNJUDGED = (
 )
 SAMPLES = (100, 1000, 10_000)  # of a site whose number is its own secret; epsilon depends on it
 _LISTED = 20  # groups of sites
+
+
+def foresee(analysis: TrainingAnalysis) -> dict[str, Any]:
+    """What `cupola check` says, and what sites are asked."""
+    plan = analysis.plan
+    if analysis.needs_real_sites(plan.given()):
+        found, host = check_elsewhere(plan)
+    else:
+        host = analysis.host()
+        found = facts(plan, host)
+    whole, roster = analysis.program(host), simulated_roster(analysis, len(host))
+    assert analysis.training is not None
+    return {**found, "answers": training_answers(plan, analysis.training, whole, roster)}
 
 
 def check_elsewhere(plan: Plan) -> tuple[dict[str, Any], TrainingHost]:

@@ -45,8 +45,8 @@ def analysis_named(kind: str, modules: Collection[str] = ()) -> type[Analysis[An
     """The analysis of a kind of study. modules: those whose code a plan may name here; of any
     other, nothing is imported."""
     named = registered(kind)
-    module = kinds.module_of(named)
-    if named not in kinds.ours() and module and module not in modules:
+    module = kinds.foreign_module(named)
+    if module is not None and module not in modules:
         said = f"'{kind[:100]}' names code: if it is installed on this server and can be trusted, "
         raise Wrong([("kind", f"{said}start it with --module {module[:100]}")])
     try:

@@ -1,0 +1,124 @@
+"""A party's own ledger, a hash chain: every question that reached it, and what it gave away."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cupola.base.chain import read_chain
+from cupola.errors import DataError
+from cupola.federation import Declined, Question
+from cupola.federation.receipts import Journal, Receipt
+from cupola.privacy.budget import Book
+from cupola.privacy.events import common_neighbours
+from cupola.site.consent import look, spent_file, study_folder
+from cupola.site.own_book import OWNER
+from cupola.site.settings import SiteSettings
+
+LEDGER = "ledger.jsonl"
+
+
+class OwnLedger:
+    """A line for every question, on disk before its answer leaves. The clock is for people: nothing
+    is decided by it."""
+
+    def __init__(self, folder: Path, answered: Callable[[], bool] = lambda: False) -> None:
+        self.journal = Journal(folder / LEDGER, answered)
+
+    def record(self, question: Question | None, answer: bytes, stored: bool) -> Receipt:
+        told = answer[:1] == b"A"
+        line: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        if question is not None:
+            inner = question.options.get("inner")
+            hidden = isinstance(inner, dict)
+            line |= {
+                "step": question.step,
+                "round": question.round,
+                "task": str(inner.get("task") if isinstance(inner, dict) else question.task)[:100],
+                "to": _recipient(question.task, hidden),
+                "reveals": question.reveals[:300],
+                "protection": question.protection[:300],
+            }
+        line |= {"bytes": len(answer), "again": stored} if told else {"refused": _text(answer)}
+        return self.journal.write(line)
+
+
+def _recipient(task: str, hidden: bool) -> str:
+    if task.startswith("replay "):
+        return "nobody: this site was told"
+    if hidden:
+        return "coordinator, openly" if task == "open" else "coordinator, masked"
+    return "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, openly"
+
+
+def _text(answer: bytes) -> str:
+    return answer[1:].decode(errors="replace")
+
+
+def read_ledger(folder: Path, study: str) -> list[dict[str, Any]]:
+    """Every question of a study that reached this party, but for a line that a crash cut off."""
+    path = study_folder(folder, study) / LEDGER
+    if not path.exists():
+        raise DataError(f"no question of '{study}' has reached this party")
+    way_out = "its lines cannot be trusted; restore its newest copy"
+    return [
+        {key: value for key, value in line.items() if key not in ("holds", "salt")}
+        for line in read_chain(path, way_out)
+        if "begun" not in line
+    ]
+
+
+def spent(folder: Path, study: str) -> dict[str, Any] | None:
+    """What the data set of a study has spent so far, in all studies; None if nothing is kept."""
+    joined = look(folder, study, SiteSettings)
+    try:
+        data = joined.consent.data
+    except Declined:
+        raise DataError(f"'{study}' was not joined here") from None
+    path = spent_file(folder, str(data))
+    if not path.exists():
+        return None
+    book, budget = Book.read(path), joined.settings.budget
+    delta = 1e-5 if budget is None else budget.delta
+    history = book.history(OWNER)
+    neighbours = common_neighbours(history) if budget is None else budget.neighbours
+    return {
+        "data": data,
+        "delta": delta,
+        "neighbours": neighbours,
+        "epsilon": book.spent(OWNER, delta, neighbours) if history else 0.0,
+        "budget": None if budget is None else budget.epsilon,
+        "unprotected": dict(book.unprotected),
+        "released": _released(path),
+    }
+
+
+def _released(book: Path) -> float | None:
+    """Numbers a person that regressions on a data set have told; None while a study holds the
+    book."""
+    from cupola.gwas.own_cohort import told_before
+
+    try:
+        return sum(told_before(book).values())
+    except DataError:
+        return None
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet does not take for a formula: part of it is the coordinator's."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+
+
+def as_csv(lines: list[dict[str, Any]]) -> str:
+    columns = ["time", "step", "round", "task", "to", "bytes", "again", "refused", "reveals",
+               "protection"]  # fmt: skip
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: _harmless(value) for key, value in line.items()})
+    return out.getvalue()

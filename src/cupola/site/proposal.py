@@ -1,0 +1,118 @@
+"""What a party is asked to join: a plan of any kind, the same file as in simulation.
+
+It is read with suspicion: nothing in it can load code that the party did not allow, and what the
+other parties may change for themselves (engine, devices, files) is no part of its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cupola.analysis.kinds import analysis_of, foreign_module, kind_of
+from cupola.analysis.plan_file import load, read_toml
+from cupola.analysis.protocol import Analysis
+from cupola.errors import PlanError
+from cupola.secure.roster import Roster
+
+_DEVICE = re.compile(r"cuda:\d+$")
+PROTOCOLS = ("masked", "pairwise *")
+FOLLOWING = ("replay *",)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan, and the analysis that says what it asks for. text: as it was given."""
+
+    plan: Any
+    text: str
+
+    @cached_property
+    def analysis(self) -> Analysis[Any]:
+        return analysis_of(self.plan)
+
+    @property
+    def digest(self) -> str:
+        """64 letters that stand for all of it that parties must agree on."""
+        whole = json.dumps(self.analysis.agreement(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+    @property
+    def protocol(self) -> tuple[str, ...]:
+        """The tasks of the plan's way to hide sums."""
+        choice = self.plan.sum
+        if not choice.masked:
+            return ()
+        return ("masked",) if choice.protocol == "compensator" else ("pairwise *",)
+
+    @property
+    def unmasked_tasks(self) -> tuple[str, ...]:
+        """What sites are asked for without masks."""
+        return self.analysis.openly if self.plan.sum.masked else self.analysis.tasks
+
+    def disagreements(self, roster: Roster) -> list[str]:
+        """Why a plan and a roster do not go together, a line each."""
+        return self.analysis.disagreements(roster)
+
+
+def matches(task: str, allowed: Iterable[str]) -> bool:
+    """Whether a task is among these names; 'gwas *' stands for all that begin so."""
+    return any(fnmatchcase(task, pattern) for pattern in allowed)
+
+
+def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
+    """A plan from its file. modules: those that it may name code of."""
+    text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
+    _, given = read_toml(text + "\n")
+    _refuse_code(given, set(modules))
+    plan = load_any(given)
+    if plan.many:
+        raise PlanError("a plan for real sites stands for one run (no seeds, no grid)")
+    return Proposal(plan, text)
+
+
+def load_any(source: str | Path | Mapping[str, Any], settings: Iterable[str] = ()) -> Any:
+    """A plan for sites that are elsewhere."""
+    return load(source, settings, elsewhere=True)
+
+
+def _refuse_code(given: dict[str, Any], allowed: set[str]) -> None:
+    """Refuse a plan that names code of other modules, before anything of it is imported."""
+    for key, value in _strings(given):
+        # More than what is well formed: looking 'module:a.b' up in vain would import the module.
+        if ":" not in value or key == "class_names" or (key == "device" and _DEVICE.match(value)):
+            continue
+        _require_allowed(value.split(":")[0], value, allowed)
+    if not isinstance(given.get("kind", ""), str):
+        raise PlanError("kind is the name of an analysis")
+    kind = kind_of(given)
+    module = foreign_module(kind)  # also of an installed kind, which has a plain name
+    if module is not None:
+        _require_allowed(module, kind, allowed)
+
+
+def _require_allowed(module: str, named: str, allowed: set[str]) -> None:
+    if module not in allowed:
+        raise PlanError(
+            f"the plan names code, '{named}': if it is installed and you trust it, add "
+            f"'{module}' to modules in your settings"
+        )
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a plan, with the key it stands under."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _strings(part, str(name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _strings(part, key)

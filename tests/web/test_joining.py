@@ -275,7 +275,7 @@ def test_only_the_first_coordinator_gives_a_name_its_first_certificate(real, tmp
     refused = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
     assert refused.status_code == 409
     assert "only the first coordinator" in refused.text
-    monkeypatch.setattr("cupola.web.organiser.Federation.has_signed", lambda *_: True)
+    monkeypatch.setattr("cupola.web.organiser.Organiser.has_signed", lambda *_: True)
     answer = real.shown(ben, f"/studies/{made}/invite", sites="west", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     monkeypatch.undo()

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from cupola.analysis.disclosure import learned
-from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
+from cupola.analysis.web_hooks import WebHooks
 from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, Ledger, Program, Question, State
 from cupola.federation.site import Host, find_task, is_known
@@ -121,7 +120,7 @@ class Sites(Protocol):
         """Write down what sites complained of, where that is known here."""
 
 
-class Analysis(Generic[P]):
+class Analysis(WebHooks, Generic[P]):
     """A kind of analysis, opened for one plan.
 
     replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
@@ -392,82 +391,6 @@ class Analysis(Generic[P]):
         from cupola.pages.any_run import sections
 
         return sections(run)
-
-    # In the web
-    #
-    # Everything has a default: without any of it an analysis is made from its plan's text, run,
-    # followed, and read as a report.
-
-    #: Keys that a plan from a browser must leave out, and why (they name files of the server, say).
-    not_from_browsers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    #: The most that numbers may be in a plan from a browser.
-    browser_limits: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    #: What stands in a plan for a data set of the server that a simulated site has yet to choose;
-    #: None: sites choose none.
-    unchosen: ClassVar[Mapping[str, Any] | None] = None
-    #: Keys whose values are plain words, never looked up as code or files.
-    browser_words: ClassVar[frozenset[str]] = frozenset()
-    #: What downloads are.
-    file_notes: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    #: Whether runs are judged by a metric, so that they can stand side by side.
-    comparable: ClassVar[bool] = False
-    #: Leads to a table of results that can be searched.
-    table_link: ClassVar[str] = ""
-
-    @classmethod
-    def forms(cls) -> Mapping[str, Form]:
-        """Forms by name; without one, a study is made from a plan's text."""
-        return {}
-
-    @classmethod
-    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:  # noqa: ARG003
-        """Whether a plan leaves open who takes part, so that sites can be invited: in a simulation
-        by default where a key 'sites' says how many there are; real ones where they have data."""
-        own = cls.own_host is not Analysis.own_host
-        return "sites" in cls.Plan.model_fields or (real and own)
-
-    @classmethod
-    def with_sites(
-        cls, given: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        """What a plan says when these take part, each with the data set it chose."""
-        return {**given, "sites": len(sites)} if sites and cls.takes_sites(given) else dict(given)
-
-    @classmethod
-    def needs_real_sites(cls, given: Mapping[str, Any]) -> bool:  # noqa: ARG003
-        """Whether the data are at real sites, so that a plan cannot be simulated."""
-        return False
-
-    @classmethod
-    def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:  # noqa: ARG003
-        """Data sets of the server that simulated sites choose from: name, and what a plan says."""
-        return {}
-
-    def foresee(self, folder: Path) -> dict[str, Any]:  # noqa: ARG002
-        """What `check` says, and under 'answers' what sites are asked, as real sites would see it
-        before they consent. folder: what names of files are relative to."""
-        from cupola.analysis.preview import simulated_answers
-
-        return {**self.check(), "answers": simulated_answers(self)}
-
-    @classmethod
-    def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
-        """The same as HTML, part by part."""
-        from cupola.pages.plan_facts import sections
-
-        return sections(facts)
-
-    def in_short(self, run: RunFolder) -> dict[str, Any]:
-        """A finished run in a few numbers; 'said': in a line."""
-        return {"bytes": run.bytes_sent, "seconds": run.result.get("seconds"), "said": ""}
-
-    def index_table(self, run: RunFolder, path: Path) -> None:
-        """Write what `search_table` needs."""
-
-    @classmethod
-    def search_table(cls, path: Path, search: str, page: int) -> TablePage:
-        """A page of the table, or of what a search finds in it."""
-        raise NotImplementedError(path, search, page)
 
 
 @dataclass

@@ -84,6 +84,21 @@ def test_it_is_made_run_followed_and_read(own):
     assert told["rounds"][-1]["curves"]["Count"] == 60
 
 
+def test_it_needs_no_folder_of_data(own):
+    """Which a server has only where sites choose their files from one."""
+    ada = own.visitor("ada")
+    for name in ("north", "south", "west"):
+        for end in ("bed", "bim", "fam"):
+            (own.settings.data / name / f"chip.{end}").unlink()
+        (own.settings.data / name).rmdir()
+    own.settings.data.rmdir()
+    where = own.post(ada, "/studies/upload", text=PLAN).headers["location"]
+    own.post(ada, f"{where}/start")
+    own.sweep()
+    own.sweep()
+    assert "How many there are" in ada.get(f"{where}/runs/1").text
+
+
 def test_sites_read_what_it_asks_before_they_consent(own):
     ada, cleo = own.visitor("ada"), own.visitor("cleo")
     where = own.post(ada, "/studies/upload", text=PLAN).headers["location"]

@@ -125,7 +125,7 @@ def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
 
 
 def _simulate(where: Path, job: dict[str, Any], events: _Events) -> None:
-    if job["data"]:
+    if find_kind(job["kind"]).unchosen is not None:
         os.chdir(job["data"])  # file names are relative to it, so that no path is written down
 
     def watch(now: Progress) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import cupola
 from cupola.data import Dirichlet, load, partition
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.learn import Local, Problem, Training, TrainingHost
 from cupola.nn import build, find_loss
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from cupola.federation import rayconnection
+from cupola.engines import ray_connection
 
 torch.set_num_threads(1)
 
@@ -43,6 +43,6 @@ def cluster():
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-        connection = rayconnection.connect(ray, None, 4)
+        connection = ray_connection.connect(ray, None, 4)
     yield
     connection()

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from cupola.nn.models import registry as models
-from cupola.nn.models.residual import Residual
-from cupola.nn.registry import Entry
+from cupola.base.registry import Entry
+from cupola.nn.models import building as models
+from cupola.nn.models.blocks import Residual
 
 NAME = "tiny source"
 

@@ -49,7 +49,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "masked": SMALL | {"sum": "masked"},
     "private": SMALL | {"privacy": {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0}},
     "separate": SMALL
-    | {"recipe": "scaffold", "rounds": 3, "engine": {"kind": "separate", "quorum": 1.0}},
+    | {"recipe": "scaffold", "rounds": 3, "engine": {"kind": "processes", "quorum": 1.0}},
 }
 TIMES = ("seconds", "cpu_seconds", "versions", "checksums")
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import InProcess
+from cupola.engines import InProcess
 from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
 from cupola.nn import find_loss
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import InProcess, Question
+from cupola.engines import InProcess
+from cupola.federation import Question
 from cupola.learn import Evaluation, Local, Problem, Training, TrainingHost
 from cupola.learn.choices import Trainable
 from cupola.learn.frozen import partly

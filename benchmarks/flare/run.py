@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import cupola
-from cupola.flare.coordinate import unpack
-from cupola.flare.settings import FederationSettings
-from cupola.flare.submit import submit
+from cupola.engines.flare.settings import FederationSettings
+from cupola.engines.flare.submit import submit
+from cupola.site.coordinator import unpack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "flare"))
 

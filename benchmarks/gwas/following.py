@@ -47,7 +47,7 @@ def once(plan: Any, followed: bool) -> dict[str, Any]:
         if followed:
             for i in range(len(plan.cohorts)):
                 own = replace(program, listed=None, public=program.public)
-                reach.engine._party(i).replay = Replay(own, witnessed=True)
+                reach.engine.parties(i).replay = Replay(own, witnessed=True)
             reach = Witnessed(reach)
         state = drive(program, reach)
     found = results(program, state)

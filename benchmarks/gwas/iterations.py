@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
 
 from cupola.analysis.plan_file import load
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.gwas import fit
 from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.plan import StudyPlan

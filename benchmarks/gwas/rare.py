@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.gwas import Association, Files, Site, Study, StudyHost, Wanted, read_variants, results
 from cupola.gwas.bed import COPIES, MISSING, Bed, unpacked, write_bed
 from cupola.gwas.files import read_people

@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 import cupola_side
 import scale
 
-from cupola.federation import Contribution, Federation, Question, RayCluster, Spec, task
-from cupola.federation.rayconnection import connect, library
+from cupola.engines import RayCluster
+from cupola.engines.ray_connection import connect, library
+from cupola.federation import Contribution, Federation, Question, Spec, task
 
 
 @task("benchmark memory")

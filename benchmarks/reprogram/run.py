@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.learn.private import noised_mean
+from cupola.learn.mechanisms.dp_sgd import noised_mean
 from cupola.nn import build, find_loss
 from cupola.privacy.noise import source
 from cupola.privacy.persample import PerSample

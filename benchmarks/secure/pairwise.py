@@ -20,17 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.federation import (
-    Contribution,
-    Failure,
-    InProcess,
-    Question,
-    SiteContext,
-    Spec,
-    task,
-)
+from cupola.engines import InProcess
+from cupola.federation import Contribution, Failure, Question, SiteContext, Spec, task
 from cupola.federation.ledger import COMPENSATOR, Ledger
-from cupola.secure import hidden_sums, pairwise_keys, simulated_parties
+from cupola.secure import hidden_sums, identity, simulated_parties
 
 
 class Numbers:
@@ -62,7 +55,7 @@ class Clocked(InProcess):
         self.phases: dict[str, float] = defaultdict(float)
         self.gone, self.silent = gone, set[int]()
 
-    def _ask(
+    def ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         for site in sites:
@@ -71,9 +64,9 @@ class Clocked(InProcess):
             if site in self.silent:
                 yield site, Failure("late")
                 continue
-            pairwise_keys._verified.cache_clear()
+            identity._verified.cache_clear()
             start = time.process_time()
-            ((_, answer),) = super()._ask(question, [site])
+            ((_, answer),) = super().ask(question, [site])
             spent = time.process_time() - start
             self.seconds[site] += spent
             self.phases[question.task] += spent

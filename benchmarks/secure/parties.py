@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import Contribution, Failure, InProcess, Question, SiteContext, Spec, task
+from cupola.engines import InProcess
+from cupola.federation import Contribution, Failure, Question, SiteContext, Spec, task
 from cupola.federation.federation import Total
 from cupola.federation.ledger import COMPENSATOR
 from cupola.federation.message import encode_contribution

@@ -10,7 +10,8 @@ import torch
 import workloads
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import InProcess, State
+from cupola.engines import InProcess
+from cupola.federation import State
 from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
 

@@ -21,7 +21,8 @@ import torch
 
 from cupola import nn
 from cupola.data import synthetic_population
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
 
 PER_ROUND = 50

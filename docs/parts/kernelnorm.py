@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cupola.nn.models import registry
+from cupola.nn.models import building
 from parts.markdown import table
 
 _SMALL, _MIDDLE, _LARGE = (3, 32, 32), (3, 96, 96), (3, 224, 224)
@@ -46,7 +46,7 @@ def models() -> str:
     rows = []
     for name, shape, classes, options, published in _MODELS:
         with torch.device("meta"):
-            module = registry._MODELS.find(name)(shape, classes, **options)
+            module = building._MODELS.find(name)(shape, classes, **options)
         count = sum(p.numel() for p in module.parameters())
         given = ", ".join(f"{key} = {value}" for key, value in options.items())
         rows.append([f"`{name}`", given, f"{shape[1]}", f"{classes}", f"{count:,}", published])

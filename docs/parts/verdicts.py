@@ -10,8 +10,8 @@ from cupola.data import FederatedData
 from cupola.learn import build, utility
 from cupola.learn.recipes import RECIPES, Recipe
 from cupola.learn.utility import Verdict, check
-from cupola.nn import suitability
 from parts.markdown import table
+from parts.suitability import suitability
 
 # Equal sites that divide into whole batches: what FedSMB needs.
 PLAN: dict[str, Any] = {

@@ -6,9 +6,9 @@ from statistics import fmean
 
 from cupola.learn import Server
 from cupola.learn.upcycle import training_rounds
-from cupola.privacy.convex import Logistic, objective_noise
-from cupola.privacy.published import Objective, Output
+from cupola.privacy.perturbation import Logistic, objective_noise
 from cupola.report import RunFolder
+from reproduce.paper_figures import Objective, Output
 
 
 def upcycled_epsilon(run: RunFolder) -> float | None:

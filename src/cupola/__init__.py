@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cupola.analysis.plan_file import load as load
     from cupola.analysis.run_folder import Run as Run
     from cupola.analysis.session import resume as resume
     from cupola.analysis.session import run as run
@@ -17,11 +18,12 @@ __version__ = "0.1.0"
 _HOME = {
     "Plan": "cupola.learn.plan",
     "Run": "cupola.analysis.run_folder",
+    "load": "cupola.analysis.plan_file",
     "resume": "cupola.analysis.session",
     "run": "cupola.analysis.session",
     "run_all": "cupola.analysis.session",
 }
-__all__ = ["Plan", "Run", "__version__", "resume", "run", "run_all"]
+__all__ = ["Plan", "Run", "__version__", "load", "resume", "run", "run_all"]
 
 
 def __getattr__(name: str) -> Any:

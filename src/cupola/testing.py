@@ -57,7 +57,7 @@ def _checks(
     _keeps_promises(plan, first)
     yield "check promises what the run asks and sends", None
     one_by_one = run(plan.change({"engine.mode": "one-by-one"}), folder / "single", report=False)
-    apart = plan.change({"engine.kind": "separate"})
+    apart = plan.change({"engine.kind": "processes"})
     _same(one_by_one, run(apart, folder / "apart", report=False), 0.0, "sites in processes")
     yield "sites in processes of their own, as bytes, are equal", None
     _resumes(plan, folder / "killed", first)

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupola.learn import batches, noised, private, shares
-from cupola.learn import convex as convex_task
-from cupola.learn import local as local_task
 from cupola.learn import training as training_of
-from cupola.privacy import convex, distributed
+from cupola.learn.mechanisms import central, dp_ftrl, dp_sgd, site_level
+from cupola.learn.mechanisms import convex as convex_task
+from cupola.learn.mechanisms import distributed as shares
+from cupola.privacy import distributed
+from cupola.privacy import perturbation as convex
 from cupola.privacy.persample import PerSample
 
 SOURCES = {
-    "dp-sgd": private,
-    "central": noised,
-    "dp-ftrl": noised,
+    "dp-sgd": dp_sgd,
+    "central": central,
+    "dp-ftrl": dp_ftrl,
     "distributed": shares,
     "output": convex_task,
     "objective": convex_task,
@@ -47,10 +48,10 @@ def less_noise(kind, patch, factor):
         draw_vector = convex._spherical
         patch.setattr(convex, "_spherical", lambda *how: factor * draw_vector(*how))
     elif name == "dp-ftrl":
-        honest = noised.source
-        patch.setattr(noised, "source", lambda *names: Scaled(honest(*names), factor))
+        honest = dp_ftrl.source
+        patch.setattr(dp_ftrl, "source", lambda *names: Scaled(honest(*names), factor))
     else:
-        module = {"dp-sgd": private, "central": noised, "output": convex}[name]
+        module = {"dp-sgd": dp_sgd, "central": central, "output": convex}[name]
         add = module.add_noise
         patch.setattr(
             module,
@@ -72,7 +73,7 @@ def longer_clip(kind, patch, factor):
             "clipped_sum",
             lambda self, x, y, clip, **more: honest(self, x, y, clip * factor, **more),
         )
-        _longer_update(private, patch, factor)  # of a gradient canary
+        _longer_update(dp_sgd, patch, factor)  # of a gradient canary
     elif name in ("output", "objective"):
         rows = convex.Logistic.rows
         patch.setattr(
@@ -93,7 +94,7 @@ def longer_clip(kind, patch, factor):
 
         patch.setattr(distributed.Shares, "_rounded", longer)
     else:
-        _longer_update(local_task, patch, factor)
+        _longer_update(site_level, patch, factor)
 
 
 def _longer_update(module, patch, factor):
@@ -115,9 +116,9 @@ def no_clip(kind, patch):
 
 def double_rate(kind, patch):
     if mechanism(kind) == "dp-sgd":
-        drawn = batches.drawn_batches
+        drawn = dp_sgd.drawn_batches
         patch.setattr(
-            batches,
+            dp_sgd,
             "drawn_batches",
             lambda site, round, n, rate, steps: drawn(site, round, n, min(1.0, 2 * rate), steps),
         )
@@ -150,13 +151,13 @@ def same_noise_at_all_sites(kind, patch):
 
 
 def same_noise_in_all_steps(kind, patch):  # noqa: ARG001
-    honest = private.PrivateGradient.__call__
+    honest = dp_sgd.PrivateGradient.__call__
 
     def again(self, index, augment):
-        self.random = private.source(7, "privacy noise", self.round)
+        self.random = dp_sgd.source(7, "privacy noise", self.round)
         return honest(self, index, augment)
 
-    patch.setattr(private.PrivateGradient, "__call__", again)
+    patch.setattr(dp_sgd.PrivateGradient, "__call__", again)
 
 
 def real_noise_that_repeats(kind, patch):
@@ -172,24 +173,28 @@ def drawn_division(kind, patch):
     """By what came, not by what was expected."""
     name = mechanism(kind)
     if name == "dp-sgd":
-        honest = private.PrivateGradient.__call__
+        honest = dp_sgd.PrivateGradient.__call__
 
         def by_drawn(self, index, augment):
             self.expected = max(len(index), 1)
             return honest(self, index, augment)
 
-        patch.setattr(private.PrivateGradient, "__call__", by_drawn)
+        patch.setattr(dp_sgd.PrivateGradient, "__call__", by_drawn)
         return
-    method = {"central": "mean", "dp-ftrl": "follow", "distributed": "mean_of_shares"}[name]
-    honest_mean = getattr(noised.Coordinator, method)
+    coordinator, method = {
+        "central": (central.CentralCoordinator, "mean"),
+        "dp-ftrl": (dp_ftrl.FtrlCoordinator, "follow"),
+        "distributed": (shares.DistributedCoordinator, "mean"),
+    }[name]
+    honest_mean = getattr(coordinator, method)
 
     def by_came(self, state, total, *more):
-        class Came(noised.Coordinator):
+        class Came(coordinator):
             expected = max(len(total.sites), 1)
 
         return honest_mean(Came(**vars(self)), state, total, *more)
 
-    patch.setattr(noised.Coordinator, method, by_came)
+    patch.setattr(coordinator, method, by_came)
 
 
 FAULTS = {

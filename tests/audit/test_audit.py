@@ -16,8 +16,8 @@ from cupola.audit.canaries import gradient_canary
 from cupola.cli import app
 from cupola.errors import CupolaError
 from cupola.federation import Question, SiteContext
-from cupola.learn import noised
 from cupola.learn.local import train
+from cupola.learn.mechanisms import central
 from cupola.learn.plan import Plan
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
@@ -129,7 +129,7 @@ def test_a_run_without_privacy_has_no_claim_but_is_attacked(open_run):
 def test_a_refuted_claim_fails_the_command(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     cupola.run(plan("central"), folder, report=False)
-    monkeypatch.setattr(noised, "add_noise", lambda value, *_: np.asarray(value, float))
+    monkeypatch.setattr(central, "add_noise", lambda value, *_: np.asarray(value, float))
     result = command(folder, "--trials", 200, "--shadows", 0, "--workers", 1, code=(1,))
     assert "refuted" in result.stdout
     assert read(folder)["verdict"] == "refuted"

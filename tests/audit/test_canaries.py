@@ -7,8 +7,9 @@ from faults import less_noise, no_clip, reused_noise
 import cupola
 from cupola.audit import bounds as bounds_of
 from cupola.audit.bounds import canary_audit
-from cupola.audit.canaries import _gradient, _loud_rows, _questions, gradient_canary
-from cupola.audit.subject import Subject
+from cupola.audit.canaries import _gradient, _loud_rows, gradient_canary
+from cupola.audit.registry import Audited
+from cupola.audit.replayed_run import Subject
 
 #: Enough to tell; a tenth of the noise needs more than a canary that is not clipped at all.
 TRIALS = {
@@ -38,7 +39,8 @@ def subjects(tmp_path_factory):
 def audited(subject, kind, state, monkeypatch, only=None):
     """Findings, and lower bounds by canary; printed for who asks (pytest -s)."""
     if only is not None:
-        monkeypatch.setattr(bounds_of, "experiments", lambda *given: [only(*given)])
+        made = Audited(iter, lambda *given: [only(*given)])
+        monkeypatch.setattr(bounds_of, "audited", lambda _: made)
     trials = TRIALS.get(kind, {}).get(state, 700)
     found = canary_audit(subject, trials=trials, seed=SEED, confidence=0.99)
     bounds = {c["canary"]: c["lower_bound"]["epsilon"] for c in found["canaries"]}
@@ -95,7 +97,7 @@ def test_the_two_crafted_examples_pull_in_different_directions(subjects):
     """Where they are exchanged for each other, one direction would show nothing at all."""
     subject = subjects("dp-sgd, replace-one")
     site = subject.site()
-    data, questions = subject.host.data(site).train, _questions(subject)
+    data, questions = subject.host.data(site).train, subject.questions()
     for seed in range(4):
         size, pair, asked = _loud_rows(subject, data, questions, seed)
         one, two = (_gradient(subject, q, row)[1] for q, row in zip(asked, pair))

@@ -8,7 +8,7 @@ from faults import less_noise
 
 import cupola
 from cupola.audit import Subject
-from cupola.audit.canaries import row_canary, site_canary
+from cupola.audit.canaries import of_sites, row_canary
 from cupola.audit.onerun import Canaries, _judged, one_run_audit, possible
 
 TEXT = {
@@ -79,7 +79,8 @@ def test_false_alarms_of_coins_that_fall_as_promised():
 def test_a_text_that_says_one_rare_word_is_longer_than_the_clip(kind, tmp_path):
     cupola.run({**BASE, **TEXT, **MECHANISMS[kind]}, tmp_path / "run", report=False)
     subject = Subject.open(tmp_path / "run", 2)
-    made = {"row": row_canary, "site": site_canary}[kind](subject, subject.site(), 1)
+    where = (subject, subject.site(), 1)
+    made = row_canary(*where) if kind == "row" else of_sites(*where)[0]
     assert made.strength > 2
     assert np.isfinite(made.trial(True, 3)).all()
     assert not np.array_equal(made.trial(True, 3), made.trial(False, 3)), "it shows"

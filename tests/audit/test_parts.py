@@ -21,10 +21,10 @@ from scipy.stats import chi2
 from typer.testing import CliRunner
 
 import cupola
-from cupola.audit import Subject, audit, bounds, judging, members, stepwise
+from cupola.audit import Subject, audit, bounds, judging, membership, stepwise
 from cupola.audit.parts import FALSE_ALARM, parts_audit
 from cupola.cli import app
-from cupola.learn import private_linear
+from cupola.learn.batched import private_linear
 
 MINUTES = 3 * 60
 
@@ -213,7 +213,7 @@ def test_the_whole_audit_refutes(fault, folders, monkeypatch):
     kind = "dp-sgd, sampled"
     folder = folders(kind)
     monkeypatch.setattr(bounds, "PATIENCE", 3.0)
-    monkeypatch.setattr(members, "PATIENCE", 3.0)
+    monkeypatch.setattr(membership, "PATIENCE", 3.0)
     FAULTS[fault](kind, monkeypatch)
     result = CliRunner().invoke(app, ["audit", str(folder), "--workers", "1", "--json"])
     assert result.exit_code == 1, result.output

@@ -93,6 +93,7 @@ def test_apply_is_lazy_and_crops_centrally_in_evaluation() -> None:
     ("spec", "says"),
     [
         (["filp"], "did you mean 'flip'"),
+        (["os:system"], "there is no transform 'os:system'"),  # plans of others import nothing
         ([{"crop": {"pad": 3}}], "no setting 'pad'"),
         ([{"crop": "four"}], "not a number"),
         ([{"normalise": 0.5}], "needs mean and std"),

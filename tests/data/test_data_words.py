@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupola import data as datasets
-from cupola.data.words import Vocabulary, count, most_frequent, rows, windows
+from cupola.data.words import Vocabulary, rows, vocabulary, windows
 from cupola.errors import DataError
 
 KNOWN = Vocabulary(("the", "king", "."))  # ids 1, 2, 3; unknown 4, begin 5, end 6
@@ -14,8 +14,8 @@ KNOWN = Vocabulary(("the", "king", "."))  # ids 1, 2, 3; unknown 4, begin 5, end
 
 def test_the_most_frequent_words_come_first_and_ties_in_order():
     texts = [["b", "a", "b"], ["c", "a", "b"], ["d"]]
-    assert most_frequent(count(texts), 3) == ("b", "a", "c")
-    assert most_frequent(count(texts), 10) == ("b", "a", "c", "d")
+    assert vocabulary("x", None, texts, 3) == ("b", "a", "c")
+    assert vocabulary("x", None, texts, 10) == ("b", "a", "c", "d")
 
 
 def test_tokens_that_are_no_words_surround_them():

@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import typer
 
+from cupola.analysis.plan_file import load
 from cupola.learn.meanings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,12 +92,11 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
     elif note == "study":
-        from cupola.analysis.plan_file import load
         from cupola.gwas.plan import StudyPlan
 
         assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts
     elif note in ("federation", "site"):
-        from cupola.flare.settings import FederationSettings
+        from cupola.engines.flare.settings import FederationSettings
         from cupola.site import SiteSettings
 
         kind = FederationSettings if note == "federation" else SiteSettings
@@ -149,3 +150,25 @@ def test_tests_that_pages_name_exist() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         named = set(re.findall(r"`(test_\w+)`", page.read_text("utf-8"))) - {"test_per_site"}
         assert named <= known, (page.name, named - known)
+
+
+@pytest.mark.usefixtures("generator")
+def test_the_suitability_table() -> None:
+    from parts.suitability import suitability
+
+    before = torch.get_rng_state()
+    rows = {row.name: row for row in suitability()}
+    assert torch.equal(before, torch.get_rng_state())
+    usable = ["Linear", "Conv2d", "GroupNorm", "InstanceNorm2d", "LSTM", "MultiheadAttention"]
+    usable += ["BatchNorm2d, frozen", "cross-entropy", "focal", "log", "squared error"]
+    for name in usable:
+        assert rows[name].usable, name
+    mixing = ["BatchNorm1d", "SyncBatchNorm", "MultiheadAttention, batch second"]
+    mixing += ["supervised contrastive", "triplet, hardest in the batch"]
+    mixing += ["cross-entropy weighted by the batch's class frequencies"]
+    for name in mixing:
+        assert not rows[name].batch_independent, name
+        assert rows[name].deterministic, name
+    for name in ("Dropout", "RReLU", "LSTM, dropout .1", "TransformerEncoderLayer, dropout .1"):
+        assert rows[name].batch_independent, name
+        assert not rows[name].deterministic, name

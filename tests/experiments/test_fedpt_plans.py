@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cupola.learn.frozen import frozen_names
-from cupola.learn.guarantee import coordinator_events
-from cupola.nn.models import registry
+from cupola.learn.mechanisms import mechanism_of
+from cupola.nn.models import building
 from cupola.privacy.accounting import epsilon
 from reproduce import find_table
 
@@ -28,7 +28,7 @@ def test_rows_train_the_shares_they_claim(name):
     plans = {cell.row: table.plan_of(cell, 1) for cell in table.cells()}
     model = next(iter(plans.values())).model
     with torch.device("meta"):
-        module = registry._MODELS.find(model.name)(shape, classes, **model.options)
+        module = building._MODELS.find(model.name)(shape, classes, **model.options)
     every = sum(p.numel() for p in module.parameters())
     for plan, share in zip(plans.values(), shares, strict=True):
         assert plan.model == model
@@ -54,7 +54,7 @@ def test_both_matrices_have_one_epsilon():
     tables = [find_table(name) for name in ("fedpt-ftrl", "fedpt-wide", "fedpt-confirm")]
     for cell, plan in ((cell, of.plan_of(cell, 1)) for of in tables for cell in of.cells()):
         if cell.column != "0":
-            events = coordinator_events(plan.privacy, plan.participation, 777, plan.rounds)
+            events = mechanism_of(plan.privacy).run_events(plan.participation, 777, plan.rounds)
             found.setdefault(cell.column.split()[-1], set()).add(round(epsilon(events, 1e-5), 3))
         if "tree" in cell.row:
             assert plan.privacy.noise == float(cell.column)

@@ -110,7 +110,7 @@ def test_what_is_said():
         ["recipe=dp-sgd", "privacy.epsilon=1", "local.work=epochs"],
         ["recipe=dp-ftrl", "privacy.epsilon=8"],
         ["sum=masked", "sum.minimum=3"],
-        ["engine.kind=separate"],
+        ["engine.kind=processes"],
         ["evaluation.on=both", "data.partition.test=0.2"],
     ],
 )

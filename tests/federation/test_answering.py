@@ -10,7 +10,7 @@ from cupola.federation import (
     Contribution,
     Declined,
     Failure,
-    Opened,
+    OpenSite,
     Question,
     SiteContext,
     Spec,
@@ -19,7 +19,7 @@ from cupola.federation import (
     task,
 )
 from cupola.federation.message import encode_question, largest_answer
-from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.federation.stored import DiskStore, SingleWriterLock, StoredAnswers
 
 X = {"x": Spec((3,))}
 TOLD: list[int] = []
@@ -48,7 +48,7 @@ class Charges:
 def site(folder, accounts=None, **options):
     def make():
         store = StateStore() if folder is None else DiskStore(folder / "state")
-        return Opened(SiteContext(0, np.arange(3.0), None, store, None), accounts)
+        return OpenSite(SiteContext(0, np.arange(3.0), None, store, None), accounts)
 
     answers = None if folder is None else StoredAnswers(folder / "answers")
     return Answering(make, answers=answers, **options)
@@ -192,8 +192,8 @@ def test_the_largest_answer_is_large_enough(tmp_path):
 
 
 def test_one_process_answers_for_a_site(tmp_path):
-    first = Alone(tmp_path)
+    first = SingleWriterLock(tmp_path)
     with pytest.raises(DataError, match="another process"):
-        Alone(tmp_path, wait=0)
+        SingleWriterLock(tmp_path, wait=0)
     first.close()
-    Alone(tmp_path, wait=0).close()
+    SingleWriterLock(tmp_path, wait=0).close()

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from chains import chain_of
 
 from cupola.base.chain import (
     Chain,
-    chain_of,
     checked,
     read_chain,
     read_checked,

@@ -4,8 +4,9 @@ import hosts
 import numpy as np
 import pytest
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, SeparateProcesses, Spec
+from cupola.federation import Question, Spec
 from cupola.federation.message import contribution_size, question_size
 
 X = {"x": Spec((3,))}

@@ -4,8 +4,8 @@ import os
 import shutil
 
 import pytest
+from chains import chain_of
 
-from cupola.base.chain import chain_of
 from cupola.errors import DataError
 from cupola.federation.receipts import Journal, Receipts, split_receipt
 

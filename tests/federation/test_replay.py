@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from cupola.engines import InProcess
 from cupola.errors import DataError, FederationError
 from cupola.federation import (
     Ask,
     Contribution,
     Declined,
-    InProcess,
     Question,
     Replay,
     Spec,

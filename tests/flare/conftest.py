@@ -10,12 +10,18 @@ from hapmap import COHORT
 from hospitals import CLOCKS, LEAD, MEMBER, PLANS, SITES, plan
 from ports import free_ports
 
+OWN = "pooled_regression"  # an analysis that every party has installed, and allows
+
+
+def _joined(folders):
+    return os.pathsep.join(filter(None, folders))
+
 
 @pytest.fixture(scope="session")
 def trial(tmp_path_factory):
     from trial_federation import Trial
 
-    from cupola.flare.settings import FederationSettings
+    from cupola.engines.flare.settings import FederationSettings
 
     (port,) = free_ports(1)
     settings = FederationSettings(
@@ -27,12 +33,18 @@ def trial(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("flare")
     home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)  # FLARE keeps notes there
-    data = {name: {"digits": {"part": i}, "cohort": COHORT} for i, name in enumerate(SITES)}
-    here = [str(Path(__file__).parent / "clocks"), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, here))
-    clocks = {n: {"PYTHONPATH": path, "CUPOLA_TEST_CLOCK": str(s)} for n, s in CLOCKS.items()}
+    own = {"patients": {"path": "patients.csv"}}
+    data = {name: {"digits": {"part": i}, "cohort": COHORT, **own} for i, name in enumerate(SITES)}
+    clocks, examples = Path(__file__).parent / "clocks", Path(__file__).parents[2] / "examples"
+    path = [str(examples), os.environ.get("PYTHONPATH", "")]
+    found = {n: {"PYTHONPATH": _joined(path)} for n in ("localhost", *SITES, "university")}
+    for n, seconds in CLOCKS.items():
+        found[n] = {"PYTHONPATH": _joined([str(clocks), *path]), "CUPOLA_TEST_CLOCK": str(seconds)}
     try:
-        with Trial(folder / "trial", settings, data, clocks) as made:
+        with Trial(folder / "trial", settings, data, found, modules=[OWN]) as made:
+            (made.folders["localhost"] / "cupola-coordinator.toml").write_text(
+                f'modules = ["{OWN}"]'
+            )
             made.jobs = {name: made.study(name, plan(name)) for name in PLANS}
             made.start()
             made.wait_until_connected(timeout=200)

@@ -14,13 +14,15 @@ from hospitals import LEAD, SITES
 from typer.testing import CliRunner
 
 import cupola
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
 from cupola.base.chain import read_result
 from cupola.cli import app
+from cupola.engines.flare.submit import submit
 from cupola.errors import DataError
-from cupola.flare.coordinate import unpack
-from cupola.flare.submit import submit
 from cupola.site import read_ledger
 from cupola.site.consent_preview import preview
+from cupola.site.coordinator import unpack
 
 pytestmark = [
     pytest.mark.slow,
@@ -95,7 +97,7 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
     for folder in folders.values():
         openly = {task for task, to in asked(folder, "hapmap") if "openly" in to}
         assert openly == {"gwas propose"}
-    assert str(folders["hospital-a"]) not in (copies[1] / "study.toml").read_text()
+    assert str(folders["hospital-a"]) not in (copies[1] / "plan.toml").read_text()
     told = {task for task, _ in asked(folders["hospital-b"], "hapmap")}
     assert told <= {row["task"] for row in shown.answers}
 
@@ -116,7 +118,7 @@ def test_every_party_of_one_masked_study_is_killed_once(trial, tmp_path):
     assert killer.done, f"not killed: {killer.left}"
     assert end["state"] == "finished", end
     real, here = tmp_path / "real", tmp_path / "here"
-    unpack(packed, real)
+    unpack(packed, real, contents(load(study)))
     cupola.run(study, here, report=False)
     for name in TABLES:
         assert (real / name).read_bytes() == (here / name).read_bytes(), name

@@ -12,10 +12,12 @@ from hospitals import CLOCKS, LEAD, SITES, plan
 from safetensors.numpy import load_file
 
 import cupola
-from cupola.flare.coordinate import unpack
-from cupola.flare.submit import submit
+from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
+from cupola.engines.flare.submit import submit
 from cupola.site import read_ledger
 from cupola.site.consent import spent_file
+from cupola.site.coordinator import unpack
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def run_real(trial, name, tmp_path, tell=None):
     end, packed = submit(trial.jobs[name], trial.folders[LEAD], tell, patience=120)
     assert end["state"] == "finished", end
-    unpack(packed, tmp_path / "real")
+    unpack(packed, tmp_path / "real", contents(load(plan(name))))
     return tmp_path / "real"
 
 

@@ -16,9 +16,9 @@ from hospitals import LEAD, MEMBER, SITES
 from test_end_to_end import difference, history, run_real, run_simulated
 
 from cupola.base.files import write_atomically
+from cupola.engines.flare import jobs, provision, refusals
+from cupola.engines.flare.submit import Follower, submit
 from cupola.errors import FederationError
-from cupola.flare import jobs, provision, refusals
-from cupola.flare.submit import _Following, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -110,10 +110,10 @@ def test_a_job_that_carries_code_is_refused_and_audited(trial, tmp_path):
     written = jobs.write(trial.jobs["code"], tmp_path / "job")
     (written / "site" / "custom").mkdir()
     (written / "site" / "custom" / "evil.py").write_text("print('here')")
-    lead = _Following(trial.jobs["code"], trial.folders[LEAD], lambda _: None, 30)
+    lead = Follower(trial.jobs["code"], trial.folders[LEAD], lambda _: None, 30)
     try:
         with pytest.raises(FederationError, match=r"BYOC|nothing else|refused|not permitted"):
-            lead._watch(str(lead._call("submit_job", str(written))))
+            lead._watch(str(lead.call("submit_job", str(written))))
     finally:
         lead.close()
     shutil.rmtree(written)
@@ -182,7 +182,7 @@ class Faults:
         found = []
         for process in self.trial.started_by(site):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any("separate.main" in part for part in process.cmdline()):
+                if any("child_process import main" in part for part in process.cmdline()):
                     found.append(process)
         return found
 

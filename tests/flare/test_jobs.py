@@ -8,26 +8,29 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cupola.analysis.plan_file import load
+from cupola.analysis.run_folder import contents
+from cupola.engines.flare import policy
+from cupola.engines.flare.engine import FlareSites
+from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, PlanError
-from cupola.flare import policy
-from cupola.flare.coordinate import (
-    RESULTS,
+from cupola.learn.build import with_public_data
+from cupola.site.coordinator import (
     allowed_modules,
     carry_out,
     checked,
+    handed_out,
     own_run,
     packed,
+    public,
     unpack,
-    with_public_data,
 )
-from cupola.flare.engine import FlareSites
-from cupola.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
-from cupola.flare.settings import FederationSettings
 
 LEAD = "alice@hospital-a.org"
 PLAN = """
@@ -63,7 +66,7 @@ def validator(tmp_path, monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.fuel.sec.audit import AuditService
 
-    from cupola.flare.validator import JobValidator
+    from cupola.engines.flare.validator import JobValidator
 
     events = []
     monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
@@ -150,6 +153,16 @@ def test_nobody_has_the_right_to_bring_code_or_run_a_shell(tmp_path):
             assert local["allow_log_streaming"] is False
 
 
+@pytest.mark.parametrize("kind", ["coordinator", "site"])
+def test_a_kit_of_an_earlier_version_finds_the_classes_where_they_are_now(tmp_path, kind):
+    policy.write(tmp_path, kind, tmp_path)
+    path = tmp_path / "resources.json"
+    now = path.read_text()
+    path.write_text(now.replace("cupola.engines.flare.", "cupola.flare."))
+    policy.renew(tmp_path)
+    assert path.read_text() == now
+
+
 def test_what_a_site_declines_is_audited(monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.apis.shareable import Shareable
@@ -157,7 +170,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
     from nvflare.fuel.sec.audit import AuditService
     from nvflare.fuel.utils import log_utils
 
-    from cupola.flare import executor
+    from cupola.engines.flare import executor
 
     class Child:
         def __init__(self, *_):
@@ -169,7 +182,7 @@ def test_what_a_site_declines_is_audited(monkeypatch):
 
     events = []
     monkeypatch.setattr(AuditService, "add_event", lambda **facts: events.append(facts))
-    monkeypatch.setattr(executor, "Worker", Child)
+    monkeypatch.setattr(executor, "ChildProcess", Child)
     monkeypatch.setattr(log_utils, "apply_log_config", log_utils.apply_log_config)  # put back later
     monkeypatch.setenv("CUPOLA_PARTY_FOLDER", ".")
     monkeypatch.setenv("CUPOLA_PARTY_KIND", "site")
@@ -223,7 +236,7 @@ def admin(monkeypatch):
     from nvflare.fuel.hci.server.reg import CommandFilter, ServerCommandRegister
     from nvflare.fuel.sec.audit import AuditService
 
-    from cupola.flare import refusals
+    from cupola.engines.flare import refusals
 
     class Module(CommandModule):
         def get_spec(self):
@@ -326,11 +339,11 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
     if name == "csv":
         given["target"] = "x"
     plan = load({"name": "t", "rounds": 1, "data": given, "model": {"name": "linear"}})
-    assert with_public_data(plan, tmp_path).data.options[key] == str(tmp_path / "public/passwd")
+    moved = with_public_data(plan, partial(public, tmp_path))
+    assert moved.data.options[key] == str(tmp_path / "public/passwd")
 
 
 def test_a_study_and_its_roster_must_agree():
-    from cupola.analysis.plan_file import load
     from cupola.gwas.plan import StudyPlan, for_real_cohorts
     from cupola.secure.roster import simulated_roster
 
@@ -358,6 +371,9 @@ def test_a_study_and_its_roster_must_agree():
         checked(Job("study", study, names))
 
 
+HANDED_OUT = handed_out(load(PLAN))
+
+
 def _zip(names):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -371,10 +387,10 @@ def _zip(names):
 )
 def test_results_hold_known_files_only(tmp_path, name):
     with pytest.raises(CupolaError, match="does not belong"):
-        unpack(_zip(["plan.toml", name]), tmp_path / "own", RESULTS)
+        unpack(_zip(["plan.toml", name]), tmp_path / "own", HANDED_OUT)
     assert not (tmp_path / "own").exists()
     with pytest.raises(CupolaError, match="not readable"):
-        unpack(b"garbage", tmp_path / "own", RESULTS)
+        unpack(b"garbage", tmp_path / "own", HANDED_OUT)
 
 
 def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
@@ -384,12 +400,13 @@ def test_results_that_are_damaged_or_locked_are_refused(tmp_path):
         central = whole.index(b"PK\x01\x02")
         changed[place], changed[central + place + 2] = value, value
         with pytest.raises(CupolaError, match="not readable"):
-            unpack(bytes(changed), tmp_path / "own", RESULTS)
+            unpack(bytes(changed), tmp_path / "own", HANDED_OUT)
 
 
 def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
-    from cupola.flare.parties import open_party
-    from cupola.site import make_keys
+    from cupola.site import make_keys, study_folder
+    from cupola.site.party_process import open_party
+    from cupola.site.proposal import read_proposal
 
     make_keys(tmp_path, "clinic")
     settings = tmp_path / "cupola-site.toml"
@@ -402,7 +419,9 @@ def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
         if party._lock is not None:
             party._lock.close()
     assert not (tmp_path / "results").exists()
-    hashes = f'plan = "{"0" * 64}"\nroster = "{"0" * 64}"\n'
+    place = study_folder(tmp_path, "study")
+    (place / "plan.toml").write_text(PLAN)
+    hashes = f'plan = "{read_proposal(PLAN).digest}"\nroster = "{"0" * 64}"\n'
     settings.write_text(f'name = "clinic"\n[studies.study]\n{hashes}')
     assert party.answer(b"Z" + _zip(["plan.toml"])) == b"A"
     assert (tmp_path / "results" / "study" / "plan.toml").read_text() == "x"
@@ -422,9 +441,9 @@ def test_a_run_is_handed_out_to_who_hands_in_its_plan(tmp_path):
 
 
 def test_results_travel_as_they_are(tmp_path):
-    (tmp_path / "plan.toml").write_bytes(b"text")
+    (tmp_path / "plan.toml").write_text(load(PLAN).to_toml())
     (tmp_path / "secret.key").write_bytes(b"not part of a run")
-    unpack(packed(tmp_path), tmp_path / "own")
+    unpack(packed(tmp_path), tmp_path / "own", contents(load(PLAN)))
     assert [p.name for p in (tmp_path / "own").iterdir()] == ["plan.toml"]
 
 
@@ -442,20 +461,20 @@ def test_too_few_answers_are_waited_for_and_others_are_left_out():
         return {p: ready[p] if p != "a" or len(asked) > 1 else "late" for p in parties}
 
     engine = FlareSites(carry, ["a", "b", "c"], needed=3)
-    found = dict(engine._ask(Question("t"), [0, 1, 2]))
+    found = dict(engine.ask(Question("t"), [0, 1, 2]))
     assert asked == [["a", "b", "c"], ["a"]]
     assert isinstance(found[0], Contribution)
     assert found[1].broken
     assert found[2].code == "answer is too large"
     never = FlareSites(lambda *_: {"a": "late"}, ["a"], patience=0.01)
-    assert dict(never._ask(Question("t"), [0]))[0].code == "late"
+    assert dict(never.ask(Question("t"), [0]))[0].code == "late"
 
 
 def test_refused_certificates_are_audited_and_nothing_said_is_lost(tmp_path):
     program = """
 import os, sys, time
 from nvflare.fuel.sec.audit import AuditService
-from cupola.flare.refusals import audit_refused_certificates
+from cupola.engines.flare.refusals import audit_refused_certificates
 AuditService.initialize(sys.argv[1])
 audit_refused_certificates()
 os.write(2, b"I1 ssl.cc:25] Handshake failed: CERTIFICATE_VE")

@@ -16,19 +16,18 @@ from typing import Any
 import psutil  # which nvflare needs, too
 import tomli_w
 
+from cupola.analysis.header import PlanHeader
+from cupola.analysis.kinds import analysis_of
+from cupola.analysis.plan_file import Source, load
+from cupola.engines.flare import provision
+from cupola.engines.flare.jobs import Job
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import FederationError
-from cupola.flare import provision
-from cupola.flare.jobs import Job
-from cupola.flare.settings import FederationSettings
-from cupola.gwas.plan import StudyPlan, for_real_cohorts
-from cupola.learn.changing_sites import may_change
-from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
 from cupola.site import join_compensator, join_site, make_keys
-from cupola.site.proposal import load_any
 from cupola.site.settings import COMPENSATOR, SITE
 
-_TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *"]
+_TASKS = ["train", "evaluate", "sparsity", "adapt", "gwas *", "moments"]
 
 
 class Trial:
@@ -54,31 +53,30 @@ class Trial:
             (self.folders[name] / SITE).write_text(text)
         if settings.compensator:
             third = self.folders[settings.compensator] / COMPENSATOR
-            third.write_text(tomli_w.dumps({"name": settings.compensator}))
+            allowed = {"modules": site_settings.get("modules", [])}
+            third.write_text(tomli_w.dumps({"name": settings.compensator, **allowed}))
         for name in (*settings.sites, *([settings.compensator] if settings.compensator else [])):
             self.keys[name] = make_keys(self.folders[name], name).public
 
-    def study(self, name: str, plan: str | Path | Mapping[str, Any] | Plan | StudyPlan) -> Job:
-        """A study that every party has joined."""
-        if not isinstance(plan, Plan | StudyPlan):
-            plan = load_any(plan)
-        minimum = plan.sum.minimum
-        if isinstance(plan, StudyPlan):
-            plan, minimum = for_real_cohorts(plan), len(self.settings.sites)
+    def study(self, name: str, source: Source, data: str | None = None) -> Job:
+        """A study that every party has joined. data: the data set that takes part."""
+        given: PlanHeader = load(source, elsewhere=True)
+        analysis = analysis_of(given)
+        plan = analysis.for_real_sites()
         third = self.settings.compensator if plan.sum.protocol == "compensator" else None
         roster = Roster(
             name,
             tuple(self.keys[site] for site in self.settings.sites),
             self.keys[third] if third else None,
-            minimum,
-            changes=isinstance(plan, Plan) and may_change(plan),
+            analysis.minimum or len(self.settings.sites),
+            changes=analysis.changes,
         )
         written = self.folder / "studies" / name
         written.mkdir(parents=True, exist_ok=True)
         (written / "plan.toml").write_text(plan.to_toml())
         (written / "roster.json").write_text(roster.to_json())
         for site in self.settings.sites:
-            join_site(self.folders[site], written / "plan.toml", written / "roster.json")
+            join_site(self.folders[site], written / "plan.toml", written / "roster.json", data)
         if third:
             join_compensator(self.folders[third], written / "plan.toml", written / "roster.json")
         sites = list(self.settings.sites)
@@ -118,15 +116,15 @@ class Trial:
 
     def wait_until_connected(self, names: Iterable[str] | None = None, timeout: float = 90) -> None:
         """Until the coordinator says of these parties (default: all) that they are there."""
-        from cupola.flare.submit import _Following
+        from cupola.engines.flare.submit import Follower
 
         lead = next(user for user, role in self.settings.users.items() if role == "lead")
         wanted = set(self.keys if names is None else names)
-        asks = _Following(Job("", "", []), self.folders[lead], lambda _: None, timeout)
+        asks = Follower(Job("", "", []), self.folders[lead], lambda _: None, timeout)
         deadline, missing = time.monotonic() + timeout, wanted
         try:
             while missing and time.monotonic() < deadline:
-                info = asks._call("get_system_info")
+                info = asks.call("get_system_info")
                 missing = wanted - {client.name for client in info.client_info}
                 time.sleep(0.2)
         finally:

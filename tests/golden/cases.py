@@ -40,8 +40,8 @@ TOGETHER: dict[str, tuple[str, ...]] = {
                     MASKED),
     "kernel normalisation": ("model={name='resnet8',norm='kernel'}",
                              "data.partition.samples_per_site=4", "rounds=1"),
-    "separate sites": ("engine.kind=separate", "data.partition.sites=3"),
-    "separate sites, masked": ("engine.kind=separate", "data.partition.sites=3", MASKED),
+    "separate sites": ("engine.kind=processes", "data.partition.sites=3"),
+    "separate sites, masked": ("engine.kind=processes", "data.partition.sites=3", MASKED),
 }  # fmt: skip
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.gwas import Association, Files, Site, Study, StudyHost, Wanted, results
 from cupola.gwas.bed import write_bed
 from cupola.gwas.files import Variants

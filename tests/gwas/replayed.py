@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from cohorts import sites
 
-from cupola.federation import InProcess, State
+from cupola.engines import InProcess
+from cupola.federation import State
 from cupola.federation.message import digest
 from cupola.gwas import Association, StudyHost
 

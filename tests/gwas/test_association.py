@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from loopback_ray import Loopback
 from scipy import stats
 
+from cupola.engines import InProcess, RayCluster, ray_cluster
 from cupola.errors import DataError, FederationError, PlanError
-from cupola.federation import InProcess, RayCluster, raycluster
-from cupola.gwas import fit, kernels, results, tails
+from cupola.gwas import fit, kernels, pvalues, results
 from cupola.gwas.files import Variants
 
 TESTS = ("chi-square", "linear", "logistic")
@@ -285,22 +285,24 @@ def test_what_sites_say_is_in_the_ledger_and_never_a_value(tmp_path):
 
 @pytest.mark.parametrize("z", [0.5, 5.0, 37.0, 100.0])
 def test_tails_do_not_underflow(z):
-    assert tails.log10_normal(np.array(z)) == pytest.approx(
+    assert pvalues.log10_normal(np.array(z)) == pytest.approx(
         (stats.norm.logsf(z) + np.log(2)) / np.log(10), rel=1e-10
     )
-    assert tails.log10_chi2(np.array(z**2)) == pytest.approx(float(tails.log10_normal(np.array(z))))
+    assert pvalues.log10_chi2(np.array(z**2)) == pytest.approx(
+        float(pvalues.log10_normal(np.array(z)))
+    )
     if z < 38:
-        assert tails.normal(np.array(z)) > 0
-        assert tails.student(np.array(z), np.array(4000.0)) == pytest.approx(
+        assert pvalues.normal(np.array(z)) > 0
+        assert pvalues.student(np.array(z), np.array(4000.0)) == pytest.approx(
             2 * stats.t.sf(z, 4000), rel=1e-6
         )
 
 
 def test_the_tail_of_student_goes_on_below_the_smallest_float():
     t, freedom = np.array([60.0, 61.0, 90.0, 200.0]), np.full(4, 1000.0)
-    log = tails.log10_student(t, freedom)
+    log = pvalues.log10_student(t, freedom)
     step = 1e-4
-    slope = (tails.log10_student(t + step, freedom) - log) / step
+    slope = (pvalues.log10_student(t + step, freedom) - log) / step
     density = stats.t.logpdf(t, 1000)
     hazard = np.exp(density - (log * np.log(10) - np.log(2)))
     np.testing.assert_allclose(-slope * np.log(10), hazard, rtol=1e-3)
@@ -321,28 +323,28 @@ def test_hardy_weinberg_is_the_exact_test():
         ]
         mine = chance(two, one, none)
         expected = sum(w for w in all_ways if w <= mine) / sum(all_ways)
-        assert tails.hardy_weinberg(two, one, none) == pytest.approx(float(expected), rel=1e-9)
+        assert pvalues.hardy_weinberg(two, one, none) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_a_list_of_variants_survives_its_bytes(tmp_path):
-    from cupola.gwas import listing, read_variants
+    from cupola.gwas import read_variants, variant_list_codec
 
     v = people(16, m=40, chromosomes=(1, 2, 23)).variants
     write_bim(tmp_path / "a.bim", v)
-    back = listing.unpack(listing.pack(read_variants(tmp_path / "a.bim")))
+    back = variant_list_codec.unpack(variant_list_codec.pack(read_variants(tmp_path / "a.bim")))
     assert back.name.tolist() == v.name.tolist()
     assert back.position.tolist() == v.position.tolist()
-    packed = listing.pack(v).copy()
+    packed = variant_list_codec.pack(v).copy()
     with pytest.raises(FederationError):
-        listing.unpack(packed[:-1])
+        variant_list_codec.unpack(packed[:-1])
     packed[60] ^= 1
     with pytest.raises(FederationError):
-        listing.unpack(packed)
+        variant_list_codec.unpack(packed)
 
 
 def test_over_workers_of_ray(tmp_path, monkeypatch):
     """Each cohort stays where it was first asked, since it remembers what it was asked."""
-    monkeypatch.setattr(raycluster, "library", Loopback)
+    monkeypatch.setattr(ray_cluster, "library", Loopback)
     data = people(3)
     bases = cut(tmp_path, data, np.array_split(np.arange(len(data)), 3))
     for chosen in (study("logistic", chunk=8), study("chi-square")):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from cohorts import cut, people, sites, study
 
+from cupola.engines.in_process import InProcess
 from cupola.federation import Declined, State, drive
-from cupola.federation.inprocess import InProcess
 from cupola.federation.site import find_task
-from cupola.gwas import Association, StudyHost, listing
+from cupola.gwas import Association, StudyHost, variant_list_codec
 from cupola.gwas.questions import Asker
 from cupola.gwas.site import most_iterations
 
@@ -143,17 +143,20 @@ def test_another_standardisation_and_other_variants(standing):
 def test_another_list_or_more_of_it_once_it_is_in_use(standing):
     engine, _, cohorts, program, state = standing
     asker, listed = program.asker(state), program.variants(state)
-    first = replace(asker.agree(0, listing.pack(listed), len(listed)), step=3)
+    first = replace(asker.agree(0, variant_list_codec.pack(listed), len(listed)), step=3)
     assert _ask(engine, first).arrays  # the same list again tells nothing new
-    probe = asker.agree(0, listing.pack(listed[1:2]), 1)
+    probe = asker.agree(0, variant_list_codec.pack(listed[1:2]), 1)
     with pytest.raises(Declined, match="asked-otherwise-before"):
         _ask(engine, replace(probe, step=3))
-    more = asker.agree(len(listed), listing.pack(listed[1:2]), 1)
+    more = asker.agree(len(listed), variant_list_codec.pack(listed[1:2]), 1)
     with pytest.raises(Declined, match="variants-not-agreed"):
         _ask(engine, replace(more, step=state.step))
     cohorts[0].listed = False
     with pytest.raises(Declined, match="variants-not-agreed"):
-        _ask(engine, replace(asker.agree(5, listing.pack(listed[1:2]), 1), step=state.step))
+        _ask(
+            engine,
+            replace(asker.agree(5, variant_list_codec.pack(listed[1:2]), 1), step=state.step),
+        )
 
 
 def test_limits_that_would_tell_a_single_cohorts_largest_value_or_size(standing):

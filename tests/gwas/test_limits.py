@@ -11,9 +11,9 @@ from cupola.gwas.agreement import R_CELL
 from cupola.gwas.choices import Limits
 from cupola.gwas.limits import Released, small_cells, thin, without
 from cupola.gwas.site import released_numbers
+from cupola.secure.durable_dict import Memory
 from cupola.secure.encoding import encode
-from cupola.secure.hidden import layout_of
-from cupola.secure.memory import Memory
+from cupola.secure.wrapped_question import layout_of
 
 THIRDS = np.array_split(np.arange(240), 3)
 

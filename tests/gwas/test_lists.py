@@ -13,7 +13,7 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import DataError, FederationError
-from cupola.gwas import listing, results
+from cupola.gwas import results, variant_list_codec
 from cupola.gwas.agreement import KEPT
 from cupola.gwas.files import Variants
 from cupola.gwas.plan import StudyPlan
@@ -223,7 +223,7 @@ def test_a_variant_under_many_names_is_told_once(tmp_path):
     crafted = Variants(v.chromosome, v.position, names, a1, a2)
     for chunk in (4096, 8):  # in one question, and in two
         chosen = study("chi-square", chunk=chunk)
-        listed = listing.pack(crafted, chunk)
+        listed = variant_list_codec.pack(crafted, chunk)
         program, state, _ = carry_out(chosen, sites(chosen, bases), listed)
         kept = program.variants(state).name[state.arrays["reason"] == KEPT]
         assert kept.tolist() == [data.variants.name[2] if chunk == 4096 else "rs0"]
@@ -244,8 +244,8 @@ def _crafted(names, a1=None):
 )
 def test_a_name_is_one_word_of_a_table(name):
     with pytest.raises(FederationError, match="not well formed"):
-        listing.unpack(_crafted(["rs0", name, "rs2"]))
-    assert listing.unpack(_crafted(["rs0", "é<&=1", "rs2"])).name[1] == "é<&=1"
+        variant_list_codec.unpack(_crafted(["rs0", name, "rs2"]))
+    assert variant_list_codec.unpack(_crafted(["rs0", "é<&=1", "rs2"])).name[1] == "é<&=1"
 
 
 def test_one_long_allele_does_not_fill_the_memory_of_every_cohort():
@@ -253,4 +253,4 @@ def test_one_long_allele_does_not_fill_the_memory_of_every_cohort():
     packed = _crafted(many, [*many[1:], "A" * 100_000])  # 24 GB, were all as long
     assert len(packed) < 3000
     with pytest.raises(FederationError, match="not well formed"):
-        listing.unpack(packed)
+        variant_list_codec.unpack(packed)

@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from replayed import bare, lying_otherwise, record, repeat, saved_and_loaded
 
-from cupola.gwas import arithmetic, fit, listing
+from cupola.gwas import arithmetic, fit, variant_list_codec
 
 TESTS = {
     "chi-square": study("chi-square", quality={"hardy_weinberg": 0.05}, chunk=8),
@@ -68,9 +68,9 @@ def test_a_public_list_can_be_repeated_from_its_bytes(tmp_path):
     data = people(32)
     bases = cut(tmp_path, data, np.array_split(np.arange(90), 3))
     asked, replies = record(TESTS["linear"], bases, data.variants)
-    packed = listing.pack(data.variants, 64 * TESTS["linear"].chunk)
+    packed = variant_list_codec.pack(data.variants, 64 * TESTS["linear"].chunk)
     assert repeat(TESTS["linear"], 3, replies, packed) == asked
-    other = listing.pack(data.variants, 8)
+    other = variant_list_codec.pack(data.variants, 8)
     assert repeat(TESTS["linear"], 3, record(TESTS["linear"], bases, other)[1], other) != asked
 
 

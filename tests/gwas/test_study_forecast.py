@@ -147,7 +147,7 @@ def test_what_cohorts_are_told_is_foreseen(tmp_path):
     with federation(analysis, host, Ledger(entries.append), tmp_path) as reach:
         for i in range(3):
             own = replace(program, listed=None, public=True)
-            reach.engine._party(i).replay = Replay(own, witnessed=True)
+            reach.engine.parties(i).replay = Replay(own, witnessed=True)
         drive(program, Witnessed(reach))
     told = [entry for entry in entries if entry["kind"] == "tell" and entry["task"] != "list"]
     spent = sum(len(e["sites"]) * (e["bytes_down"] + e["bytes_up"]) for e in told)

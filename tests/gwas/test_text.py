@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,17 +11,18 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from cupola.gwas import agreement, listing
+from cupola.gwas import agreement, variant_list_codec
 from cupola.gwas.agreement import complements
 from cupola.gwas.files import Variants, _clean_variants, read_variants, slow_variants
-from cupola.gwas.printing import Column, slow_lines, write_lines
+from cupola.gwas.text import Column, slow_lines, write_table
 
 pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
 
 
 def _printed(lines, shown=(), separator=" "):
     file = io.BytesIO()
-    write_lines(file, lines, shown, separator)
+    write_table(file, lines, shown, separator)
     return file.getvalue().split(b"\n", 1)
 
 
@@ -58,15 +61,6 @@ def test_halves_are_rounded_to_even_as_c_rounds_them():
     assert texts == [b"%.4g" % v for v in values.tolist()]
 
 
-def test_a_file_with_longer_names_at_its_beginning(tmp_path):
-    path = tmp_path / "a.bim"
-    long = "".join(f"1\trs{'9' * (i % 40)}\t0\t{i}\t{'ACGT' * (i % 3)}A\tC\n" for i in range(99))
-    path.write_text(long + "".join(f"{i // 300}\tr{i}\t0\t5\tA\tC\n" for i in range(900)))
-    fast, slow = _clean_variants(path), slow_variants(path)
-    for name in ("chromosome", "position", "name", "a1", "a2"):
-        assert getattr(fast, name).tolist() == getattr(slow, name).tolist(), name
-
-
 def test_tables_with_all_kinds_of_columns():
     n = 50
     rng = np.random.default_rng(2)
@@ -87,27 +81,95 @@ def test_tables_with_all_kinds_of_columns():
     assert _printed([odd])[1] == "   rs1  x\n naïve  x\n".encode()
 
 
-BIM = "1\trs1\t0\t100\ta\tG\n1 rs2 0.5 200 AT -\r\n\n  X\trs3\t0\t-5\tC\tT\n26 rs1 0 007 0 A"
+def _columns(variants):
+    names = ("chromosome", "position", "name", "a1", "a2")
+    return [getattr(variants, name).tolist() for name in names]
 
 
-def test_variants_are_read_fast_or_not_at_all(tmp_path):
+@pytest.mark.parametrize("separator", ["\t", " "])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("columns", [5, 6])
+def test_clean_files_of_variants_are_read_fast(tmp_path, separator, end, columns):
     path = tmp_path / "a.bim"
-    for text in (BIM, BIM.replace("0.5 ", "").replace("\t0\t", "\t").replace(" 0 007", " 007")):
-        for data in (text.encode(), gzip.compress(text.encode())):
-            path.write_bytes(data)
-            fast, slow = _clean_variants(path), slow_variants(path)
-            for name in ("chromosome", "position", "name", "a1", "a2"):
-                assert getattr(fast, name).tolist() == getattr(slow, name).tolist(), name
-    for odd in (
+    rows = [
+        ["1", "rs1", "0", "100", "a", "G"],
+        ["chrX", "rs" + "9" * 40, "0.5", "007", "ACGt", "-"],
+    ]
+    rows = [row if columns == 6 else row[:2] + row[3:] for row in rows]
+    text = (end or "\n").join(separator.join(row) for row in rows) + end
+    for data in (text.encode(), gzip.compress(text.encode())):
+        path.write_bytes(data)
+        fast = _clean_variants(path)
+        assert fast is not None
+        assert _columns(fast) == _columns(slow_variants(path))
+    assert fast.chromosome.tolist() == [1, 23]
+    assert fast.a1.tolist() == ["A", "ACGT"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "1 naïve 0 5 A C\n",
         "1 r 0 1_000 A C\n",
-        "1 r\x1fs 0 5 A\n",
+        "1 r 0 0x10 A C\n",
+        "1 r 0 -5 A C\n",
+        "1 r 0 99999999999999999999 A C\n",
+        "1 r\x1fs 0 5 A C\n",
         "1 r 0 5 A C\r1 s 0 6",
-    ):
-        path.write_text(odd, newline="")
-        assert _clean_variants(path) is None
-    path.write_text("1 naïve 0 1_000 A C\n")
-    assert read_variants(path).name.tolist() == ["naïve"]
+        "1\tr\t0\t5\tA\tC \n",
+        "1\tr\t\t5\tA\tC\n",
+        "\tr\t0\t5\tA\tC\n",
+        "1\tr\t0\t5\tA\tC\n\n1\ts\t0\t5\tA\tC\n",
+        "1\tr\t0\t5\tA\tC\n1\ts\t5\tA\tC\n",
+        "1  r  0  5  A  C\n",
+        "",
+        "\n",
+    ],
+)
+def test_other_files_are_left_to_the_slow_reader(tmp_path, text):
+    path = tmp_path / "a.bim"
+    path.write_text(text, newline="")
+    assert _clean_variants(path) is None
+
+
+def test_quotation_marks_are_letters(tmp_path):
+    path = tmp_path / "a.bim"
+    path.write_text('1\t"r\t0\t5\tA\t""\n')
+    assert _columns(_clean_variants(path)) == _columns(slow_variants(path))
+    assert _clean_variants(path).name.tolist() == ['"r']
+
+
+def test_what_the_slow_reader_reads(tmp_path):
+    path = tmp_path / "a.bim"
+    path.write_text("1 naïve 0 1_000 A C\r\n\n  X\trs3 0\t-5\tc\tT")
+    assert _columns(read_variants(path)) == [
+        [1, 23], [1000, -5], ["naïve", "rs3"], ["A", "C"], ["C", "T"],
+    ]  # fmt: skip
+
+
+def test_variants_are_read_without_pyarrow(tmp_path, monkeypatch):
+    path = tmp_path / "a.bim"
+    path.write_text("1\trs1\t0\t100\ta\tG\n")
+    fast = read_variants(path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert _clean_variants(path) is None
+    assert _columns(read_variants(path)) == _columns(fast)
+
+
+def test_a_long_allele_costs_its_own_letters_only(tmp_path):
+    path = tmp_path / "a.bim"
+    long = "".join(f"1\trs{i}\t0\t{i}\tA\tC\n" for i in range(50_000))
+    path.write_text(long + f"2\trs\t0\t5\t{'ACGT' * 750}\tC\n")  # 600 MB, were all as long
+    tracemalloc.start()
+    variants = read_variants(path)
+    back = variant_list_codec.unpack(variant_list_codec.pack(variants))
+    out = io.BytesIO()
+    write_table(out, [[Column("SNP", 4, back.name), Column("A1", 4, back.a1)]])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6
+    assert back.a1[-1] == "ACGT" * 750
+    assert out.getvalue().endswith(b"ACGT\n")
 
 
 _VARIANTS = st.lists(
@@ -178,9 +240,9 @@ def _made(rows):
 @examples(max_examples=40, deadline=None, derandomize=True)
 @given(texts=st.lists(st.text("aC:_é0", min_size=1, max_size=9), min_size=1, max_size=9))
 def test_lists_of_texts_survive_their_bytes(texts):
-    data = listing.joined(np.array(texts))
-    assert data == "\n".join(texts).encode()
-    assert listing.separated(data).tolist() == texts
+    one = np.ones(len(texts), np.int64)
+    listed = Variants(one, one, *[np.array(texts, object)] * 3)
+    assert _columns(variant_list_codec.unpack(variant_list_codec.pack(listed))) == _columns(listed)
 
 
 def test_complements():

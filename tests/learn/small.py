@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData, load
-from cupola.federation import InProcess, State, drive
+from cupola.engines import InProcess
+from cupola.federation import State, drive
 from cupola.learn import Evaluation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
 from cupola.secure.simulation import hidden_sums, simulated_parties

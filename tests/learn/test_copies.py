@@ -17,8 +17,8 @@ from cupola.federation import SiteContext, StateStore
 from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
 from cupola.learn.build import federated_data
 from cupola.learn.local import train
+from cupola.learn.mechanisms.dp_sgd import copies_of
 from cupola.learn.plan import changed as with_settings
-from cupola.learn.private import copies_of
 from cupola.nn import KNConv2d
 
 RECIPE = ("original", {"flip": 1}, {"crop": 2})

@@ -11,13 +11,14 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.engines import SeparateProcesses
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Ledger, SeparateProcesses, drive
+from cupola.federation import Ledger, drive
 from cupola.federation.randomness import permutations
 from cupola.learn import Evaluation, Local, Participation, Privacy, Server, Upcycle
 from cupola.learn.choices import Level, Sum, Trainable
 from cupola.learn.frozen import frozen_names, levels_of, partly, share
-from cupola.learn.guarantee import guarantee
+from cupola.learn.privacy_promise import guarantee
 from cupola.learn.recipes import find_recipe
 from cupola.learn.workspace import Workspace
 from cupola.nn import build

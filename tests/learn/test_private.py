@@ -11,8 +11,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from cupola.data import Dataset, SiteData
+from cupola.engines import InProcess
 from cupola.errors import PlanError
-from cupola.federation import Declined, InProcess, Question, SiteContext, StateStore, Total, drive
+from cupola.federation import Declined, Question, SiteContext, StateStore, Total, drive
 from cupola.learn import (
     Budget,
     Evaluation,
@@ -26,15 +27,16 @@ from cupola.learn import (
     TrainingHost,
 )
 from cupola.learn.batches import share_out
-from cupola.learn.guarantee import guarantee, resolve
-from cupola.learn.local import train
-from cupola.learn.noised import Coordinator
+from cupola.learn.local import charge, train
+from cupola.learn.mechanisms.central import CentralCoordinator
+from cupola.learn.mechanisms.dp_sgd import drawn_batches
 from cupola.learn.participation import draw, most_participations, separation
-from cupola.learn.private import ROUNDING, charge, drawn_batches
+from cupola.learn.privacy_promise import guarantee, resolve
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find
 from cupola.privacy.noise import noise_scale, source
+from cupola.privacy.persample import ROUNDING
 
 LINEAR = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 SIZES = (20, 7, 33, 1, 12)
@@ -296,7 +298,7 @@ def test_clipped_updates_computed_together_equal_one_by_one(mechanism, build):
 def test_the_mean_is_over_the_expected_number_of_sites():
     privacy = Privacy(mechanism="central", noise=1.0, clip=1.0)
     choice = Participation(kind="poisson", fraction=0.5)
-    coordinator = Coordinator(privacy, choice, Server(), 10, 5, 1)
+    coordinator = CentralCoordinator(privacy, choice, Server(), 10, 5, 1)
     assert coordinator.expected == 5
     state = training(Privacy()).start()
     nobody, _ = coordinator.mean(state, Total(), 1)
@@ -306,7 +308,7 @@ def test_the_mean_is_over_the_expected_number_of_sites():
 def test_a_moving_clip_finds_its_quantile_and_is_paid_for():
     norms = np.linspace(0.5, 2.5, 201)  # of the sites' updates
     privacy = Privacy(mechanism="central", noise=1.0, clip=0.1, quantile=0.7)
-    coordinator = Coordinator(privacy, Participation(), Server(), len(norms), 100, 1)
+    coordinator = CentralCoordinator(privacy, Participation(), Server(), len(norms), 100, 1)
     state = training(Privacy()).start()
     for round in range(1, 101):
         clip = coordinator.clip(state)
@@ -316,7 +318,7 @@ def test_a_moving_clip_finds_its_quantile_and_is_paid_for():
         state = state.next(**values)
     assert abs(coordinator.clip(state) - np.quantile(norms, 0.7)) < 0.15
     # Sum and count together are one Gaussian of the stated multiplier.
-    parts = [Gaussian(coordinator._update_noise()), Gaussian(2 * coordinator.counts_noise)]
+    parts = [Gaussian(coordinator.update_noise), Gaussian(2 * coordinator.counts_noise)]
     assert epsilon(parts, 1e-5) == pytest.approx(epsilon([Gaussian(1.0)], 1e-5), rel=1e-6)
 
 

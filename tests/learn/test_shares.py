@@ -13,17 +13,16 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Declined, Ledger, SiteContext, StateStore, drive
 from cupola.learn import Local, Participation, Privacy, Server, TrainingHost
 from cupola.learn.choices import Sum
-from cupola.learn.guarantee import guarantee, resolve
-from cupola.learn.local import train
-from cupola.learn.noised import parameter_names
-from cupola.learn.private import charge
+from cupola.learn.local import charge, train
+from cupola.learn.mechanisms.coordinator import parameter_names
+from cupola.learn.privacy_promise import guarantee, resolve
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.budget import Book, Limit
 from cupola.privacy.discrete import discrete_gaussian
 from cupola.privacy.distributed import event
 from cupola.privacy.noise import source
-from cupola.secure.hidden import layout_of
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
+from cupola.secure.wrapped_question import layout_of
 
 NAMES = ["1.weight", "1.bias", "3.weight", "3.bias"]  # as the model has them
 SIZES = (20, 7, 33, 12, 9)
@@ -69,7 +68,7 @@ def test_the_model_is_what_the_words_say(protocol):
     clipped, _ = training(
         replace_mechanism(PRIVACY, "central"), sum=Sum(), server=Server(), rounds=1
     )
-    shares = program.shares
+    shares = program.coordinator.shares
     model = flat(program.start().arrays)
     assert parameter_names(program.start().arrays) == NAMES
     shapes = {n: program.start().arrays[f"model/{n}"].shape for n in NAMES}
@@ -119,13 +118,13 @@ def test_totals_are_exact_multiples_of_the_grid(bits):
     program.__class__ = Watching
     run(program, data)
     assert set(seen) == {n for n in program.start().arrays if n.startswith("model/")}
-    expected = np.zeros(program.shares.dimension)
+    expected = np.zeros(program.coordinator.shares.dimension)
     for site in range(5):
         here, question = context(program, data, minimum=3, site=site)
         expected += flat(train(here, question).arrays)
     total = flat(seen)
     assert np.array_equal(total, expected)
-    steps = total / program.shares.grid
+    steps = total / program.coordinator.shares.grid
     assert np.array_equal(steps, np.rint(steps))
 
 
@@ -144,7 +143,7 @@ def test_a_real_site_draws_its_share_from_the_system():
     here.party.memory = Memory()
     one, other = (flat(train(here, replace(question, step=s)).arrays) for s in (1, 2))
     spread = (one - other).std() / math.sqrt(2)
-    assert spread == pytest.approx(program.shares.deviation, rel=0.15)
+    assert spread == pytest.approx(program.coordinator.shares.deviation, rel=0.15)
 
 
 def test_too_few_survivors_tell_nothing_and_more_bring_more_noise():
@@ -154,9 +153,9 @@ def test_too_few_survivors_tell_nothing_and_more_bring_more_noise():
     assert len(ledger) == 2
     assert "in shares: 3 of at least 4 are counted on" in ledger[0]["protection"]
     assert not any(line["sites"] for line in ledger)
-    honest = program.shares.honest
-    assert program.shares.deviation * math.sqrt(honest) == pytest.approx(0.3, rel=1e-4)
-    assert program.shares.deviation * math.sqrt(5) > 0.3
+    honest = program.coordinator.shares.honest
+    assert program.coordinator.shares.deviation * math.sqrt(honest) == pytest.approx(0.3, rel=1e-4)
+    assert program.coordinator.shares.deviation * math.sqrt(5) > 0.3
 
 
 def test_updates_that_are_not_finite_are_answered_with_noise_alone():
@@ -167,8 +166,10 @@ def test_updates_that_are_not_finite_are_answered_with_noise_alone():
     here.data = replace(here.data, train=bad)
     answer = flat(train(here, question).arrays)
     random = source(5, "noise share", 1, 0)
-    noise = discrete_gaussian(program.shares.steps, program.shares.dimension, random)
-    assert np.array_equal(answer, noise * program.shares.grid)
+    noise = discrete_gaussian(
+        program.coordinator.shares.steps, program.coordinator.shares.dimension, random
+    )
+    assert np.array_equal(answer, noise * program.coordinator.shares.grid)
 
 
 def test_answers_hold_the_parameters_and_nothing_else():
@@ -178,7 +179,7 @@ def test_answers_hold_the_parameters_and_nothing_else():
     assert set(answer.arrays) == set(question.expects)
     assert answer.weight == 1.0
     assert all(array.dtype == np.float64 for array in answer.arrays.values())
-    assert all(spec.bound == program.shares.bound for spec in question.expects.values())
+    assert all(spec.bound == program.coordinator.shares.bound for spec in question.expects.values())
 
 
 # What is refused

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData
+from cupola.engines import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import InProcess, drive
+from cupola.federation import drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
-from cupola.learn.samples import samples_of
+from cupola.learn.batched.samples import samples_of
 from cupola.learn.workspace import Workspace
 from cupola.nn import find_loss
 
@@ -203,7 +204,7 @@ def test_insisting_on_an_impossible_form_is_refused():
 )
 def test_logistic_regression(mode, settings, monkeypatch):
     monkeypatch.setattr(
-        "cupola.learn.compiled.LONG", 9
+        "cupola.learn.batched.compiled.LONG", 9
     )  # sites of many steps get calls of their own
     pytest.importorskip("numba", reason="the compiled form needs numba: pip install 'cupola[fast]'")
     data = sites([9, 4, 17, 1, 12, 6, 0, 40])
@@ -237,7 +238,7 @@ def test_saturated_logits_stay_finite():
 
 @pytest.mark.parametrize("kept", [0, 2000, 1 << 20])
 def test_samples_kept_between_rounds_are_the_right_ones(monkeypatch, kept):
-    monkeypatch.setattr("cupola.learn.samples.KEPT_BYTES", kept)
+    monkeypatch.setattr("cupola.learn.batched.samples.KEPT_BYTES", kept)
     data = sites([5, 9, 3, 12, 7, 4])
     some = Participation(kind="fraction", count=3)
     local = Local(batch_size=4, lr=0.1)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from cupola.data import SiteData
+from cupola.engines import SeparateProcesses
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Ledger, SeparateProcesses, drive
+from cupola.federation import Ledger, drive
 from cupola.federation.message import encode_question
 from cupola.learn import Evaluation, Local, Participation, Schedule, Server, pick_device
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.recipes import find_recipe
 
 HALF = Participation(kind="fraction", fraction=0.5)

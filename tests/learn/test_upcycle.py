@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.engines import SeparateProcesses
 from cupola.errors import PlanError
-from cupola.federation import Ledger, SeparateProcesses, State, drive
+from cupola.federation import Ledger, State, drive
 from cupola.federation.randomness import permutations, uniforms
 from cupola.learn import Evaluation, Local, Participation, Privacy, Schedule, Server, Upcycle
 from cupola.learn.batches import share_out
 from cupola.learn.choices import Sum
-from cupola.learn.guarantee import guarantee
 from cupola.learn.participation import draw
+from cupola.learn.privacy_promise import guarantee
 from cupola.learn.recipes import find_recipe
 from cupola.learn.upcycle import factor, follow_loss, is_free
 from cupola.learn.utility import check

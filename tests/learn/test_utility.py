@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from cupola.data import load, partition
-from cupola.federation import InProcess, drive
+from cupola.engines import InProcess
+from cupola.federation import drive
 from cupola.learn import Evaluation, Local, Participation, Problem, Server, Training, TrainingHost
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.recipes import find_recipe
 from cupola.learn.utility import check
 from cupola.nn import find_loss

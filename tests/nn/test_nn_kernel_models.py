@@ -11,7 +11,7 @@ from torch import nn
 from cupola.errors import PlanError
 from cupola.nn import build, properties
 from cupola.nn.kernelnorm import KernelNorm, KNConv
-from cupola.nn.models import registry
+from cupola.nn.models import building
 from cupola.nn.normalisation import LocalContextNorm, Norm, PositionalNorm, norm
 
 SMALL, LARGE, KERNEL = (3, 32, 32), (3, 224, 224), {"norm": "kernel"}
@@ -57,7 +57,7 @@ COUNTS = [
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
 def test_parameter_counts_are_the_published_ones(name, shape, classes, options, count):
     with torch.device("meta"):
-        module = registry._MODELS.find(name)(shape, classes, **options)
+        module = building._MODELS.find(name)(shape, classes, **options)
     assert sum(p.numel() for p in module.parameters()) == count
 
 
@@ -75,7 +75,7 @@ ANY += ["fcn_resnet18", "fcn_knresnet50"]
 @pytest.mark.parametrize("kind", get_args(Norm))
 def test_every_model_takes_every_norm(name, kind):
     with torch.device("meta"):
-        module = registry._MODELS.find(name)((3, 64, 64), 7, norm=kind, activation="silu")
+        module = building._MODELS.find(name)((3, 64, 64), 7, norm=kind, activation="silu")
         output = module.eval()(torch.empty(2, 3, 64, 64))
     assert output.shape[:2] == (2, 7)
     known = {type(m) for m in module.modules()}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from cupola.errors import PlanError
 from cupola.nn import build
-from cupola.nn.inspect import properties
-from cupola.nn.models import registry
+from cupola.nn.models import building
 from cupola.nn.models.transformer import Attention, Layer, positions
+from cupola.nn.module_properties import properties
 
 CONVOLUTIONS = ["stage4.*.conv?.weight", "stage3.*.conv?.weight", "stage2.*.conv?.weight"]
 CONVOLUTIONS += ["stage1.*.conv?.weight"]
@@ -31,7 +31,7 @@ LEVELS = [
 @pytest.mark.parametrize(("name", "shape", "classes", "frozen", "shares"), LEVELS)
 def test_patterns_leave_the_published_shares(name, shape, classes, frozen, shares):
     with torch.device("meta"):
-        module = registry._MODELS.find(name)(shape, classes)
+        module = building._MODELS.find(name)(shape, classes)
     sizes = {key: p.numel() for key, p in module.named_parameters()}
     for many, share in enumerate(shares, 1):
         left = sum(

@@ -16,12 +16,14 @@ from torch.nn import functional as F
 
 from cupola import data as datasets
 from cupola import nn
+from cupola.base.registry import Entry
 from cupola.errors import CupolaError, PlanError
 from cupola.learn.frozen import share
+from cupola.nn.frozen_batchnorm import StillNorm, fold, still
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.reprogram import Border, Labels, Placement, frequent_labels
-from cupola.nn.sources import Preprocessing, load, registry, table
-from cupola.nn.stillnorm import StillNorm, fold, still
+from cupola.nn.sources import Preprocessing, load, table
+from cupola.nn.sources import trained as registry
 from cupola.privacy.persample import PerSample
 
 TO = Preprocessing(8, (0.4, 0.5, 0.6), (0.2, 0.25, 0.5), unit=3.0)
@@ -278,7 +280,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> registry.Entry:
         classes=12,
         package=None,
     )
-    monkeypatch.setitem(registry._ENTRIES, "tiny", made)
+    monkeypatch.setitem(registry._SOURCES.entries, "tiny", Entry(made, ""))
     return made
 
 

@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(finished, tmp_p
 
 @pytest.mark.slow
 def test_sites_in_processes_of_their_own_answer_alike(tmp_path):
-    settings = {"personalise__methods": "['pfa','finetune']", "engine__kind": "separate"}
+    settings = {"personalise__methods": "['pfa','finetune']", "engine__kind": "processes"}
     settings |= {"data__partition__sites_per_type": 2, "personalise__curve": "[]"}
     settings |= {"dtype": "float64", "engine__mode": "one-by-one", "engine__timeout": 900}
     apart = cupola.run(plan(**settings), tmp_path / "apart", report=False)

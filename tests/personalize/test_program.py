@@ -8,7 +8,8 @@ import small
 from torch import nn
 
 from cupola.data import Dataset, SiteData
-from cupola.federation import InProcess, Ledger, drive
+from cupola.engines import InProcess
+from cupola.federation import Ledger, drive
 from cupola.learn import Evaluation, Local, Privacy, TrainingHost
 from cupola.learn.choices import Participation, Sum
 from cupola.personalize import Personalisation, Personalise

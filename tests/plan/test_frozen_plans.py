@@ -98,7 +98,7 @@ def test_other_engines_and_modes(plan: dict[str, Any], tmp_path: Path) -> None:
 def test_separate_processes(tmp_path: Path) -> None:
     """With levels: tests/learn/test_frozen.py."""
     go(tmp_path / "one", "engine.mode=one-by-one", "rounds=2", plan=PART)
-    go(tmp_path / "other", "engine.kind=separate", "engine.timeout=900", "rounds=2", plan=PART)
+    go(tmp_path / "other", "engine.kind=processes", "engine.timeout=900", "rounds=2", plan=PART)
     name = "model.safetensors"
     assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
     one, other = (cupola.Run.open(tmp_path / n).result for n in ("one", "other"))

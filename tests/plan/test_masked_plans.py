@@ -98,7 +98,7 @@ def test_kill_nine_with_masked_sums(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
-    settings = ["sum=masked", "rounds=8", "engine.kind=separate", "data.partition.sites=3"]
+    settings = ["sum=masked", "rounds=8", "engine.kind=processes", "data.partition.sites=3"]
     kill_often(tmp_path, spawned, settings, 1, 2)
 
 
@@ -107,7 +107,7 @@ def test_kill_nine_with_parties_in_processes(tmp_path: Path) -> None:
 def test_separate_processes_give_the_same_model(tmp_path: Path, protocol: str) -> None:
     settings = ["rounds=2", "data.partition.sites=3", f"sum.protocol={protocol}"]
     go(tmp_path / "one", *settings, plan=MASKED)
-    go(tmp_path / "each", *settings, "engine.kind=separate", plan=MASKED)
+    go(tmp_path / "each", *settings, "engine.kind=processes", plan=MASKED)
     compare(tmp_path / "one", tmp_path / "each", 0.0)
     assert (tmp_path / "each/compensator").is_dir() == (protocol == "compensator")
 

@@ -108,7 +108,7 @@ def test_resumed_with_another_base_is_refused(base: Path, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("base")
 def test_separate_sites_make_the_same_base(tmp_path: Path) -> None:
     here = go(tmp_path / "here", "engine.mode=one-by-one", plan=PLAN)
-    there = go(tmp_path / "there", "engine.kind=separate", "engine.timeout=900", plan=PLAN)
+    there = go(tmp_path / "there", "engine.kind=processes", "engine.timeout=900", plan=PLAN)
     for name, array in load_file(here.folder / "model.safetensors").items():
         assert np.array_equal(array, load_file(there.folder / "model.safetensors")[name])
 

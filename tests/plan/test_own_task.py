@@ -50,7 +50,7 @@ def weights(plan, folder):
 
 def test_own_task_takes_the_place_of_train(code):
     own = weights(PLAN, code / "own")
-    separate = weights({**PLAN, "engine": {"kind": "separate"}}, code / "separate")
+    separate = weights({**PLAN, "engine": {"kind": "processes"}}, code / "separate")
     half_rate = weights({**PLAN, "task": "train", "server": {"lr": 0.5}}, code / "half")
     for name, array in own.items():
         assert torch.equal(array, separate[name])

@@ -46,7 +46,7 @@ def test_some_pairs(pair: Pair, source: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_sites_in_processes_of_their_own(chosen: list[Value], tmp_path: Path) -> None:
-    fewer = ["engine.kind=separate", "engine.timeout=900", "data.partition.sites=4"]
+    fewer = ["engine.kind=processes", "engine.timeout=900", "data.partition.sites=4"]
     carry_out([*settings(*chosen), *fewer], tmp_path / "run")
 
 

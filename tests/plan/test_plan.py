@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from samples import SMALL
 
 from cupola.analysis.plan_file import load, parse_setting
+from cupola.base.renaming import warn_renamed
 from cupola.errors import PlanError
 from cupola.learn import Local, find_recipe
 from cupola.learn.plan import Plan
@@ -141,6 +142,14 @@ def test_recipe_settings_lie_below_the_plans_own() -> None:
     changed = plan.change({"recipe": "fedprox"})
     assert changed.server.optimizer == "sgd"
     assert changed.local.proximal == find_recipe("fedprox").local["proximal"]
+
+
+def test_the_old_name_of_an_engine_is_taken_with_one_warning() -> None:
+    warn_renamed.cache_clear()
+    with pytest.warns(FutureWarning, match="'separate' is now 'processes'") as told:
+        plans = [load(SMALL, ["engine.kind=separate"]) for _ in range(2)]
+    assert len(told) == 1
+    assert [plan.engine.kind for plan in plans] == ["processes"] * 2
 
 
 def test_plans_are_made_in_python_with_the_same_names() -> None:

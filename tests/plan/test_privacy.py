@@ -95,7 +95,7 @@ def test_what_a_crash_lost_is_repeated_without_another_charge(tmp_path: Path) ->
 def test_separate_sites_answer_and_spend_alike(tmp_path: Path) -> None:
     settings = ["rounds=2", "data.partition.sites=2"]
     one = go(tmp_path / "one", *settings, "engine.mode=one-by-one", plan=PRIVATE)
-    other = go(tmp_path / "other", *settings, "engine.kind=separate", plan=PRIVATE)
+    other = go(tmp_path / "other", *settings, "engine.kind=processes", plan=PRIVATE)
     models = [(run.folder / "model.safetensors").read_bytes() for run in (one, other)]
     assert models[0] == models[1]
     assert one.result["privacy"]["epsilon"] == other.result["privacy"]["epsilon"]

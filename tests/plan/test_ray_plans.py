@@ -20,8 +20,8 @@ from test_run import HERE, go, history, same, stop_after
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
 from cupola.analysis.run_folder import Run
+from cupola.engines import ray_cluster
 from cupola.errors import PlanError
-from cupola.federation import raycluster
 
 RAY = ["engine.kind=ray", "rounds=3"]
 PERSONAL = {
@@ -45,7 +45,7 @@ PERSONAL = {
 @pytest.fixture
 def loopback(monkeypatch: Any) -> Loopback:
     made = Loopback()
-    monkeypatch.setattr(raycluster, "library", lambda: made)
+    monkeypatch.setattr(ray_cluster, "library", lambda: made)
     return made
 
 

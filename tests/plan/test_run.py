@@ -291,13 +291,13 @@ def test_kill_nine_again_and_again(tmp_path: Path, start: Any, settings: list[st
 
 @pytest.mark.slow
 def test_kill_nine_with_separate_sites(tmp_path: Path) -> None:
-    settings = ["rounds=60", "recipe=fedcmb", "engine.kind=separate", "data.partition.sites=2"]
+    settings = ["rounds=60", "recipe=fedcmb", "engine.kind=processes", "data.partition.sites=2"]
     kill_often(tmp_path, spawned, settings, 1, 0)
 
 
 @pytest.mark.slow
 def test_separate_sites_keep_their_state_through_a_resume(tmp_path: Path) -> None:
-    settings = ["engine.kind=separate", "recipe=scaffold", "data.partition.sites=2", "rounds=3"]
+    settings = ["engine.kind=processes", "recipe=scaffold", "data.partition.sites=2", "rounds=3"]
     settings += ["checkpoint_seconds=0"]
     go(tmp_path / "whole", *settings)
     with pytest.raises(SystemExit):

@@ -13,7 +13,7 @@ from test_run import checked, go, history, same, stop_after
 
 import cupola
 from cupola.analysis.plan_file import load
-from cupola.audit.subject import Subject
+from cupola.audit.replayed_run import Subject
 from cupola.errors import PlanError
 from cupola.learn import build
 from cupola.learn.forecast import foresee
@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, stop: int, saved: int
 @pytest.mark.slow
 def test_separate_sites_give_the_same_run(tmp_path: Path) -> None:
     near = go(tmp_path / "near", "rounds=4", plan=UP)
-    far = go(tmp_path / "far", "rounds=4", "engine.kind=separate", plan=UP)
+    far = go(tmp_path / "far", "rounds=4", "engine.kind=processes", plan=UP)
     one, other = near.model().state_dict(), far.model().state_dict()
     assert all(np.allclose(one[n], other[n], rtol=0, atol=1e-6) for n in one)
     assert [r["sites"] for r in far.history] == [4, 0, 4, 0]

@@ -15,7 +15,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from cupola.errors import PlanError
-from cupola.privacy import losses, renyi
+from cupola.privacy import loss_distributions as losses
+from cupola.privacy import renyi
 from cupola.privacy.accounting import calibrate, delta, epsilon, steps_within, within
 from cupola.privacy.events import (
     Approximate,

@@ -19,7 +19,7 @@ def test_strips_of_an_image_give_the_products_of_whole_windows(
     x = torch.randn(5, copies, 5, 9, 8, dtype=torch.float64)
     g = torch.randn_like(layer(x.flatten(0, 1)).unflatten(0, (5, copies)))
     found = torch.empty(5, 30, 4, dtype=torch.float64)
-    conv.write_products(layer, x, g, (2, 1), found)
+    conv._write_products(layer, conv.Windows(x, g, (2, 1)), found)
     for i in range(5):
         (reference,) = torch.autograd.grad(layer(x[i]), layer.weight, g[i])
         got = conv._as_weights(layer, found[i : i + 1])[0]

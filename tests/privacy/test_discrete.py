@@ -6,12 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from discrete_reference import reference
 from scipy import stats
 
 from cupola.errors import PlanError
 from cupola.federation.randomness import generator
 from cupola.privacy import discrete
-from cupola.privacy.discrete import discrete_gaussian, exact_sigma, reference
+from cupola.privacy.discrete import discrete_gaussian, exact_sigma
 from cupola.privacy.noise import OperatingSystem, Simulated
 
 LIKELY = 1e-6  # a fixed seed passes or fails for good; a false alarm was this unlikely

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from cupola import nn as cupola_nn
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
-from cupola.nn.models import options, registry
+from cupola.nn.models import building, options
 from cupola.nn.normalisation import Norm
 from cupola.privacy.persample import PerSample, unsupported
 from cupola.privacy.persample.tape import layout
@@ -59,7 +59,7 @@ def size(name: str, given: dict[str, Any]) -> int:
     for shape in SHAPES:
         try:
             with torch.device("meta"):
-                module = registry._MODELS.find(name)(shape, CLASSES, **given)
+                module = building._MODELS.find(name)(shape, CLASSES, **given)
         except PlanError:
             continue
         return sum(p.numel() for p in module.parameters())
@@ -124,7 +124,7 @@ def test_every_layer_of_every_model_has_a_rule(name):
     norms = ["layer", "kernel"] if name == "convnext_tiny" else get_args(Norm)
     for norm in norms:
         with torch.device("meta"):
-            module = registry._MODELS.find(name)((3, 96, 96), CLASSES, norm=norm)
+            module = building._MODELS.find(name)((3, 96, 96), CLASSES, norm=norm)
         assert layout(module).missing is None
 
 

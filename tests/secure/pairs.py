@@ -5,11 +5,11 @@ import time
 
 from studies import Sites
 
-from cupola.federation import Failure, InProcess
+from cupola.engines import InProcess
+from cupola.federation import Failure
 from cupola.secure import simulated_parties
-from cupola.secure.pairwise import Pairwise
-from cupola.secure.pairwise_questions import Attempt
-from cupola.secure.pairwise_run import Run
+from cupola.secure.pairwise import Pairwise, PairwiseSum
+from cupola.secure.pairwise_messages import Attempt
 
 PHASES = [f"pairwise {name}" for name in ("keys", "shares", "masked", "survivors", "unmask")]
 
@@ -29,8 +29,8 @@ class Study:
         )
         self.engine = InProcess(self.host, seed=3, parties=self.parties.member, workers=1)
         self.federation = Pairwise(self.engine, self.parties.roster)
-        self._honest = self.engine._ask
-        self.engine._ask = self._ask
+        self._honest = self.engine.ask
+        self.engine.ask = self._ask
         self.gone = {}  # site -> phase from which on it is gone
         self.late = set()  # sites that answer their last phase, too late
         self.change = None  # (question, site, answer) -> answer: somebody on the way, or a bad site
@@ -59,12 +59,21 @@ class Study:
         question = question or self.host.question(step)
         number = number or time.time_ns() // 1000
         roster = self.parties.roster
-        return Run(self.engine, Attempt(roster, question, number, secrets.token_bytes(32)), {})
+        attempt = Attempt(roster, question, number, secrets.token_bytes(32))
+        run = PairwiseSum(self.engine, attempt)
+        run.sites = list(range(len(self.host)))
+        return run
 
     def ask(self, site, question):
         """One site's answer, or the code of its refusal."""
         ((_, answer),) = self._honest(question, [site])
         return answer.code if isinstance(answer, Failure) else answer.arrays
+
+
+def carry_out(run, phases):
+    """The first phases of an attempt."""
+    for phase in run.phases[:phases]:
+        phase()
 
 
 def sites(**facts):

@@ -3,8 +3,8 @@
 from cupola.secure.compensator import Compensator, Request
 from cupola.secure.encoding import layout_hash
 from cupola.secure.envelope import Statement, seal
+from cupola.secure.mask_stream import mask_key
 from cupola.secure.roster import simulated_roster
-from cupola.secure.streams import mask_key
 
 QUESTION, OTHER, TERMS = b"q" * 32, b"o" * 32, b"t" * 32
 SMALL = (("x", 32, 10), ("n", 64, 4))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from settling import OTHER, QUESTION, SMALL, Study
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import DataError, FederationError
-from cupola.federation import Declined, InProcess, Ledger, Question, SeparateProcesses
+from cupola.federation import Declined, Ledger, Question
 from cupola.federation.message import decode_question, encode_question
 from cupola.federation.site import SiteContext, StateStore
 from cupola.secure.checksum import checksum, from_bytes
@@ -26,12 +27,12 @@ from cupola.secure.compensator import (
     settled,
     unmask,
 )
+from cupola.secure.compensator_messages import CHECK, SUM, chunks, settled_question, unmask_question
 from cupola.secure.encoding import decode, encode, entry, outline
 from cupola.secure.envelope import seal
 from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_residue
 from cupola.secure.roster import Roster, simulated_roster
-from cupola.secure.settlement import CHECK, SUM, chunks, settled_question, unmask_question
-from cupola.secure.streams import P, add_mask, mask_residue
 
 KEY = bytes(range(32))  # of checksums
 

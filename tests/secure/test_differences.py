@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import Study as Pairs
+from pairs import carry_out
 from settling import OTHER, QUESTION, SMALL, Study
 from studies import Sites
 
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import Declined, InProcess
+from cupola.federation import Declined
 from cupola.secure import going_on, hidden_sums, simulated_parties
 from cupola.secure.differences import ALL, behind, exposed, parts
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 from cupola.secure.roster import simulated_roster
 
 ROSTER, MEMBERS, _ = simulated_roster(1, "study", 6)
@@ -208,7 +210,7 @@ def lasting_members(study, folder):
             old.memory.close()
         members.clear()
 
-    study.engine._party = member
+    study.engine.parties = member
     return restart
 
 
@@ -224,8 +226,8 @@ def test_with_pairwise_masks_every_site_refuses_it(tmp_path, restarted):
     # A coordinator that does not care what it is told gets no signature.
     run = study.run(2, question=nearly(study.host, 2))
     run._same_again = lambda *_: None
-    run.meet(range(4))
-    run.answer()
+    run.sites = [0, 1, 2, 3]
+    carry_out(run, 3)
     with pytest.raises(FederationError, match="0 of 3 signatures"):
         run.agree()
     assert study.sum(nearly(study.host, 3)).sites == [0, 1, 2, 3, 4]

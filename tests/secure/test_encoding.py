@@ -18,9 +18,7 @@ from cupola.secure.encoding import (
     decode,
     encode,
     entry,
-    layout_from_json,
     layout_hash,
-    layout_to_json,
     outline,
     outline_from_json,
 )
@@ -219,11 +217,9 @@ def test_what_does_not_fit_is_refused_with_the_way_out(facts, way_out):
 
 @given(st.lists(st.tuples(SHAPES, BOUNDS, BITS), max_size=4))
 @quick
-def test_layouts_survive_json(facts):
+def test_outlines_survive_json(facts):
     layout = tuple(entry(f"a{i}", s, "float", b, 7, bits) for i, (s, b, bits) in enumerate(facts))
-    again = layout_from_json(json.loads(json.dumps(layout_to_json(layout))))
-    assert again == layout
-    assert layout_hash(again) == layout_hash(layout) == layout_hash(outline(layout))
+    assert layout_hash(layout) == layout_hash(outline(layout))
     assert outline_from_json(json.loads(json.dumps(outline(layout)))) == outline(layout)
 
 
@@ -240,24 +236,33 @@ def test_the_hash_tells_layouts_apart():
     assert len({layout_hash(o) for o in outlines}) == len(outlines)
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ("x", (2,), "float", 64, 90, 1.0, 3),
+        ("x", (2,), "int", 64, 1, 1.0, 3),
+        ("x", (2,), "float", 64, 0, 10**400, 3),
+        ("x", (True,), "float", 64, 0, 1.0, 3),
+        ("x", ("1", "2"), "float", 64, 0, 1.0, 3),
+        ("x", (2**62,), "float", 64, 0, 1.0, 3),
+        ("x", (2,), ["float"], 64, 0, 1.0, 3),
+        ("x", (2,), "float", 64, 10**30, 1.0, 3),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused(facts):
+    with pytest.raises(FederationError):
+        Entry(*facts)
+
+
 @given(JSON)
-@example([["x", [2], "float", 64, 0, 1.0, 3], ["x", [2], "float", 64, 0, 1.0, 3]])
-@example([["x", [2], "float", 64, 90, 1.0, 3]])
-@example([["x", [2], "int", 64, 1, 1.0, 3]])
-@example([["x", [2], "float", 64, 0, 10**400, 3]])
-@example([["x", [True], "float", 64, 0, 1.0, 3]])
-@example([["x", "12", "float", 64, 0, 1.0, 3]])
-@example([["x", [2**62], "float", 64, 0, 1.0, 3]])
-@example([["x", [2], ["float"], 64, 0, 1.0, 3]])
-@example([["x", [2], "float", 64, 10**30, 1.0, 3]])
+@example([["x", 64, 2], ["x", 64, 2]])
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_fuzzed_layouts_raise_nothing_but_the_declared_error(value):
-    for read in (layout_from_json, outline_from_json):
-        try:
-            made = read(value)
-        except FederationError:
-            continue
-        assert made == () or value not in ([], {}, "")
+def test_any_outline_raises_nothing_but_the_declared_error(value):
+    try:
+        made = outline_from_json(value)
+    except FederationError:
+        return
+    assert made == () or value not in ([], {}, "")
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(), st.integers()).map(list), max_size=3))

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import Sites
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import CupolaError, FederationError
-from cupola.federation import Declined, InProcess, Question, SeparateProcesses, Spec
+from cupola.federation import Declined, Question, Spec
 from cupola.federation.site import find_task
 from cupola.secure import hidden_sums, simulated_parties
-from cupola.secure.hidden import outer_question
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
+from cupola.secure.wrapped_question import outer_question
 
 HOST = Sites(4)
 PARTIES = simulated_parties("study", seed=1, sites=4)

@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import PHASES, Study
+from pairs import PHASES, Study, carry_out
 from studies import Sites
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import FederationError
-from cupola.federation import InProcess, Question, SeparateProcesses, Spec
+from cupola.federation import Question, Spec
 from cupola.federation.ledger import Ledger
 from cupola.secure import pairwise_keys, simulated_parties
 from cupola.secure.graph import Graph, graph
-from cupola.secure.hidden import layout_of
-from cupola.secure.pairwise import Pairwise, expected_traffic
+from cupola.secure.pairwise import Pairwise
 from cupola.secure.pairwise_masks import Table
+from cupola.secure.traffic import expected_traffic
+from cupola.secure.wrapped_question import layout_of
 
 
 def same(found, plain, question, asked):
@@ -132,11 +134,8 @@ def test_a_sparse_graph(monkeypatch):
     study.gone = {1: 1, 5: 2, 7: 2, 9: 3, 11: 4}
     study.late = {7}
     run = study.run()
-    run.meet(range(14))
-    degrees = {
-        site: len(pairwise_keys.neighbours(run.cohort, site, run.dealt, run.edges))
-        for site in run.dealt
-    }
+    carry_out(run, 2)
+    degrees = {site: len(run.cohort.neighbours(site, run.dealt, run.edges)) for site in run.dealt}
     assert max(degrees.values()) < 13
     total = study.sum(question)
     same(total, study.plain(question, [s for s in range(14) if s not in (1, 5, 7)]), question, 14)
@@ -180,7 +179,7 @@ def test_nothing_but_the_answer_is_charged():
 
     run = study.run(step=7)
     contexts = [study.engine.context(0)]
-    run.meet(range(4))
+    carry_out(run, 2)
     admit(Book(), find_task("pairwise keys"), contexts, run.attempt.keys())
     admit(Book(), find_task("pairwise shares"), contexts, run.attempt.shares(run.cohort))
     outer = run.attempt.masked(run.cohort, run.dealt, run.edges)
@@ -199,7 +198,7 @@ def test_masked_answers_look_like_noise_and_never_repeat():
     seen = []
     for number in (1, 2):
         run = study.run(number=number)
-        run.meet(range(4))
+        carry_out(run, 2)
         question = run.attempt.masked(run.cohort, run.dealt, run.edges)
         seen.append(study.ask(0, question)["masked/n"])
     assert seen[0].dtype == np.int16

@@ -9,19 +9,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import PHASES, Study
+from pairs import PHASES, Study, carry_out
 from studies import Sites
 
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Declined, Failure, Question
 from cupola.federation.site import find_task
 from cupola.secure import pairwise_keys
+from cupola.secure.durable_dict import Memory
 from cupola.secure.graph import Graph
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
 from cupola.secure.pairwise_keys import sign, sign_keys, survivors_digest
-from cupola.secure.pairwise_questions import numbers
+from cupola.secure.pairwise_memory import agree_to_survivors
+from cupola.secure.pairwise_messages import numbers
 from cupola.secure.roster import simulated_roster
 from cupola.secure.shamir import SHARE, combine
 
@@ -34,12 +35,7 @@ def refuses(answer, *words):
 def up_to(study, phase, **facts):
     """An honest attempt, driven up to before this phase."""
     run = study.run(**facts)
-    if phase > 0:
-        run.meet(range(len(study.host)))
-    if phase > 2:
-        run.answer()
-    if phase > 3:
-        run.agree()
+    carry_out(run, {0: 0, 1: 2}.get(phase, phase))
     return run
 
 
@@ -269,6 +265,31 @@ def unmask(study, run, site, signatures):
     )
 
 
+def test_keys_for_no_mask_at_all_are_refused():
+    study = Study(5)
+    question = study.run().attempt.keys()
+    hidden = {**question.options["hidden"], "seeds": 0}
+    refuses(study.ask(0, replace(question, options={"hidden": hidden})), "well formed")
+
+
+def test_nobody_agrees_to_survivors_before_it_answered():
+    study = Study(5)
+    run = up_to(study, 2)
+    question = run.attempt.survivors(range(5), np.zeros((5, 0), bool), [bytes(64)] * 5)
+    refuses(study.ask(0, question), "not the time")
+
+
+def test_shares_of_oneself_and_of_sites_that_dealt_none_are_not_told():
+    study = Study(6)
+    study.gone = {5: 1}
+    run = up_to(study, 4)
+    mine = run.sealed[0]
+    for other in (0, 5):
+        dealers = dict(sorted({**mine, other: mine[1]}.items()))
+        question = run.attempt.unmask(run.signers, list(dealers), list(dealers.values()))
+        refuses(study.ask(0, question), "dealt none")
+
+
 def test_two_sets_of_survivors_get_no_two_quorums():
     study = Study(6)  # quorum 4
     run = up_to(study, 3)
@@ -371,8 +392,7 @@ def test_the_same_question_is_told_for_the_same_survivors_only():
             study.sum(study.host.question(step, round=step), range(4))
     study.gone = {2: 2}
     total = study.run(5, question=study.host.question(5, round=5))
-    total.meet(range(5))
-    total.answer()
+    carry_out(total, 3)
     with pytest.raises(FederationError, match="no total is told without site 2"):
         total.agree()
     total.before = ()  # a coordinator that asks all the same
@@ -402,7 +422,7 @@ def test_a_site_remembers_beyond_its_process(tmp_path):
             members[site] = study.parties.new_member(site, Memory(tmp_path / f"{site}.jsonl"))
         return members[site]
 
-    study.engine._party = member
+    study.engine.parties = member
     study.sum()
     for old in members.values():
         old.memory.close()
@@ -419,7 +439,7 @@ def test_consent_to_leave_lets_a_study_go_on():
     study = Study(6)
     roster, identities, _ = simulated_roster(1, "study", 6, compensator=False, leaves=[5])
     members = [Member(identity, roster, i) for i, identity in enumerate(identities)]
-    study.engine._party = members.__getitem__
+    study.engine.parties = members.__getitem__
     study.federation.roster = roster
     first = study.sum()
     assert first.sites == [0, 1, 2, 3, 4, 5]
@@ -427,6 +447,15 @@ def test_consent_to_leave_lets_a_study_go_on():
     assert second.sites == [0, 1, 2, 3, 4]
     with pytest.raises(FederationError, match="no total is told without site 4"):
         study.sum(study.host.question(2, round=2), range(4))
+
+
+def test_whoever_may_leave_a_crowd_stays_in_all_totals_of_a_question():
+    roster, identities, _ = simulated_roster(1, "study", 6, compensator=False, leaves=range(6))
+    member, nothing = Member(identities[2], roster, 2), np.zeros((4, 0), bool)
+    assert agree_to_survivors(member, b"q" * 32, [0, 1, 2, 3], nothing) == (True,)
+    with pytest.raises(Declined, match="other survivors"):
+        agree_to_survivors(member, b"q" * 32, [2, 3, 4, 5], nothing)
+    assert agree_to_survivors(member, b"q" * 32, [1, 2, 3, 4], nothing) == (True,)
 
 
 # Sites that cheat, and lines that change things
@@ -546,13 +575,13 @@ def test_any_message_is_answered_or_declined_and_changes_no_total(data):
                 find_task(question.task)(study.engine.context(sites[0]), hostile)
         yield from honest(question, sites)
 
-    study.engine._ask = ask
+    study.engine.ask = ask
     try:
         total = study.federation.sum(run.attempt.inner, range(5))
     except FederationError:
         return
     finally:
-        study.engine._ask = honest
+        study.engine.ask = honest
     if total.sites:
         expected = study.plain(run.attempt.inner, total.sites)
         assert (total.arrays["n"] == expected.arrays["n"]).all()

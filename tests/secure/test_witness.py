@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupola.secure.encoding import entry
-from cupola.secure.streams import P
+from cupola.secure.mask_stream import P
 from cupola.secure.witness import from_limbs, pad, question_key, tag, to_limbs
 
 KEY = bytes(range(32))

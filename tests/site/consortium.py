@@ -90,7 +90,7 @@ class Wire(Federation):
         self.receipts: Receipts | None = None
         self.label = "site"
 
-    def _ask(
+    def ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         data = encode_question(question)

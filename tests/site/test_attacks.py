@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from cupola.analysis.simulated import federation
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import Contribution, Failure, InProcess, Question, drive, read_answer
+from cupola.federation import Contribution, Failure, Question, drive, read_answer
 from cupola.federation.message import decode_question, encode_question
 from cupola.learn import build
 from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure import Masked
-from cupola.secure.settlement import Request
+from cupola.secure.compensator_messages import Request
 from cupola.site import read_ledger, spent
 
 

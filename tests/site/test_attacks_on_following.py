@@ -33,15 +33,15 @@ def held_total(reach, question):
             raise Held
         return ask(asked, sites)
 
-    ask, reach._sites._ask = reach._sites._ask, hold
+    ask, reach._sites.ask = reach._sites.ask, hold
     with pytest.raises(Held):
         reach.sum(question, [0, 1, 2])
-    reach._sites._ask = ask
+    reach._sites.ask = ask
     return told[0]
 
 
 def believed(reach, question, sites=(0, 1, 2)):
-    return [s for s, a in reach._sites._ask(question, sites) if not isinstance(a, Failure)]
+    return [s for s, a in reach._sites.ask(question, sites) if not isinstance(a, Failure)]
 
 
 @pytest.mark.parametrize("sums", SUMS)

@@ -11,7 +11,7 @@ from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, Site, listing, results
+from cupola.gwas import Association, Site, results, variant_list_codec
 from cupola.gwas.forecast import foresee_study
 from cupola.gwas.plan import CohortFiles
 from cupola.secure.following import FALSE, HEAR
@@ -180,10 +180,10 @@ def test_a_total_cannot_be_made_up(tmp_path, opened, sums):
             raise Held
         return ask(question, sites)
 
-    ask, reach._sites._ask = reach._sites._ask, hold
+    ask, reach._sites.ask = reach._sites.ask, hold
     with pytest.raises(Held):
         reach.sum(program.ask(state).question, [0, 1, 2])
-    reach._sites._ask = ask
+    reach._sites.ask = ask
     for what, question in lies(told[0]).items():
         for _, answer in ask(question, [0, 1, 2]):
             assert isinstance(answer, Failure), what
@@ -202,7 +202,7 @@ def test_an_old_total_is_no_new_one(logistic):
         return ask(question, sites)
 
     reach = witnessed(trial, *trial.open())
-    ask, reach._sites._ask = reach._sites._ask, keep
+    ask, reach._sites.ask = reach._sites.ask, keep
     _, reach, state = run(trial, plan, until=newton, reach=reach)
     due = state.step
     alike = [q for q in told if q.arrays.keys() == told[-1].arrays.keys()]
@@ -223,7 +223,7 @@ def test_a_list_that_a_cohort_did_not_propose_is_refused(logistic):
             question = replace(question, arrays={**question.arrays, "0/list": other})
         return ask(question, sites)
 
-    ask, reach._sites._ask = reach._sites._ask, change
+    ask, reach._sites.ask = reach._sites.ask, change
     with pytest.raises(FederationError, match=FALSE):
         run(trial, plan, reach=reach)
 
@@ -265,10 +265,10 @@ def test_only_the_cohort_whose_turn_it_is_proposes(logistic):
     question = replace(program.ask(state).question, witnessed=True)
     rarer = replace(question, options={"rare": 0})
     for asked, site in ((question, 0), (question, 2), (rarer, 1)):
-        ((_, answer),) = reach._sites._ask(asked, [site])
+        ((_, answer),) = reach._sites.ask(asked, [site])
         assert isinstance(answer, Failure)
         assert OFF_PATH in answer.code
-    ((_, answer),) = reach._sites._ask(question, [1])
+    ((_, answer),) = reach._sites.ask(question, [1])
     assert not isinstance(answer, Failure)
 
 
@@ -314,7 +314,7 @@ def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
     with pytest.raises(PlanError, match="author adds variants_hash"):
         association(tmp_path / "open", "chi-square", variants="public.bim")
     listed = cohorts().people(1, n=150).variants
-    hashed = listing.fingerprint(listed)
+    hashed = variant_list_codec.fingerprint(listed)
     trial, plan = association(
         tmp_path / "all", "chi-square", variants="public.bim", variants_hash=hashed
     )
@@ -330,7 +330,7 @@ def test_a_public_list_is_the_one_that_was_joined(tmp_path, opened):
 
 def test_the_list_that_was_joined_is_taken(tmp_path, opened):
     listed = cohorts().people(1, n=150).variants
-    pinned = {"variants": "public.bim", "variants_hash": listing.fingerprint(listed)}
+    pinned = {"variants": "public.bim", "variants_hash": variant_list_codec.fingerprint(listed)}
     trial, plan = association(tmp_path / "all", "chi-square", **pinned)
     opened.append(trial)
     program = Association(plan.study(), 3, listed, pinned=plan.variants_hash)

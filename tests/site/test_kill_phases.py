@@ -17,9 +17,9 @@ import pytest
 import torch
 from test_kills import Beside, same, study, undisturbed  # noqa: F401
 
+from cupola.base.frames import read_frame, write_frame
 from cupola.federation import Failure, Federation, drive, read_answer
 from cupola.federation.message import encode_question
-from cupola.frames import read_frame, write_frame
 from cupola.secure import Masked
 from cupola.site import open_compensator, open_site
 
@@ -78,7 +78,7 @@ class Forked(Federation):
             self.come("answers")
             write_frame(outbox, answer)
 
-    def _ask(self, question, sites):
+    def ask(self, question, sites):
         for site in sites:
             yield site, self.answer(encode_question(question))
 
@@ -140,7 +140,7 @@ class Away(Federation):
         super().__init__(parties, quorum=1.0)
         self.first, self.inbox, self.outbox, self.come = first, inbox, outbox, come
 
-    def _ask(self, question, sites):
+    def ask(self, question, sites):
         data = encode_question(question)
         for site in sites:
             self.come("asked")

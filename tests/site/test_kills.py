@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from cupola.engines import Processes
 from cupola.errors import FederationError
-from cupola.federation import Federation, Processes, drive
+from cupola.federation import Federation, drive
 from cupola.secure import Masked
 
 PATIENT = 900.0  # seconds; on a busy machine processes start slowly
@@ -23,9 +24,9 @@ class Beside(Federation):
         super().__init__(len(others), quorum=1.0)
         self.process, self.others = process, others
 
-    def _ask(self, question, sites):
-        yield from self.process._ask(question, [site for site in sites if site == 0])
-        yield from self.others._ask(question, [site for site in sites if site != 0])
+    def ask(self, question, sites):
+        yield from self.process.ask(question, [site for site in sites if site == 0])
+        yield from self.others.ask(question, [site for site in sites if site != 0])
 
 
 @pytest.fixture

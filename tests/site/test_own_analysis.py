@@ -220,6 +220,15 @@ def test_a_roster_of_other_sites_is_not_joined(tmp_path):
     assert "without --changes" in str(error.value)
 
 
+def test_sites_that_change_are_agreed_on(tmp_path):
+    trial = parties(tmp_path / "all", join=False)
+    plan, roster = trial.base / "plan.toml", trial.base / "roster.json"
+    plan.write_text(trial.plan.change({"sum.changes": True}).to_toml())
+    found = preview(trial.site(0), plan, roster)
+    assert any("make the roster with --changes" in line for line in found.objections)
+    assert any("differences of totals" in what for _, what in found.parties)
+
+
 def test_nobody_goes_on_without_a_site_that_others_follow(trial):
     with pytest.raises(PlanError, match="every total of this study is of all sites"):
         agree_to_go_on(trial.site(0), trial.study, ["clinic 1"])

@@ -163,8 +163,8 @@ def test_a_clock_that_is_set_back_does_not_stop_a_study(trial, expected, monkeyp
 
 def nonsense(kind, answer):
     """A site's answer, broken in one way. The right one is at hand."""
+    from cupola.base.frames import RECEIPT_SIZE
     from cupola.federation.message import decode_contribution
-    from cupola.frames import RECEIPT_SIZE
 
     answer = answer[RECEIPT_SIZE:]  # behind its receipt
     told = decode_contribution(answer[1:])
@@ -243,7 +243,7 @@ def test_data_that_are_broken_stay_in_the_sites_own_log(trial, expected):
 
 
 def test_two_processes_do_not_answer_for_one_site(trial, monkeypatch):
-    monkeypatch.setattr("cupola.site.open.Alone.__init__.__defaults__", (0.0,))
+    monkeypatch.setattr("cupola.site.open.SingleWriterLock.__init__.__defaults__", (0.0,))
     coordinator = Coordinator(trial)
     coordinator.go()
     held = trial.opened

@@ -7,8 +7,9 @@ import pytest
 import tomli_w
 from traits import association, cohorts, witnessed
 
+from cupola.engines import InProcess
 from cupola.errors import FederationError
-from cupola.federation import InProcess, drive
+from cupola.federation import drive
 from cupola.gwas import Association, Site, StudyHost, results
 from cupola.gwas.site import FIRTH_ITERATIONS
 from cupola.learn import build
@@ -99,7 +100,7 @@ def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
     from cupola.federation import Declined, Question
     from cupola.gwas import Wanted
     from cupola.gwas.plan import CohortFiles
-    from cupola.secure.memory import Memory
+    from cupola.secure.durable_dict import Memory
 
     files = CohortFiles(name="c", bfile="c").files(tmp_path)
 

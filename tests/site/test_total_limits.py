@@ -8,7 +8,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.gwas import fit, results
 from cupola.gwas.limits import Released
 from cupola.gwas.own_cohort import released_file, told_before
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 from cupola.site import join_site
 from cupola.site.consent import spent_file
 from cupola.site.consent_preview import preview

@@ -16,9 +16,9 @@ from web_world import World
 
 from cupola.analysis.plan_file import load
 from cupola.cli.joining import _agree
+from cupola.engines.flare import provision
+from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.flare import provision
-from cupola.flare.settings import FederationSettings
 from cupola.gwas.analysis import AssociationAnalysis
 from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure.identity import Identity

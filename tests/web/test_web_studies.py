@@ -192,7 +192,7 @@ REFUSED = [
     "seeds = [1, 2]",
     '[privacy.budget]\nepsilon = 1.0\nfile = "x"',
     '[model]\nname = "pretrained"\nsource = "../run"',
-    '[engine]\nkind = "separate"',
+    '[engine]\nkind = "processes"',
     '[personalise]\nrounds=1\n[personalise.adapt]\nrecipe = "a:b"',
 ]
 

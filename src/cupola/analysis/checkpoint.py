@@ -7,21 +7,20 @@ of its folder were like: a resume goes on from the folder that was left, or says
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from cupola.base.chain import AGAIN, Chain, Tail, damaged, mark, sealed_json, sealed_text
+from cupola.base.chain import AGAIN, Tail, damaged, mark, sealed_json, sealed_text
 from cupola.base.files import write_atomically
+from cupola.base.jsonl import Log as Log
+from cupola.base.jsonl import json_line as json_line
 from cupola.federation import State
 
 FILE = "state.safetensors"
@@ -164,66 +163,3 @@ def write_sealed(path: Path, text: str) -> None:
     """A text with its checksum (see `cupola.base.chain`), whole or not at all."""
     seal = sealed_json if path.suffix == ".json" else sealed_text
     write_atomically(path, seal(path.name, text))
-
-
-class Log:
-    """A hash chain (see `cupola.base.chain`) that is cut back to where a run goes on; `length` is
-    what has been written, in bytes. tail: what it must be there."""
-
-    def __init__(self, path: Path, length: int = 0, tail: Tail | None = None) -> None:
-        self.path, self.length, self._chain = path, length, Chain()
-        with path.open("rb") if path.exists() else io.BytesIO() as file:
-            kept = file.read(length)
-        if len(kept) < length or kept[-1:] not in (b"", b"\n"):
-            raise damaged(path, "it is shorter than its checkpoint says", AGAIN)
-        for _ in self._chain.read(path, kept):
-            pass
-        if tail is not None:
-            self._chain.require(path, tail)
-        self._file: io.FileIO | None = None
-        if path.exists():
-            self._opened().truncate(length)
-
-    def _opened(self) -> io.FileIO:
-        if self._file is None:
-            self._file = self.path.open("ab", buffering=0)
-        return self._file
-
-    @property
-    def tail(self) -> Tail:
-        return self._chain.tail
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        line, _ = self._chain.line(json_line(record))
-        sent = 0
-        while sent < len(line):  # on a full disk the first part may pass without an error
-            sent += self._opened().write(line[sent:]) or 0
-        self._chain.take(line[:-1])
-        self.length += len(line)
-
-    def sync(self) -> None:
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def json_line(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: numbers that are not finite become null."""
-    separators = (",", ":") if indent is None else None
-    try:
-        return json.dumps(value, allow_nan=False, indent=indent, separators=separators)
-    except ValueError:
-        return json.dumps(_finite(value), indent=indent, separators=separators)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

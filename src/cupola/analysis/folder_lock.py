@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from cupola.analysis.checkpoint import write_sealed
-from cupola.base.chain import Chain, read_sealed
+from cupola.base.chain import read_sealed
+from cupola.base.jsonl import read_lines as read_lines
+from cupola.base.lock import take
 from cupola.errors import CupolaError, PlanError
 
 LOCK = ".lock"
@@ -27,11 +28,6 @@ _RESERVED = 1 << 16  # bytes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file of JSON lines, verified; a line torn by a crash ends it."""
-    return Chain().read(path, path.read_bytes())
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder against other processes; the system frees it when its holder dies."""
@@ -41,7 +37,7 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PlanError(f"cannot write to {folder}: {error.strerror}") from None
     with file:
-        if not _take(file.fileno()):
+        if not take(file):
             file.seek(0)
             raise CupolaError(
                 f"{folder} is in use by process {file.read().strip() or 'unknown'}; "
@@ -53,24 +49,6 @@ def locked(folder: Path) -> Iterator[None]:
         _move_back(folder)
         shutil.rmtree(folder / DROPPED, ignore_errors=True)
         yield
-
-
-def _take(handle: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError:
-            return False
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cupola.analysis.overrides import changed, normal
+from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
-from cupola.federation.inprocess import Mode
+from cupola.federation.site import Mode
 from cupola.secure.choices import Choice, Sum
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,16 +38,24 @@ class Engine(Choice):
     own (for trials).
 
     mode: whether sites are computed together. workers: threads for sites that run one by one, or
-    Ray's processes. quorum: share of the asked sites that must answer. timeout: seconds a separate
-    site has, or a Ray worker for a site. address: of a running Ray cluster; else one is started.
+    Ray's. quorum: share of the asked sites that must answer. timeout: seconds a site in its own
+    process has, or a Ray worker for a site. address: of a running Ray cluster; else one is started.
     """
 
-    kind: Literal["in-process", "ray", "separate"] = "in-process"
+    kind: Literal["in-process", "ray", "processes"] = "in-process"
     mode: Mode = "auto"
     workers: Annotated[int, Field(ge=1)] | None = None
     quorum: Share = 0.0
     timeout: Annotated[float, Field(gt=0)] = 120.0
     address: str | None = None
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _renamed(cls, kind: Any) -> Any:
+        if kind != "separate":
+            return kind
+        warn_renamed("engine.kind = 'separate'", "'processes'")
+        return "processes"
 
     @model_validator(mode="after")
     def _address_of_ray(self) -> Engine:

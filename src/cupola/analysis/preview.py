@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.engines import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import Accounts, Charge, InProcess, Question, State, Total, drive
+from cupola.federation import Accounts, Charge, Question, State, Total, drive
 from cupola.federation.message import Contribution, contribution_size
 from cupola.federation.site import Host
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
-from cupola.secure import masked, pairwise
 from cupola.secure.choices import Sum
 from cupola.secure.identity import Identity
-from cupola.secure.masked import protection
 from cupola.secure.roster import Roster
+from cupola.secure.secure_aggregation import protection
+from cupola.secure.traffic import expected_traffic
 
 if TYPE_CHECKING:
     from cupola.analysis.protocol import Analysis, OwnSite
@@ -57,10 +58,9 @@ def answer_row(
 ) -> dict[str, Any]:
     """What the answer to a question tells whom. whole: the type of integers in it."""
     if choice.masked and kind == "sum":
-        protocol = pairwise if choice.protocol == "pairwise" else masked
         everybody = range(len(roster.sites))
         sent = dict.fromkeys(everybody, frozenset(question.expects))
-        size = protocol.expected_traffic(question, roster, everybody, sent).up[0]
+        size = expected_traffic(question, roster, everybody, sent).up[0]
         who = f"coordinator: the total of at least {roster.minimum} sites"
         how = protection(question.protection, roster)
     else:

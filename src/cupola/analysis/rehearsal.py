@@ -19,13 +19,13 @@ import numpy as np
 
 from cupola.analysis.protocol import Analysis
 from cupola.analysis.simulated import simulated_keys
+from cupola.engines import InProcess
 from cupola.errors import PlanError
 from cupola.federation import (
     Ask,
     Contribution,
     Failure,
     Federation,
-    InProcess,
     Ledger,
     Program,
     Question,
@@ -39,9 +39,9 @@ from cupola.federation.message import Arrays, blank, contribution_size, question
 from cupola.federation.site import Charge, Host, charge_of, find_task, is_known
 from cupola.privacy.budget import Book
 from cupola.secure.differences import ALL, Sets, behind, exposed
-from cupola.secure.hidden import Sent, Traffic
-from cupola.secure.masked import TOO_FEW
+from cupola.secure.secure_aggregation import TOO_FEW
 from cupola.secure.simulation import Parties, expected_traffic
+from cupola.secure.traffic import Sent, Traffic
 
 _NOTHING = {"questions": 0, "down": 0, "up": 0}
 REMEMBERED = 100_000  # sites
@@ -126,11 +126,11 @@ class Rehearsal(Federation):
         answers = self._answers(question, [site for site in sites if site not in failed])
         sizes = {s: contribution_size(a) for s, a in answers.items() if not isinstance(a, str)}
         failed |= {site: told for site, told in answers.items() if isinstance(told, str)}
-        self._book(question, kind, list(sizes), failed, list(sizes.values()))
-        self._require_quorum(question, len(sizes), len(sites), failed, [])
+        self.record(question, kind, list(sizes), failed, list(sizes.values()))
+        self.require_quorum(question, len(sizes), len(sites), failed, [])
         return bool(sizes)
 
-    # As Hidden.sum does it
+    # As SecureSums.sum does it
 
     def _hidden(self, question: Question, sites: Sequence[int], parties: Parties) -> bool:
         failed: dict[int, str] = dict.fromkeys(sites, TOO_FEW)
@@ -151,7 +151,7 @@ class Rehearsal(Federation):
         if told.beside_down:
             down, up = told.beside_down, told.beside_up
             self.ledger.add(Entry(*at, "unmask", "unmask", [COMPENSATOR], {}, down, up, ""))
-        self._require_quorum(question, len(answered), len(sites), failed, [])
+        self.require_quorum(question, len(answered), len(sites), failed, [])
         return bool(answered)
 
     def _keep_crowds(self, question: Question, parties: Parties, sent: Sent) -> None:
@@ -248,7 +248,7 @@ class Rehearsal(Federation):
         if up:
             self.first.setdefault(booked.task, (booked.bytes_down, max(up)))
 
-    def _ask(
+    def ask(
         self, question: Question, sites: Sequence[int]
     ) -> Iterator[tuple[int, Contribution | Failure]]:
         raise NotImplementedError("a rehearsal asks nobody")
@@ -291,7 +291,7 @@ class AnsweredRehearsal(Rehearsal):
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
         if self.computed(question.task):
-            found = dict(self.engine._ask(question, sites))
+            found = dict(self.engine.ask(question, sites))
         else:
             found = dict.fromkeys(sites, Contribution(self.blank(question)))
         self._told = {s: a for s, a in found.items() if isinstance(a, Contribution)}

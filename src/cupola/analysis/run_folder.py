@@ -44,7 +44,7 @@ class Run:
             raise CupolaError(f"{folder} holds several runs; open one of its folders")
         if plan_file(folder) is None:
             raise CupolaError(f"{folder} holds no run (there is no {PLAN})")
-        return cls(folder, held_plan(folder))
+        return cls(folder, held_plan(folder, elsewhere=True))  # its sites may be real
 
     @property
     def analysis(self) -> Analysis[Any]:

@@ -312,7 +312,7 @@ class _Session:
             raise KeyboardInterrupt
         # Writing may take at most a tenth of the time, unless every step is to be saved. Sites with
         # processes of their own answer a step once: what draws may not be asked again.
-        once = self.sites.real or self.plan.engine.kind == "separate"
+        once = self.sites.real or self.plan.engine.kind == "processes"
         seconds = 0 if once and not self.analysis.replayable else self.plan.checkpoint_seconds
         wait = seconds and max(seconds, 10 * self.save_took)
         if time.monotonic() - self.saved_at >= wait:

@@ -9,8 +9,9 @@ from cupola.analysis.folder_lock import run_id
 from cupola.analysis.kinds import analysis_of
 from cupola.analysis.plan_file import load
 from cupola.analysis.protocol import Analysis
+from cupola.engines import InProcess, RayCluster, SeparateProcesses
 from cupola.errors import DataError, FederationError
-from cupola.federation import Federation, InProcess, Ledger, RayCluster, SeparateProcesses
+from cupola.federation import Federation, Ledger
 from cupola.federation.site import Host
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def federation(
 
     parties = simulated_keys(analysis, len(of), run_id(folder, "masked"))
     engine = _engine(plan, of, ledger, folder, parties)
-    own_processes = plan.engine.kind == "separate"
+    own_processes = plan.engine.kind == "processes"
     return hidden_sums(engine, parties, folder, own_processes=own_processes)
 
 
@@ -92,7 +93,7 @@ def _engine(
     parties: Parties | None = None,
 ) -> Federation:
     engine = plan.engine
-    if engine.kind == "separate":
+    if engine.kind == "processes":
         return SeparateProcesses(
             "cupola.analysis.simulated:host",
             plan.to_dict(),

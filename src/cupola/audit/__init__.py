@@ -15,9 +15,9 @@ import cupola
 from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.folder_lock import locked
 from cupola.audit.bounds import Step, canary_audit
-from cupola.audit.members import membership_audit
+from cupola.audit.membership import membership_audit
 from cupola.audit.parts import parts_audit
-from cupola.audit.subject import Subject, read
+from cupola.audit.replayed_run import Subject, read
 from cupola.errors import CupolaError
 
 __all__ = [
@@ -64,7 +64,7 @@ def audit(
         raise CupolaError(f"{shadows} shadow runs: an even number, 4 or more (or 0), is needed")
     began = time.monotonic()
     subject = Subject.open(folder, rounds)
-    on = subject.privacy.on
+    on = subject.mechanism.on
     with locked(subject.run.folder):
         parts = canaries = None
         if on:

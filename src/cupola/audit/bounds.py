@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from cupola.audit import onerun
-from cupola.audit.canaries import Experiment, experiments
-from cupola.audit.subject import Subject
-from cupola.federation.inprocess import one_core_each
+from cupola.audit.canaries import Experiment
+from cupola.audit.registry import audited
+from cupola.audit.replayed_run import Subject
+from cupola.base.cores import one_core_each
 from cupola.federation.randomness import derive
 from cupola.privacy.lower_bounds import (
     Bound,
@@ -154,7 +155,7 @@ def canary_audit(
     site = subject.site()
     events = subject.events(site)
     claim, delta = subject.epsilon(events), subject.privacy.delta
-    made = experiments(subject, site, derive(seed, "audit", 0, site))
+    made = audited(subject).canaries(subject, site, derive(seed, "audit", 0, site))
     pooled = onerun.possible(subject, site)
     each = 1 - (1 - confidence) / (len(made) + pooled)
     found: list[Finding] = []
@@ -172,8 +173,8 @@ def canary_audit(
         )
     refuted = any(f.curve.refutes for f in found) or bool(many and many["refutes"])
     return {
-        "mechanism": subject.privacy.mechanism,
-        "unit": "site" if subject.privacy.of_sites else "example",
+        "mechanism": subject.mechanism.name,
+        "unit": subject.mechanism.unit,
         "neighbours": subject.privacy.neighbours,
         "site": site,
         "rounds": subject.rounds,

@@ -25,17 +25,18 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from cupola.audit.subject import Subject, as_tensor, flat
+from cupola.audit.replayed_run import Subject, as_tensor, direction, flat, state_of, unit
 from cupola.data import Dataset, SiteData
 from cupola.errors import CupolaError, FederationError
-from cupola.federation import Contribution, Question, SiteContext, State, Total
-from cupola.federation.randomness import derive, generator
-from cupola.learn.local import train
+from cupola.federation import Contribution, Question, SiteContext, Total
+from cupola.federation.randomness import derive
+from cupola.learn.local import train, turn_of
+from cupola.learn.mechanisms.distributed import DistributedCoordinator
+from cupola.learn.mechanisms.dp_sgd import Canary
+from cupola.learn.mechanisms.site_level import ServerNoise
 from cupola.learn.participation import draw
-from cupola.learn.private import Canary
-from cupola.learn.shares import noised_share
 from cupola.privacy.persample import PerSample
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 LOUD = 100.0  # norm of a gradient canary, in clips
 LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones
@@ -60,30 +61,22 @@ class Experiment:
     trial: Callable[[bool, int], np.ndarray]
 
 
-def experiments(subject: Subject, site: int, seed: int) -> list[Experiment]:
-    """Every canary that fits the run's mechanism."""
-    mechanism = subject.privacy.mechanism
-    if mechanism in ("central", "dp-ftrl"):
-        return [site_canary(subject, site, seed)]
-    if mechanism == "distributed":
-        return [update_canary(subject, site, seed)]
-    if mechanism in ("output", "objective"):
-        return [convex_canary(subject, site, seed)]
+# dp-sgd
+
+
+def of_examples(subject: Subject, site: int, seed: int) -> list[Experiment]:
     found = [gradient_canary(subject, site, seed)]
     if _craftable(subject):
         found.append(row_canary(subject, site, seed))
     return found
 
 
-# dp-sgd
-
-
 def gradient_canary(subject: Subject, site: int, seed: int) -> Experiment:
-    questions = _questions(subject)
+    questions = subject.questions()
     data, space = subject.host.data(site), subject.space
-    direction = _direction(seed, space.flat.numel())
+    across = direction(seed, "canary", space.flat.numel())
     signs = {q.round: 1.0 if i % 2 == 0 else -1.0 for i, q in enumerate(questions)}
-    loud = as_tensor(LOUD * subject.privacy.clip * direction, space)
+    loud = as_tensor(LOUD * subject.privacy.clip * across, space)
     there = Canary(0, {round: sign * loud for round, sign in signs.items()})
     other = Canary(0, {})
     if subject.privacy.neighbours == "replace-one":
@@ -91,7 +84,7 @@ def gradient_canary(subject: Subject, site: int, seed: int) -> Experiment:
 
     def trial(included: bool, seed: int) -> np.ndarray:
         context = subject.context(site, data, seed, there if included else other)
-        return np.array([flat(train(context, q).arrays) @ direction for q in questions])
+        return np.array([flat(train(context, q).arrays) @ across for q in questions])
 
     about = "an example whose gradient is far longer than the clip, with alternating sign"
     return Experiment("gradient", about, LOUD, trial)
@@ -100,77 +93,54 @@ def gradient_canary(subject: Subject, site: int, seed: int) -> Experiment:
 def row_canary(subject: Subject, site: int, seed: int) -> Experiment:
     """A crafted example of two kinds in turn; the attacker looks along the gradients of both."""
     held = subject.host.data(site)
-    size, pair, questions = _loud_rows(subject, held.train, _questions(subject), seed)
+    size, pair, questions = _loud_rows(subject, held.train, subject.questions(), seed)
     datas = [SiteData(_with_row(held.train, row)) for row in pair]
     directions = np.stack(
         [_gradient(subject, q, pair[i])[1] for i, q in enumerate((questions * 2)[:2])]
     )
-    replaced = subject.privacy.neighbours == "replace-one"
-
-    def trial(included: bool, seed: int) -> np.ndarray:
-        seen = []
-        for i, q in enumerate(questions):
-            kind = i % 2 if included or not replaced else 1 - i % 2
-            absent = None if included or replaced else Canary(0, {})
-            context = subject.context(site, datas[kind], seed, absent)
-            seen.append(directions @ flat(train(context, q).arrays))
-        return np.concatenate(seen)
-
     about = "a crafted example, one of two in turn, through per-sample gradients and clipping"
-    return Experiment("row", about, size, trial)
+    return Experiment("row", about, size, _in_turn(subject, site, questions, datas, directions))
 
 
 # output, objective
 
 
-def convex_canary(subject: Subject, site: int, seed: int) -> Experiment:
+def of_solutions(subject: Subject, site: int, seed: int) -> list[Experiment]:
     """One row, exchanged for the same label with opposite features: every problem notices.
 
     The features point to where the first model is wrong about them, so that without a norm bound
     the row's pull would grow with its norm.
     """
-    questions = _questions(subject)
-    held = subject.host.data(site)
+    questions, held = subject.questions(), subject.host.data(site)
     x, y = subject.space.batch(held.train, slice(0, 1))
     weight = next(a for a in questions[0].arrays.values() if a.ndim == 2)  # (outputs, features)
     label = min(1, len(weight) - 1)
     sides = np.where(np.arange(len(weight)) == label, 1.0, -1.0)
-    across = _unit(-sides @ weight + 1e-6 * _direction(seed, x.numel()))
+    across = unit(-sides @ weight + 1e-6 * direction(seed, "canary", x.numel()))
     features = torch.from_numpy(ENOUGH * subject.privacy.feature_norm * across)
     pair = [(sign * features.reshape(x.shape).to(x), torch.ones_like(y)) for sign in (1, -1)]
     datas = [SiteData(_with_row(held.train, row)) for row in pair]
     looked = np.zeros(subject.space.flat.numel())
     looked[: weight.size] = np.outer(sides, across).reshape(-1)
-    looked /= np.linalg.norm(looked)
-
-    def trial(included: bool, seed: int) -> np.ndarray:
-        seen = []
-        for i, q in enumerate(questions):
-            kind = i % 2 if included else 1 - i % 2
-            context = subject.context(site, datas[kind], seed)
-            seen.append(flat(train(context, q).arrays) @ looked)
-        return np.array(seen)
-
+    trial = _in_turn(subject, site, questions, datas, unit(looked)[None])
     about = "an example of opposite features in turn, beyond the norm bound"
-    return Experiment("row", about, ENOUGH, trial)
+    return [Experiment("row", about, ENOUGH, trial)]
 
 
 # central, dp-ftrl
 
 
-def site_canary(subject: Subject, site: int, seed: int) -> Experiment:
-    program, privacy = subject.program, subject.privacy
-    strength, answers, questions = _loud_answers(subject, site, _questions(subject), seed)
-    directions = np.stack([_unit(flat(answer.arrays)) for answer in answers])
-    choice = program.participation
-    secret = choice.kind == "poisson" or (
-        choice.kind == "fraction" and privacy.neighbours == "replace-one"
-    )
-    replaced = privacy.neighbours == "replace-one"
-    # Under dp-ftrl contributions of one direction add up: only the last one is of the other kind.
-    kinds = [i % 2 for i in range(len(questions))]
-    if privacy.mechanism == "dp-ftrl":
-        kinds = [0] * (len(questions) - 1) + [1]
+def of_sites(subject: Subject, site: int, seed: int) -> list[Experiment]:
+    mechanism = subject.mechanism
+    assert isinstance(mechanism, ServerNoise)
+    program, privacy, coordinator = subject.program, subject.privacy, subject.program.coordinator
+    strength, answers, questions = _loud_answers(subject, site, subject.questions(), seed)
+    directions = np.stack([unit(flat(answer.arrays)) for answer in answers])
+    choice, replaced = program.participation, privacy.neighbours == "replace-one"
+    secret = mechanism.samples_in_secret(choice)
+    kinds = mechanism.canary_order(len(questions))
+    rounds = [(state_of(q), q.round) for q in questions]
+    schedule = [draw(choice, program.sites, program.seed, round) for _, round in rounds]
 
     def total(included: bool, asked: list[int], kind: int) -> Total:
         found = Total()
@@ -178,40 +148,32 @@ def site_canary(subject: Subject, site: int, seed: int) -> Experiment:
             found.add(site, answers[kind if included else 1 - kind])
         return found
 
-    schedule = [draw(choice, program.sites, program.seed, q.round) for q in questions]
-
     def trial(included: bool, seed: int) -> np.ndarray:
-        coordinator = replace(program.coordinator, seed=seed)
-        state = _fixed(questions[0])
-        start, seen = flat(state.arrays), []
-        for i, q in enumerate(questions):
-            asked = draw(choice, program.sites, seed, q.round) if secret else schedule[i]
-            sums = total(included, asked, kinds[i])
-            if privacy.mechanism == "dp-ftrl":
-                rate = program.server_lr(q.round)
-                state = state.next(coordinator.follow(state, sums, q.round, rate))
-                seen.append(directions @ (flat(state.arrays) - start))
-                continue
-            update, values = coordinator.mean(_fixed(q), sums, q.round)
-            seen.append(directions @ np.concatenate([u.reshape(-1) for u in update.values()]))
-            if "clip" in values:
-                seen.append(np.array([np.log(values["clip"] / privacy.clip)]))
+        asked = schedule
+        if secret:
+            asked = [draw(choice, program.sites, seed, round) for _, round in rounds]
+        totals = [total(included, who, kind) for who, kind in zip(asked, kinds)]
+        seen = []
+        for released, clip in replace(coordinator, seed=seed).watched(program, rounds, totals):
+            seen.append(directions @ released)
+            if clip is not None:
+                seen.append(np.array([np.log(clip / privacy.clip)]))
         return np.concatenate(seen)
 
     about = "a site of crafted examples, one of two in turn, with an update longer than the clip"
-    return Experiment("site", about, strength, trial)
+    return [Experiment("site", about, strength, trial)]
 
 
 # distributed
 
 
-def update_canary(subject: Subject, site: int, seed: int) -> Experiment:
+def of_updates(subject: Subject, site: int, seed: int) -> list[Experiment]:
     """The smallest total that can be told, seen by somebody who knows the colluders' shares."""
-    program, shares, space = subject.program, subject.program.shares, subject.space
-    assert shares is not None
-    questions = _questions(subject)
-    direction = _direction(seed, shares.dimension)
-    loud = space.split(as_tensor(LOUD * shares.clip * direction, space))
+    program, space = subject.program, subject.space
+    assert isinstance(program.coordinator, DistributedCoordinator)
+    shares, questions = program.coordinator.shares, subject.questions()
+    across = direction(seed, "canary", shares.dimension)
+    loud = space.split(as_tensor(LOUD * shares.clip * across, space))
     none = [torch.zeros_like(part) for part in loud]
     opposite = [-part for part in loud]
     replaced = subject.privacy.neighbours == "replace-one"
@@ -223,7 +185,7 @@ def update_canary(subject: Subject, site: int, seed: int) -> Experiment:
     def answer(i: int, number: int, seed: int, update: list[torch.Tensor]) -> np.ndarray:
         context = subject.context(number, held, seed)  # whose data are not looked at
         context.party, context.hidden = party, layouts[i]
-        return flat(noised_share(context, questions[i], subject.privacy, space, update))
+        return flat(subject.mechanism.at_site(turn_of(context, questions[i]), update))
 
     def trial(included: bool, seed: int) -> np.ndarray:
         seen = []
@@ -233,30 +195,37 @@ def update_canary(subject: Subject, site: int, seed: int) -> Experiment:
             total = answer(i, site, seed, own)
             for number in cohort[1:]:
                 total = total + answer(i, number, seed, none)
-            seen.append(float(total @ direction))
+            seen.append(float(total @ across))
         return np.array(seen)
 
     about = "a site's update far longer than the clip, with alternating sign, in the least total"
-    return Experiment("update", about, LOUD, trial)
+    return [Experiment("update", about, LOUD, trial)]
 
 
 # Parts
 
 
-def _questions(subject: Subject) -> list[Question]:
-    return [subject.question(round) for round in range(1, subject.rounds + 1)]
+def _in_turn(
+    subject: Subject,
+    site: int,
+    questions: list[Question],
+    datas: list[SiteData],
+    directions: np.ndarray,
+) -> Callable[[bool, int], np.ndarray]:
+    """Trials of a site with one of two data sets in turn; without the canary it has the other one,
+    or none of its own in the canary's place."""
+    replaced = subject.privacy.neighbours == "replace-one"
 
+    def trial(included: bool, seed: int) -> np.ndarray:
+        seen = []
+        for i, q in enumerate(questions):
+            kind = i % 2 if included or not replaced else 1 - i % 2
+            absent = None if included or replaced else Canary(0, {})
+            context = subject.context(site, datas[kind], seed, absent)
+            seen.append(directions @ flat(train(context, q).arrays))
+        return np.concatenate(seen)
 
-def _fixed(question: Question) -> State:
-    return State(question.step, dict(question.arrays), {"round": question.round - 1})
-
-
-def _direction(seed: int, size: int) -> np.ndarray:
-    return _unit(generator(seed, "canary").standard_normal(size))
-
-
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return vector / max(float(np.linalg.norm(vector)), 1e-300)
+    return trial
 
 
 Row = tuple[torch.Tensor, torch.Tensor]
@@ -305,11 +274,11 @@ def _crafted(
 
 def _across(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Two directions at a right angle; opposite ones of a single number."""
-    one = _direction(seed, size)
+    one = direction(seed, "canary", size)
     if size == 1:
         return one, -one
-    other = _direction(derive(seed, "across"), size)
-    return one, _unit(other - (other @ one) * one)
+    other = direction(derive(seed, "across"), "canary", size)
+    return one, unit(other - (other @ one) * one)
 
 
 def _ordinary(subject: Subject, data: Dataset) -> float:
@@ -325,7 +294,7 @@ def _gradient(subject: Subject, question: Question, row: Row) -> tuple[float, np
     x, y = space.batch(Dataset(*row), slice(0, 1))
     found = PerSample(space.module, space.problem.loss).clipped_sum(x, y, NO_CLIP)
     vector = torch.cat([s.reshape(-1) for s in found.sums]).double().cpu().numpy()
-    return float(found.norms[0]), _unit(vector)
+    return float(found.norms[0]), unit(vector)
 
 
 def _rare_rows(subject: Subject, data: Dataset) -> tuple[Row, Row]:

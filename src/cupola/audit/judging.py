@@ -13,7 +13,7 @@ high, the same noise again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,6 +178,21 @@ def freshness_test(z: np.ndarray, labels: Sequence[str], part: str = "freshness 
     )
 
 
+def noise_tests(z: np.ndarray, blocks: Sequence[tuple[str, slice]], about: str) -> Iterator[Test]:
+    """Variance, also by tensor, and distribution."""
+    yield variance_test(z, "noise variance", about)
+    yield blocks_test(z, blocks, about)
+    yield distribution_test(z, about)
+
+
+def real_noise_tests(z: np.ndarray, who: str, what: str, vectors: int) -> Iterator[Test]:
+    """What the operating system's randomness gives, at a real site or coordinator."""
+    about = f"{what} with the operating system's randomness"
+    yield variance_test(z, f"noise variance, {who}", about)
+    labels = [f"draw {i + 1}" for i in range(vectors)]
+    yield freshness_test(z[:vectors], labels, f"freshness of noise, {who}")
+
+
 def independence_test(z: np.ndarray, steps: int, about: str) -> Test:
     """Whether noise that is summed over steps has the variance of fresh noise: chi-square."""
     n, total = z.size, float(np.square(z).sum())
@@ -237,16 +252,26 @@ def gamma_test(total: float, shape: float, about: str) -> Test:
 # Sampling
 
 
-def rate_test(hits: int, chances: int, rate: float, part: str, about: str) -> Test:
-    """Whether something happens more often than promised: binomial, exact."""
+def _too_often(
+    part: str, about: str, found: str, fault: str, hits: int, chances: int, rate: float,
+    faulty: float,
+) -> Test:  # fmt: skip
+    """Whether there are more hits than a rate gives: binomial, exact. faulty: the fault's rate."""
     return Test(
         part,
-        f"{about}: {chances:,} chances",
-        f"rate is {hits / chances:.4g}, promised is {rate:.4g}",
-        TWICE,
+        about,
+        found,
+        fault,
         float(binom.sf(hits - 1, chances, rate)),
-        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, min(1.0, 2 * rate))),
+        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, faulty)),
     )
+
+
+def rate_test(hits: int, chances: int, rate: float, part: str, about: str) -> Test:
+    """Whether something happens more often than promised."""
+    found = f"rate is {hits / chances:.4g}, promised is {rate:.4g}"
+    about = f"{about}: {chances:,} chances"
+    return _too_often(part, about, found, TWICE, hits, chances, rate, min(1.0, 2 * rate))
 
 
 def each_rate_test(counts: np.ndarray, chances: int, rate: float) -> Test:
@@ -311,14 +336,9 @@ def sizes_test(sizes: np.ndarray, n: int, rate: float, random: np.random.Generat
 
 def count_test(small: int, chances: int, rate: float, under_half: float, about: str) -> Test:
     """Whether noise is too often small. rate: promised; under_half: with half of the noise."""
-    return Test(
-        "noise on counts",
-        f"{about}: {chances:,} draws",
-        f"small in {small / chances:.3g} of them, promised is {rate:.3g}",
-        HALF,
-        float(binom.sf(small - 1, chances, rate)),
-        lambda level: float(binom.sf(binom.isf(level, chances, rate), chances, under_half)),
-    )
+    found = f"small in {small / chances:.3g} of them, promised is {rate:.3g}"
+    about = f"{about}: {chances:,} draws"
+    return _too_often("noise on counts", about, found, HALF, small, chances, rate, under_half)
 
 
 # Exact

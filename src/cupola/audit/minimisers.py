@@ -17,41 +17,31 @@ import torch
 
 from cupola.audit import judging
 from cupola.audit.judging import Test
+from cupola.audit.replayed_run import ReplayedSite, Subject, unit
 from cupola.audit.stepwise import NUMBERS, VECTORS
-from cupola.audit.subject import Subject
 from cupola.data import Dataset, SiteData
 from cupola.federation import Arrays, Question
-from cupola.federation.randomness import derive, generator
-from cupola.learn.convex import CONSTANT
+from cupola.federation.randomness import generator
 from cupola.learn.local import train
-from cupola.privacy.convex import Logistic, objective_noise, to_start
+from cupola.learn.mechanisms.convex import CONSTANT
 from cupola.privacy.events import Approximate, Gaussian
+from cupola.privacy.perturbation import Logistic, objective_noise, to_start
 
 FAINT = 1e-3  # of the noise, where nearly none is wanted
 RELEASES = 400  # at most
 MARGIN = 6.0  # of a row that pulls with all its weight, in logits
 
 
-def tests(subject: Subject, seed: int) -> Iterator[Test]:
-    site = Solver(subject, derive(seed, "audit parts"))
-    if subject.privacy.mechanism == "output":
-        yield from _output(site)
-    else:
-        yield from _objective(site)
-
-
-class Solver:
+class Solver(ReplayedSite):
     """A site of the run, and its problem as it is promised."""
 
     def __init__(self, subject: Subject, seed: int) -> None:
-        self.subject, self.seed, self.index = subject, seed, subject.site()
-        self.data = subject.host.data(self.index)
+        super().__init__(subject, seed)
         self.question = subject.question(1)
         self.names = [n for n in self.question.arrays if n.startswith("model/")]
         privacy, arrays = subject.privacy, self.question.arrays
         biased = len(self.names) > 1
-        self.n, self.bound = len(self.data.train), privacy.feature_norm
-        self.mu = subject.program.local.proximal
+        self.bound, self.mu = privacy.feature_norm, subject.program.local.proximal
         self.problem = Logistic(
             mu=self.mu,
             bound=self.bound,
@@ -74,9 +64,8 @@ class Solver:
         """The released weights, (problems, p)."""
         asked = replace(self.question if question is None else question, round=round)
         options = {**asked.options, "privacy": {**asked.options["privacy"], **privacy}}
-        number = self.index if site is None else site
-        held = self.data if data is None else SiteData(data)
-        context = replace(self.subject.context(number, held, seed), real=real)
+        held = None if data is None else SiteData(data)
+        context = self.context(seed, site=site, data=held, real=real)
         answer = train(context, replace(asked, options=options)).arrays
         moved = {n: np.asarray(asked.arrays[n], np.float64) - answer[n] for n in self.names}
         return self.weights(moved)
@@ -103,10 +92,9 @@ class Solver:
         weight = np.asarray(question.arrays[self.names[0]], np.float64)
         label = min(1, len(weight) - 1)
         toward = weight[label] - weight[0] if len(weight) == 2 else weight[label]
-        toward = toward / max(np.linalg.norm(toward), 1e-300)
+        toward = unit(toward)
         across = generator(self.seed, "across").standard_normal(x.numel())
-        across -= (across @ toward) * toward
-        across /= max(float(np.linalg.norm(across)), 1e-300)
+        across = unit(across - (across @ toward) * toward)
         made = []
         for sign in (1, -1):
             row = (sign * math.cos(0.2) * across - math.sin(0.2) * toward) * 10 * self.bound
@@ -132,7 +120,8 @@ class Solver:
 # output
 
 
-def _output(site: Solver) -> Iterator[Test]:
+def output_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    site = Solver(subject, seed)
     privacy, promise = site.subject.privacy, site.promise
     assert isinstance(promise, Gaussian)
     promised = min(2 * site.bound / (site.n * site.mu), 2 * privacy.clip)
@@ -155,10 +144,7 @@ def _output(site: Solver) -> Iterator[Test]:
     yield judging.blocks_test(z, problems, about)
     yield judging.freshness_test(*_fresh(z, drawn(site.seed, 1, site.index + 1), site.index + 1))
     z = np.stack([drawn(0, 1, real=True) for _ in range(many)])
-    about = "answers with the operating system's randomness"
-    yield judging.variance_test(z, "noise variance, real site", about)
-    labels = [f"draw {i + 1}" for i in range(VECTORS)]
-    yield judging.freshness_test(z[:VECTORS], labels, "freshness of noise, real site")
+    yield from judging.real_noise_tests(z, "real site", "answers", VECTORS)
     question = site.wrong()
     beside = site.neighbours(question)
     pair = [site.answer(site.seed, data=data, question=question) for data in beside]
@@ -195,7 +181,8 @@ def _fresh(z: np.ndarray, other: np.ndarray, number: int) -> tuple[np.ndarray, l
 # objective
 
 
-def _objective(site: Solver) -> Iterator[Test]:
+def objective_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    site = Solver(subject, seed)
     promise = site.promise
     assert isinstance(promise, Approximate)
     each = promise.epsilon

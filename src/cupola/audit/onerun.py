@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.audit.subject import Subject, flat
+from cupola.audit.replayed_run import Subject, flat
 from cupola.federation.randomness import derive, generator
 from cupola.learn.local import train
 from cupola.privacy.events import Event
@@ -49,12 +49,8 @@ class Canaries:
 
 def possible(subject: Subject, site: int) -> bool:
     """dp-sgd with a record more or less, and places for canaries."""
-    privacy = subject.privacy
-    return (
-        privacy.mechanism == "dp-sgd"
-        and privacy.neighbours == "add-remove"
-        and _how_many(subject, site) >= 2
-    )
+    one_more = subject.privacy.neighbours == "add-remove"
+    return subject.mechanism.per_example and one_more and _how_many(subject, site) >= 2
 
 
 def _how_many(subject: Subject, site: int) -> int:
@@ -96,7 +92,7 @@ def _run(subject: Subject, site: int, many: int, seed: int) -> tuple[np.ndarray,
     size = subject.space.flat.numel()
     directions = np.linalg.qr(random.standard_normal((size, many)))[0].T
     loud = torch.from_numpy(LOUD * subject.privacy.clip * directions)
-    questions = [subject.question(round) for round in range(1, subject.rounds + 1)]
+    questions = subject.questions()
     signs = {q.round: 1.0 if i % 2 == 0 else -1.0 for i, q in enumerate(questions)}
     marks = Canaries(present, loud.to(subject.space.device, subject.space.problem.dtype), signs)
     context = subject.context(site, subject.host.data(site), seed, marks)

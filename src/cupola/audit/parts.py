@@ -8,32 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from cupola.audit import judging, minimisers, stepwise, totals
-from cupola.audit.subject import Subject
-from cupola.federation.inprocess import one_core_each
+from cupola.audit import judging
+from cupola.audit.registry import audited
+from cupola.audit.replayed_run import Subject
+from cupola.base.cores import one_core_each
+from cupola.federation.randomness import derive
 
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 FALSE_ALARM = 5e-4  # of all parts together: half of the verdict's
 MOST = 24  # tests of any mechanism, for a bar
-TESTS: dict[str, Callable[[Subject, int], Iterator[judging.Test]]] = {
-    "dp-sgd": stepwise.tests,
-    "central": totals.tests,
-    "dp-ftrl": totals.tests,
-    "distributed": totals.tests,
-    "output": minimisers.tests,
-    "objective": minimisers.tests,
-}
 
 
 def parts_audit(subject: Subject, *, seed: int, step: Step | None = None) -> dict[str, Any]:
     """Every part tested, with its power, and whether any of them contradicts the promise."""
     began = time.monotonic()
     made = []
-    tests = TESTS[subject.privacy.mechanism]
-    if subject.privacy.noise == 0:
-        tests = _nothing  # epsilon is infinite: there is no promise
+    # With no noise epsilon is infinite: there is no promise.
+    tests = _nothing if subject.privacy.noise == 0 else audited(subject).tests
     with one_core_each(), np.errstate(all="ignore"):  # crafted numbers overflow: that is the point
-        for test in tests(subject, seed):
+        for test in tests(subject, derive(seed, "audit parts")):
             made.append(test)
             if step is not None:
                 step("parts", len(made), max(MOST, len(made)))

@@ -16,15 +16,24 @@ import torch
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
-from cupola.audit.subject import Subject, as_tensor, flat, together_less_alone
+from cupola.audit.replayed_run import (
+    ReplayedSite,
+    Subject,
+    as_tensor,
+    direction,
+    flat,
+    together_less_alone,
+)
 from cupola.data import SiteData
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
-from cupola.learn import batches, private
+from cupola.learn import batches
 from cupola.learn.choices import Local
-from cupola.learn.local import augmentation, train
+from cupola.learn.local import augmentation, train, turn_of
+from cupola.learn.mechanisms import dp_sgd, mechanism_for
 from cupola.learn.workspace import Workspace
 from cupola.privacy.events import SampledGaussian
+from cupola.privacy.persample import ROUNDING
 
 NUMBERS = 20_000  # noise numbers to test, at least
 VECTORS = 8  # noise vectors to compare with each other, at least
@@ -57,17 +66,14 @@ class Places:
         return cls(np.concatenate(index), blocks)
 
 
-class Site:
-    """A site of the run and what it promises for one step."""
+class Site(ReplayedSite):
+    """What a site of the run promises for one step."""
 
     def __init__(self, subject: Subject, seed: int) -> None:
-        self.subject, self.seed = subject, seed
-        self.index = subject.site()
-        self.data = subject.host.data(self.index)
+        super().__init__(subject, seed)
         self.privacy, self.space = subject.privacy, subject.space
         question = subject.question(1)
         self.local = Local.model_validate(question.options["local"])
-        self.n = len(self.data.train)
         self.places = Places.of(self.space)
         context = subject.context(self.index, self.data, 0)
         assert train.charge is not None
@@ -76,13 +82,16 @@ class Site:
         (event,) = charge.events
         assert isinstance(event, SampledGaussian)
         self.promise = event
-        rate = 1.0 if self.local.work == "gradient" else min(1.0, self.local.batch_size / self.n)
-        self.expected = rate * self.n
+        self.expected = self.rate(self.n) * self.n
+
+    def rate(self, n: int) -> float:
+        """Of n examples, as promised: the audit's own arithmetic."""
+        return 1.0 if self.local.work == "gradient" else min(1.0, self.local.batch_size / n)
 
     @cached_property
     def deviation(self) -> float:
         """Of the noise in one released mean gradient, as promised."""
-        clip = self.privacy.clip * (1 + private.ROUNDING)
+        clip = self.privacy.clip * (1 + ROUNDING)
         return self.promise.noise * clip / self.expected
 
     def question(self, round: int, steps: int = 1, noise: bool = True) -> Question:
@@ -101,12 +110,6 @@ class Site:
         options = {**found.options, "local": local, "privacy": privacy, "lr": 0.0}
         return replace(found, options=options, round=round)
 
-    def context(self, seed: int, *, site: int | None = None, data: SiteData | None = None,
-                real: bool = False) -> SiteContext:  # fmt: skip
-        number = self.index if site is None else site
-        held = self.data if data is None else data
-        return replace(self.subject.context(number, held, seed), real=real)
-
     def noise(self, seed: int, round: int, steps: int = 1, site: int | None = None) -> np.ndarray:
         """The noise in an answer of the task, in promised deviations of one step."""
         found = [
@@ -117,18 +120,15 @@ class Site:
 
     def gradient(
         self, context: SiteContext, *, noise: bool, arrays: Any = None, round: int = 1
-    ) -> private.PrivateGradient:
+    ) -> dp_sgd.PrivateGradient:
         """What the task calls in every step."""
         question = self.question(round, 1, noise)
         if arrays is not None:
             question = replace(question, arrays=arrays)
         self.space.load(question.arrays)
-        given = Local.model_validate(question.options["local"])
-        return private.PrivateGradient(
-            context, question, given, private.privacy_of(question), self.space
-        )
+        return dp_sgd.PrivateGradient(turn_of(context, question), mechanism_for(question).privacy)
 
-    def released(self, gradient: private.PrivateGradient, index: np.ndarray,
+    def released(self, gradient: dp_sgd.PrivateGradient, index: np.ndarray,
                  context: SiteContext) -> np.ndarray:  # fmt: skip
         """One step's mean gradient over a batch; random layers draw the same every time."""
         augment = augmentation(context, self.question(1), self.privacy)
@@ -140,7 +140,7 @@ class Site:
 
 def tests(subject: Subject, seed: int) -> Iterator[Test]:
     """Every part of a dp-sgd run."""
-    site = Site(subject, derive(seed, "audit parts"))
+    site = Site(subject, seed)
     yield from _noise(site)
     yield from _system_noise(site)
     yield from _sampling(site)
@@ -164,9 +164,7 @@ def _noise(site: Site) -> Iterator[Test]:
     about = f"releases of the task at site {site.index}"
     others = [i for i in range(len(site.subject.host)) if i != site.index
               and len(site.subject.host.data(i).train)][:1]  # fmt: skip
-    yield judging.variance_test(np.stack(z), "noise variance", about)
-    yield judging.blocks_test(np.stack(z), site.places.blocks, about)
-    yield judging.distribution_test(np.stack(z), about)
+    yield from judging.noise_tests(np.stack(z), site.places.blocks, about)
     if site.promise.rate < 1:
         yield judging.scale_test(np.stack(z), sizes, site.expected)
     fresh, names = z[:VECTORS], labels[:VECTORS]
@@ -273,7 +271,7 @@ def _clip(site: Site) -> Test:
         if not moved <= worst:
             worst, where = moved, case.name
     # Beside the documented slack, the answer is cast to the model's type.
-    limit = 1 + private.ROUNDING + 70 * 2.0**-23
+    limit = 1 + ROUNDING + 70 * 2.0**-23
     return judging.bound_test(
         worst, limit, "clip", f"one example's part in {number + 1} crafted sums without noise",
         judging.DOUBLED, f"at most {worst:.4g} clips ({where})", could=min(2.0, longest),
@@ -311,8 +309,7 @@ class _Case:
         for index in (everybody, everybody[everybody != self.out]):
             step = site.gradient(context, noise=False, arrays=self.arrays)
             found.append(site.released(step, index, context))
-        rate = 1.0 if site.local.work == "gradient" else min(1.0, site.local.batch_size / n)
-        far = float(np.linalg.norm(found[0] - found[1])) * rate * n / site.privacy.clip
+        far = float(np.linalg.norm(found[0] - found[1])) * site.rate(n) * n / site.privacy.clip
         return far if np.isfinite(far) else float("inf")
 
     def length(self, site: Site) -> float:
@@ -329,8 +326,8 @@ def _company(site: Site) -> Test:
     """Whether an example's bits depend on its place in a batch or on its neighbours there."""
     rows = replace(site.data.train, transform=None)
     x, y = site.space.batch(rows, slice(0, 1))
-    copies = len(private.copies_of(site.data.train, site.privacy))
-    form, problem = private.per_sample(site.space).self_test(
+    copies = len(dp_sgd.copies_of(site.data.train, site.privacy))
+    form, problem = dp_sgd.per_sample(site.space).self_test(
         x, y, multiplicity=copies, expected=site.expected
     )
     how = "one by one" if form.samples == 1 else f"{form.samples} at a time"
@@ -348,19 +345,17 @@ def _company(site: Site) -> Test:
 def _division(site: Site) -> Test:
     """Whether a sum of gradients is divided by the same number, however many were drawn: a canary
     of known length alone, and in the company of others."""
-    d = site.space.flat.numel()
-    direction = generator(site.seed, "division").standard_normal(d)
-    direction /= np.linalg.norm(direction)
-    loud = as_tensor(100.0 * site.privacy.clip * direction, site.space)
+    across = direction(site.seed, "division", site.space.flat.numel())
+    loud = as_tensor(100.0 * site.privacy.clip * across, site.space)
     context = site.context(0)
     worst, said = 0.0, ""
     for others in (0, *(() if site.space.serial else (1, min(site.n - 1, 24)))):
         index = np.arange(others + 1)
         found = []
         for mark in ({1: loud}, {}):
-            context.canary = private.Canary(0, mark)
+            context.canary = dp_sgd.Canary(0, mark)
             found.append(site.released(site.gradient(context, noise=False), index, context))
-        part = float((found[0] - found[1]) @ direction) * site.expected / site.privacy.clip
+        part = float((found[0] - found[1]) @ across) * site.expected / site.privacy.clip
         if not abs(part - 1) <= worst:
             worst, said = abs(part - 1), f"{part:.4g} of its share in a batch of {others + 1}"
     return judging.bound_test(

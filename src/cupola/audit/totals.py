@@ -18,21 +18,31 @@ from scipy.special import ndtr, ndtri
 
 from cupola.audit import crafted, judging
 from cupola.audit.judging import Test
+from cupola.audit.replayed_run import (
+    Subject,
+    as_tensor,
+    direction,
+    flat,
+    state_of,
+    together_less_alone,
+)
 from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places
-from cupola.audit.subject import Subject, as_tensor, flat, together_less_alone
 from cupola.data import Dataset, SiteData
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
 from cupola.federation.randomness import derive, generator
 from cupola.learn import training as program_of
-from cupola.learn.local import train
-from cupola.learn.noised import Coordinator
+from cupola.learn.local import train, turn_of
+from cupola.learn.mechanisms.central import CentralCoordinator
+from cupola.learn.mechanisms.coordinator import Coordinator, joined
+from cupola.learn.mechanisms.distributed import DistributedCoordinator
+from cupola.learn.mechanisms.dp_ftrl import FtrlCoordinator
+from cupola.learn.mechanisms.site_level import SiteLevel
 from cupola.learn.participation import expected_sites
-from cupola.learn.private import ROUNDING
-from cupola.learn.shares import noised_share
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
-from cupola.secure.hidden import layout_of
+from cupola.privacy.persample import ROUNDING
+from cupola.secure.wrapped_question import layout_of
 
 COUNTS = 2000  # releases for the noise on counts; a fifth for large models
 ROUNDS = 4000  # rounds in which sites are drawn
@@ -43,25 +53,36 @@ CASES = 12
 ROWS = 32  # of a crafted site
 
 
-def tests(subject: Subject, seed: int) -> Iterator[Test]:
-    seed = derive(seed, "audit parts")
-    mechanism = subject.privacy.mechanism
-    if mechanism == "distributed":
-        yield from _shares(subject, seed)
-    else:
-        made = _central if mechanism == "central" else _correlated
-        yield from made(subject, seed)
-        yield _clip(subject, seed)
-        yield from _together(subject, seed)
+def central_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    yield from _fresh_noise(subject, seed)
+    yield from _clipped_sums(subject, seed)
+
+
+def correlated_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    yield from _correlated_noise(subject, seed)
+    yield from _clipped_sums(subject, seed)
+
+
+def shares_tests(subject: Subject, seed: int) -> Iterator[Test]:
+    yield from _shares(subject, seed)
+    yield from _divided_sums(subject, seed)
+
+
+def _clipped_sums(subject: Subject, seed: int) -> Iterator[Test]:
+    yield _clip(subject, seed)
+    yield from _together(subject, seed)
+    yield from _divided_sums(subject, seed)
+
+
+def _divided_sums(subject: Subject, seed: int) -> Iterator[Test]:
     yield _division(subject, seed)
     yield from _participation(subject, seed)
 
 
 def _update(subject: Subject, seed: int) -> Contribution:
     """A site's update of the length of the clip, in a direction of its own."""
-    direction = generator(seed, "update").standard_normal(subject.space.flat.numel())
-    direction *= subject.privacy.clip / np.linalg.norm(direction)
-    parts = subject.space.split(as_tensor(direction, subject.space))
+    across = subject.privacy.clip * direction(seed, "update", subject.space.flat.numel())
+    parts = subject.space.split(as_tensor(across, subject.space))
     return Contribution(subject.space.named("model", parts))
 
 
@@ -76,26 +97,21 @@ def _quiet(coordinator: Coordinator) -> Coordinator:
     return replace(coordinator, privacy=coordinator.privacy.model_copy(update={"noise": 0.0}))
 
 
-def _state(question: Question) -> State:
-    return State(question.step, dict(question.arrays), {"round": question.round - 1})
-
-
 def _mean(coordinator: Coordinator, state: State, total: Total, round: int) -> np.ndarray:
-    update, _ = coordinator.mean(state, total, round)
-    return np.concatenate([np.asarray(u, np.float64).reshape(-1) for u in update.values()])
+    return joined(list(coordinator.mean(state, total, round)[0].values()))
 
 
 # central
 
 
-def _central(subject: Subject, seed: int) -> Iterator[Test]:
+def _fresh_noise(subject: Subject, seed: int) -> Iterator[Test]:
     privacy, coordinator = subject.privacy, replace(subject.program.coordinator, seed=seed)
+    assert isinstance(coordinator, CentralCoordinator)
     places = Places.of(subject.space)
-    question = subject.question(1)
-    state, total = _state(question), _total(_update(subject, seed))
+    state, total = state_of(subject.question(1)), _total(_update(subject, seed))
     clip = privacy.clip * (1 + ROUNDING)
     sites = expected_sites(coordinator.participation, len(subject.host))
-    deviation = _sum_noise(subject) * clip / sites
+    deviation = _sum_noise(subject, coordinator) * clip / sites
     exact = _mean(_quiet(coordinator), state, total, 1)
 
     def noise(by: Coordinator, round: int) -> np.ndarray:
@@ -103,43 +119,28 @@ def _central(subject: Subject, seed: int) -> Iterator[Test]:
 
     many = max(VECTORS, -(-NUMBERS // len(places.index)))
     z = np.stack([noise(coordinator, round) for round in range(1, many + 1)])
-    about = "the coordinator's mean updates"
-    yield judging.variance_test(z, "noise variance", about)
-    yield judging.blocks_test(z, places.blocks, about)
-    yield judging.distribution_test(z, about)
+    yield from judging.noise_tests(z, places.blocks, "the coordinator's mean updates")
     labels = [*(f"round {i + 1}" for i in range(VECTORS)), "round 1 of another run"]
     other = noise(replace(coordinator, seed=derive(seed, "another run")), 1)
     yield judging.freshness_test(np.stack([*z[:VECTORS], other]), labels)
     real = replace(coordinator, seed=None)
     z = np.stack([noise(real, 1) for _ in range(many)])
-    about = "mean updates with the operating system's randomness"
-    yield judging.variance_test(z, "noise variance, real coordinator", about)
-    labels = [f"draw {i + 1}" for i in range(VECTORS)]
-    yield judging.freshness_test(z[:VECTORS], labels, "freshness of noise, real coordinator")
+    yield from judging.real_noise_tests(z, "real coordinator", "mean updates", VECTORS)
     if privacy.quantile is not None:
         yield _counts(subject, coordinator, state)
 
 
-def _sum_noise(subject: Subject) -> float:
-    """The multiplier of the sum's noise: of the promise, less what the counts take (both together
-    are one Gaussian; Andrew et al. 2021)."""
-    noise = _promise(subject)
+def _sum_noise(subject: Subject, coordinator: CentralCoordinator) -> float:
+    """The multiplier of the sum's noise: of the events that are accounted, less what the counts
+    take (both together are one Gaussian; Andrew et al. 2021)."""
+    accounted = subject.events(subject.site())
+    noise = next(e.noise for e in accounted if isinstance(e, Gaussian | SampledGaussian))
     if subject.privacy.quantile is None:
         return noise
-    counts = subject.program.coordinator.counts_noise
-    return float((noise**-2 - (2 * counts) ** -2) ** -0.5)
+    return float((noise**-2 - (2 * coordinator.counts_noise) ** -2) ** -0.5)
 
 
-def _promise(subject: Subject) -> float:
-    """Noise multiplier of one release, from the events that are accounted."""
-    if subject.privacy.mechanism == "central":
-        for event in subject.events(subject.site()):
-            if isinstance(event, Gaussian | SampledGaussian):
-                return event.noise
-    return subject.privacy.noise or 0.0
-
-
-def _counts(subject: Subject, coordinator: Coordinator, state: State) -> Test:
+def _counts(subject: Subject, coordinator: CentralCoordinator, state: State) -> Test:
     """The noise on the count of short updates, read off the next clip."""
     privacy, expected = subject.privacy, coordinator.expected
     deviation = coordinator.counts_noise
@@ -158,18 +159,19 @@ def _counts(subject: Subject, coordinator: Coordinator, state: State) -> Test:
 # dp-ftrl
 
 
-def _correlated(subject: Subject, seed: int) -> Iterator[Test]:
+def _correlated_noise(subject: Subject, seed: int) -> Iterator[Test]:
     """Noise over rounds, multiplied by the inverse root of its promised covariance: fresh noise."""
     places, privacy = Places.of(subject.space), subject.privacy
     coordinator = replace(subject.program.coordinator, seed=seed)
+    assert isinstance(coordinator, FtrlCoordinator)
     whole = privacy.restart or coordinator.rounds
     steps = min(PERIOD, coordinator.pattern(1)["steps"])
     factor = find_matrix(privacy.matrix).dense(steps)[0]
     root = np.linalg.cholesky(factor @ factor.T)
     sites = expected_sites(coordinator.participation, len(subject.host))
-    deviation = _promise(subject) * privacy.clip * (1 + ROUNDING) / sites
+    deviation = (privacy.noise or 0.0) * privacy.clip * (1 + ROUNDING) / sites
 
-    def whitened(by: Coordinator, after: int) -> np.ndarray:
+    def whitened(by: FtrlCoordinator, after: int) -> np.ndarray:
         noise = _prefix_noise(subject, by, after, min(steps, by.pattern(after + 1)["steps"]))
         fresh = np.linalg.solve(root[: len(noise), : len(noise)], noise)
         return fresh[:, places.index] / deviation
@@ -178,9 +180,7 @@ def _correlated(subject: Subject, seed: int) -> Iterator[Test]:
     runs = [whitened(replace(coordinator, seed=derive(seed, "run", i)), 0) for i in range(many)]
     z = np.concatenate(runs)
     about = f"noise of {steps} rounds against the factor matrix '{privacy.matrix}'"
-    yield judging.variance_test(z, "noise variance", about)
-    yield judging.blocks_test(z, places.blocks, about)
-    yield judging.distribution_test(z, about)
+    yield from judging.noise_tests(z, places.blocks, about)
     fresh, labels = list(runs[0]), [f"round {i + 1}" for i in range(steps)]
     if whole < coordinator.rounds:
         again = whitened(replace(coordinator, seed=derive(seed, "run", 0)), whole)
@@ -193,7 +193,7 @@ def _correlated(subject: Subject, seed: int) -> Iterator[Test]:
     yield from _sensitivity(subject, coordinator)
 
 
-def _prefix_noise(subject: Subject, by: Coordinator, after: int, steps: int) -> np.ndarray:
+def _prefix_noise(subject: Subject, by: FtrlCoordinator, after: int, steps: int) -> np.ndarray:
     """The noise in the sums that follow from the model of each round, (steps, d)."""
     question = subject.question(1)
     total = _total(_update(subject, by.seed or 0))
@@ -208,7 +208,7 @@ def _prefix_noise(subject: Subject, by: Coordinator, after: int, steps: int) -> 
     return np.stack(found)
 
 
-def _sensitivity(subject: Subject, coordinator: Coordinator) -> Iterator[Test]:
+def _sensitivity(subject: Subject, coordinator: FtrlCoordinator) -> Iterator[Test]:
     """The promised sensitivity against participation patterns, written out."""
     pattern = coordinator.pattern(1)
     steps, gap = pattern["steps"], pattern["separation"]
@@ -228,7 +228,7 @@ def _sensitivity(subject: Subject, coordinator: Coordinator) -> Iterator[Test]:
         worst = max(worst, float(np.linalg.norm(right[:, places].sum(1))))
     promised = max(
         (subject.privacy.noise or 0.0) / event.noise
-        for event in subject.program_events()
+        for event in subject.run_events()
         if isinstance(event, Gaussian) and event.noise > 0
     )
     yield judging.bound_test(
@@ -299,9 +299,9 @@ def _together(subject: Subject, seed: int) -> Iterator[Test]:
 
 
 def _shares(subject: Subject, seed: int) -> Iterator[Test]:
-    privacy, space = subject.privacy, subject.space
-    shares = subject.program.shares
-    assert shares is not None
+    privacy, space, coordinator = subject.privacy, subject.space, subject.program.coordinator
+    assert isinstance(coordinator, DistributedCoordinator)
+    shares = coordinator.shares
     places, question, site = Places.of(space), subject.question(1), subject.site()
     none = [torch.zeros_like(p) for p in space.params]
     held = subject.host.data(site)
@@ -318,7 +318,8 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
         round: int, number: int = site, update: list[torch.Tensor] = none, real: bool = False
     ) -> np.ndarray:
         asked = replace(question, round=round)
-        return flat(noised_share(context(number, seed, real), asked, privacy, space, update))
+        turn = turn_of(context(number, seed, real), asked)
+        return flat(subject.mechanism.at_site(turn, update))
 
     many = max(VECTORS, -(-NUMBERS // len(places.index)))
     z = np.stack([share(r)[places.index] for r in range(1, many + 1)]) / deviation
@@ -331,17 +332,13 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
     labels += [f"round 1 of site {i}" for i in others]
     yield judging.freshness_test(np.stack(fresh), labels)
     z = np.stack([share(1, real=True)[places.index] for _ in range(many)]) / deviation
-    about = "shares with the operating system's randomness"
-    yield judging.variance_test(z, "noise variance, real site", about)
-    labels = [f"draw {i + 1}" for i in range(VECTORS)]
-    yield judging.freshness_test(z[:VECTORS], labels, "freshness of noise, real site")
+    yield from judging.real_noise_tests(z, "real site", "shares", VECTORS)
 
     # With the same seed the noise is the same: what is left is the clipped update.
-    direction = generator(seed, "shares").standard_normal(space.flat.numel())
-    direction /= np.linalg.norm(direction)
+    across = direction(seed, "shares", space.flat.numel())
     worst, where = 0.0, ""
     for length in (1e-30, 0.5, 1.0, 3.0, 1e3, 1e12, 1e30, math.inf, math.nan):
-        vector = as_tensor(direction * length * privacy.clip, space)
+        vector = as_tensor(across * length * privacy.clip, space)
         moved = np.linalg.norm(share(1, update=space.split(vector)) - share(1)) / privacy.clip
         if not moved <= worst:
             worst, where = float(moved), f"of length {length:g} clips"
@@ -359,19 +356,12 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
 def _division(subject: Subject, seed: int) -> Test:
     """Whether a total is divided by the expected number of sites, however many came."""
     coordinator = _quiet(replace(subject.program.coordinator, seed=seed))
-    question, answer = subject.question(1), _update(subject, seed)
-    state, one = _state(question), flat(answer.arrays)
+    answer = _update(subject, seed)
+    state, one = state_of(subject.question(1)), flat(answer.arrays)
     expected = expected_sites(coordinator.participation, len(subject.host))
     worst, said = 0.0, ""
     for came in (1, 3):
-        total = _total(answer, came)
-        if subject.privacy.mechanism == "dp-ftrl":
-            mean = coordinator.follow(state, total, 1, 1.0)["ftrl/sum"]
-        elif subject.privacy.mechanism == "central":
-            mean = _mean(coordinator, state, total, 1)
-        else:
-            shared = coordinator.mean_of_shares(state, total)
-            mean = np.concatenate([u.reshape(-1) for u in shared.values()])
+        mean = _mean(coordinator, state, _total(answer, came), 1)
         part = float(mean @ one / (one @ one)) * expected / came
         if not abs(part - 1) <= worst:
             worst, said = abs(part - 1), f"{part:.4g} of its share where {came} came"
@@ -385,7 +375,7 @@ def _division(subject: Subject, seed: int) -> Test:
 def _participation(subject: Subject, seed: int) -> Iterator[Test]:
     """How often sites are asked, against what is accounted."""
     program, choice = subject.program, subject.program.participation
-    sampled = [e for e in subject.program_events() if isinstance(e, SampledGaussian)]
+    sampled = [e for e in subject.run_events() if isinstance(e, SampledGaussian)]
     if sampled:
         many = min(ROUNDS, max(100, 2_000_000 // program.sites))
         asked = sum(len(program_of.draw(choice, program.sites, seed, r + 1)) for r in range(many))
@@ -403,21 +393,12 @@ def _participation(subject: Subject, seed: int) -> Iterator[Test]:
         least[who] = np.minimum(least[who], round - last[who])
         last[who] = round
         counts[who] += 1
-    whole = subject.privacy.restart or program.training_rounds
-    if subject.privacy.mechanism == "dp-ftrl":
-        pattern = program.coordinator.pattern(1)
-        allowed = pattern["participations"] * -(-done // whole)
-        near = pattern["separation"]
-    else:
-        allowed, near = _answers(subject), 1
+    assert isinstance(subject.mechanism, SiteLevel)
+    rounds = program.training_rounds
+    allowed, near = subject.mechanism.accounted(choice, program.sites, rounds, done)
     worst = max(float(counts.max()) / allowed, near / float(least.min()))
     yield judging.bound_test(
         worst, 1.0, "participation", f"{program.sites} sites in the {done} rounds of the run",
         "sites asked twice as often",
         f"a site was asked {counts.max()} times, {allowed} are accounted", could=2.0,
     )  # fmt: skip
-
-
-def _answers(subject: Subject) -> int:
-    """How many answers of one site the promise covers."""
-    return max(1, sum(getattr(event, "count", 1) for event in subject.program_events()))

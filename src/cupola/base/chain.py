@@ -117,15 +117,6 @@ def read_chain(path: Path, way_out: str = AGAIN) -> list[dict[str, Any]]:
     return list(Chain().read(path, path.read_bytes(), way_out))
 
 
-def chain_of(path: Path, way_out: str = AGAIN) -> Chain:
-    """A file's chain, verified; of a file that is not there, the empty one."""
-    chain = Chain()
-    if path.exists():
-        for _ in chain.read(path, path.read_bytes(), way_out):
-            pass
-    return chain
-
-
 # Sealed text
 
 

@@ -34,8 +34,8 @@ def init(
     ] = False,
 ) -> None:
     """Make a federation's authority and an invitation for every party."""
-    from cupola.flare import launch, provision
-    from cupola.flare.settings import load_federation
+    from cupola.engines.flare import launch, provision
+    from cupola.engines.flare.settings import load_federation
 
     launch.check_installed()
     whole = load_federation(settings)
@@ -56,7 +56,7 @@ def request(
     folder: Own = Path(),
 ) -> None:
     """Make this party's key, and the request that the organiser signs. The key stays here."""
-    from cupola.flare import launch, provision
+    from cupola.engines.flare import launch, provision
 
     launch.check_installed()
     made = provision.request(invitation, folder)
@@ -71,7 +71,7 @@ def approve(
     folder: Organiser = Path("federation"),
 ) -> None:
     """Sign requests of invited parties."""
-    from cupola.flare import launch, provision
+    from cupola.engines.flare import launch, provision
 
     launch.check_installed()
     for path in requests:
@@ -84,7 +84,7 @@ def install(
     folder: Own = Path(),
 ) -> None:
     """Make this party's start-up kit from its key and its certificate."""
-    from cupola.flare import launch, provision
+    from cupola.engines.flare import launch, provision
 
     launch.check_installed()
     typer.echo(f"start-up kit: {provision.install(signed, folder)}")
@@ -137,7 +137,7 @@ def _public(path: Path) -> Any:
 @coordinator.command("start")
 def start_coordinator(folder: Own = Path()) -> None:
     """Run the coordinator until it is stopped (Ctrl-C)."""
-    from cupola.flare.launch import start
+    from cupola.engines.flare.launch import start
 
     start(folder, "coordinator")
 
@@ -145,7 +145,7 @@ def start_coordinator(folder: Own = Path()) -> None:
 @site.command("start")
 def start_site(folder: Own = Path()) -> None:
     """Be there for the studies that this site has joined, until stopped (Ctrl-C)."""
-    from cupola.flare.launch import start
+    from cupola.engines.flare.launch import start
 
     start(folder, "site")
 
@@ -153,7 +153,7 @@ def start_site(folder: Own = Path()) -> None:
 @compensator.command("start")
 def start_compensator(folder: Own = Path()) -> None:
     """Be there for the studies that this compensator has joined, until stopped (Ctrl-C)."""
-    from cupola.flare.launch import start
+    from cupola.engines.flare.launch import start
 
     start(folder, "compensator")
 
@@ -180,9 +180,9 @@ def submit(
     from cupola.analysis.plan_file import load
     from cupola.analysis.run_folder import Run, contents, free_folder
     from cupola.cli.display import watching
-    from cupola.flare import launch
-    from cupola.flare.coordinate import checked, unpack
-    from cupola.flare.submit import submit as hand_in
+    from cupola.engines.flare import launch
+    from cupola.engines.flare.submit import submit as hand_in
+    from cupola.site.coordinator import checked, unpack
 
     Shell.json = as_json
     launch.check_installed()
@@ -203,7 +203,7 @@ def submit(
 
 
 def _job(plan: str, roster: Path) -> Any:
-    from cupola.flare.jobs import Job
+    from cupola.engines.flare.jobs import Job
     from cupola.secure.roster import Roster
 
     try:

@@ -59,11 +59,11 @@ def list_of_variants(
     as_json: AsJson = False,
 ) -> None:
     """Print how many variants a public list has, and the hash by which a study names it."""
-    from cupola.gwas import listing, read_variants
+    from cupola.gwas import read_variants, variant_list_codec
 
     Shell.json = as_json
     variants = read_variants(file)
-    facts = {"variants": len(variants), "variants_hash": listing.fingerprint(variants)}
+    facts = {"variants": len(variants), "variants_hash": variant_list_codec.fingerprint(variants)}
     if as_json:
         print_json(facts)
         return

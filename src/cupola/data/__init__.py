@@ -20,8 +20,9 @@ from cupola.data.dataset import (
     pool,
 )
 from cupola.data.download import Files, Remote, fetch
+from cupola.data.lazy import Owners
 from cupola.data.loaders.synthetic import synthetic_population
-from cupola.data.owners import Owners
+from cupola.data.loading import dataset, describe, load, names, options
 from cupola.data.partition import (
     IID,
     Classes,
@@ -33,8 +34,7 @@ from cupola.data.partition import (
     Types,
     partition,
 )
-from cupola.data.picture import holdings, picture
-from cupola.data.registry import dataset, describe, load, names, options
+from cupola.data.site_picture import holdings, picture
 from cupola.data.transform import Transforms, transforms
 
 __all__ = [

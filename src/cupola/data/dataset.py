@@ -17,6 +17,10 @@ Kind = Literal["classification", "regression", "segmentation", "language"]
 Transform = Callable[[Tensor, torch.Generator], Tensor]
 Index = Tensor | np.ndarray | Sequence[int] | slice | None
 
+#: What is said of data as a whole, besides their kind, classes and shape.
+_TOKENS = ("vocabulary", "words", "padding", "uncounted")
+_FACTS = ("name", "kind", "classes", "class_names", "input_shape", *_TOKENS)
+
 #: Label of a pixel that belongs to no class (segmentation only).
 NO_LABEL = 255
 
@@ -69,6 +73,11 @@ class Dataset:
         )
 
 
+def joined(parts: Sequence[Dataset]) -> Dataset:
+    """The rows of all parts, in their order."""
+    return replace(parts[0], x=torch.cat([d.x for d in parts]), y=torch.cat([d.y for d in parts]))
+
+
 def _index(index: Index) -> Any:
     if isinstance(index, np.ndarray):
         return torch.from_numpy(index)
@@ -102,6 +111,11 @@ class Source:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one model-ready input."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it says of itself, as keyword arguments for its federation."""
+        return {key: getattr(self, key) for key in _FACTS}
 
     def __post_init__(self) -> None:
         if (self.kind == "regression") != (self.classes is None):
@@ -206,8 +220,12 @@ class FederatedData:
     @property
     def token_facts(self) -> dict[str, Any]:
         """What tokens mean, as keyword arguments for another federation of the same task."""
-        keys = ("vocabulary", "words", "padding", "uncounted")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in _TOKENS}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All that is said of the task, and public data: the same for another federation."""
+        return {key: getattr(self, key) for key in (*_FACTS, "public")}
 
     def _checked(self, i: int) -> int:
         if not 0 <= i < self._n:
@@ -254,24 +272,9 @@ def pool(data: FederatedData) -> FederatedData:
     """The centralised twin: one site that holds what all sites of `data` hold, in their order."""
     sites = [data.site(i) for i in range(len(data))]
 
-    def joined(part: str) -> Dataset:
-        parts: list[Dataset] = [getattr(s, part) for s in sites]
-        return replace(
-            parts[0], x=torch.cat([d.x for d in parts]), y=torch.cat([d.y for d in parts])
-        )
-
-    site = SiteData(joined("train"), joined("validation"), joined("test"))
-    return FederatedData.from_arrays(
-        [site],
-        kind=data.kind,
-        classes=data.classes,
-        input_shape=data.input_shape,
-        class_names=data.class_names,
-        public=data.public,
-        name=data.name,
-        site_name=lambda _: "pooled",
-        **data.token_facts,
-    )
+    parts = ("train", "validation", "test")
+    site = SiteData(*(joined([getattr(s, part) for s in sites]) for part in parts))
+    return FederatedData.from_arrays([site], site_name=lambda _: "pooled", **data.facts)
 
 
 def kind_of(data: Dataset) -> Kind:

@@ -21,11 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from cupola.data.dataset import Dataset, FederatedData, Source
-from cupola.data.owners import Owners, by_owner
-from cupola.data.shares import (
+from cupola.data.assignment import (
+    Assignment,
     Cut,
-    Shares,
     apportion,
     check_enough,
     class_number,
@@ -39,6 +37,8 @@ from cupola.data.shares import (
     site_sizes,
     unequal,
 )
+from cupola.data.dataset import Dataset, FederatedData, Source
+from cupola.data.lazy import Owners, by_owner
 from cupola.errors import DataError
 from cupola.federation.randomness import generator
 
@@ -336,26 +336,18 @@ def partition(
         counted = np.ones(rows, bool) if cut.held is None else ~cut.held
         rank = rank_at_owner(owner, counted, generator(seed, "partition/max_samples"))
         owner = np.where(counted & (rank >= spec.max_samples), -1, owner)
-    share = Shares(
+    made = Assignment(
         source.train, owner, cut.sites, cut.held, spec.test or 0.0, spec.validation, seed
     )
     names = cut.names
     return FederatedData(
         cut.sites,
-        share.site,
-        kind=source.kind,
-        classes=source.classes,
-        input_shape=source.input_shape,
-        class_names=source.class_names,
+        made.site,
         public=_public(source, spec, dissolved, seed),
-        sizes=share.sizes,
+        sizes=made.sizes,
         site_name=names.__getitem__ if names else "site {}".format,
         site_types=cut.types,
-        vocabulary=source.vocabulary,
-        words=source.words,
-        padding=source.padding,
-        uncounted=source.uncounted,
-        name=source.name,
+        **source.facts,
     )
 
 

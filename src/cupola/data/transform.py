@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cupola.base.suggest import suggest
+from cupola.base.registry import Registry
 from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import DataError
 
 Step = Callable[[Tensor, torch.Generator], Tensor]
+_STEPS: Registry[type] = Registry(what="transform", error=DataError, own=False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Augment:
         return x
 
 
+@_STEPS.add("flip")
 @dataclass(frozen=True)
 class Flip:
     """Mirror each image left to right with probability p."""
@@ -67,6 +69,7 @@ class Flip:
         return torch.where(flip.to(x.device)[:, None, None, None], x.flip(-1), x)
 
 
+@_STEPS.add("crop")
 @dataclass(frozen=True)
 class Crop:
     """Pad with zeros on every side, then cut a square (or the old shape) at a random place."""
@@ -100,6 +103,7 @@ class Crop:
         return x[..., top : top + self.size, left : left + self.size]
 
 
+@_STEPS.add("cutout")
 @dataclass(frozen=True)
 class Cutout:
     """Set a square of each image to zero, its centre anywhere (DeVries and Taylor 2017)."""
@@ -118,6 +122,7 @@ class Cutout:
         return x.masked_fill(hole, 0.0)
 
 
+@_STEPS.add("normalise")
 @dataclass(frozen=True)
 class Normalise:
     """(x - mean) / std, one number or one per channel, on inputs already in 0..1."""
@@ -134,6 +139,7 @@ class Normalise:
         return (x - mean) / std
 
 
+@_STEPS.add("resize")
 @dataclass(frozen=True)
 class Resize:
     """Resize to size x size (bilinear, antialiased)."""
@@ -143,15 +149,6 @@ class Resize:
     def __call__(self, x: Tensor) -> Tensor:
         target = (self.size, self.size)
         return F.interpolate(x, target, mode="bilinear", antialias=True, align_corners=False)
-
-
-STEPS: dict[str, type] = {
-    "flip": Flip,
-    "crop": Crop,
-    "cutout": Cutout,
-    "normalise": Normalise,
-    "resize": Resize,
-}
 
 
 @dataclass(frozen=True)
@@ -185,19 +182,17 @@ class Transforms:
             )
 
         blank = Dataset(torch.zeros(1, *data.input_shape), torch.zeros(1))
+        facts = data.facts | {
+            "input_shape": tuple(self.evaluation(blank).inputs().shape[1:]),
+            "public": {key: self.evaluation(value) for key, value in data.public.items()},
+        }
         return FederatedData(
             len(data),
             site,
-            kind=data.kind,
-            classes=data.classes,
-            input_shape=tuple(self.evaluation(blank).inputs().shape[1:]),
-            class_names=data.class_names,
-            public={key: self.evaluation(value) for key, value in data.public.items()},
             sizes=data.sizes if data.knows_sizes else None,
             site_name=data.site_name,
             site_types=data.site_types,
-            name=data.name,
-            **data.token_facts,
+            **facts,
         )
 
 
@@ -233,9 +228,8 @@ def copy_steps(entry: str | Mapping[str, Any]) -> Augment | None:
 
 
 def _step(name: str, settings: Any) -> Any:
-    if name not in STEPS:
-        raise DataError(f"there is no transform {name!r}; {suggest(name, STEPS)}")
-    known = list(inspect.signature(STEPS[name]).parameters)
+    kind = _STEPS.find(name)
+    known = list(inspect.signature(kind).parameters)
     if not isinstance(settings, Mapping):
         settings = {known[0]: settings}
     wrong = set(settings) - set(known)
@@ -249,6 +243,6 @@ def _step(name: str, settings: Any) -> Any:
         if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in good):
             raise DataError(f"transform {name}: {key} = {value!r} is not a number")
     try:
-        return STEPS[name](**made)
+        return kind(**made)
     except TypeError:
         raise DataError(f"transform {name} needs {' and '.join(known)}") from None

@@ -6,18 +6,22 @@ the begin and the end of a text. For 10,000 words that makes 10,004 tokens.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from cupola.data.dataset import Dataset
+from cupola.errors import DataError
 
 PADDING = 0
+_WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,34 @@ class Vocabulary:
         return [self.begin, *(known.get(word, unknown) for word in text), self.end]
 
 
+def words_of(text: str) -> list[str]:
+    """Words and marks of a text, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def vocabulary(
+    name: str, path: str | Path | None, texts: Iterable[Sequence[str]], many: int
+) -> tuple[str, ...]:
+    """The words that a data set `name` knows: the first ones of a file whose lines start with a
+    word (a file of word vectors will do), or without one the most frequent of these texts."""
+    if path is None:
+        return most_frequent(Counter(word for text in texts for word in text), many)
+    known: dict[str, None] = {}
+    try:
+        with Path(path).expanduser().open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.strip():
+                    known[line.split(maxsplit=1)[0]] = None
+                if len(known) == many:
+                    break
+    except OSError as error:
+        raise DataError(f"{name}: vocabulary: {error}") from None
+    return tuple(known)
+
+
 def most_frequent(counts: Mapping[str, int], many: int) -> tuple[str, ...]:
     """The most frequent words, equally frequent ones in order of the alphabet."""
     return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:many])
-
-
-def count(texts: Iterable[Sequence[str]]) -> Counter[str]:
-    """How often each word occurs."""
-    return Counter(word for text in texts for word in text)
 
 
 def windows(ids: Sequence[int], length: int, *, all: bool) -> list[Sequence[int]]:

@@ -1,14 +1,11 @@
-"""Sites, tasks, the two questions `sum` and `gather`, the ledger, and engines that carry them."""
+"""Sites, tasks, the two questions `sum` and `gather`, the ledger. `cupola.engines` carry them."""
 
-from cupola.federation.answering import Answering, Opened, read_answer
-from cupola.federation.federation import Failure, Federation, Total
-from cupola.federation.inprocess import InProcess
+from cupola.federation.answering import Answering, OpenSite, read_answer
+from cupola.federation.federation import Answers, Failure, Federation, Total
 from cupola.federation.ledger import Entry, Ledger
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import ALONE, Ask, Program, Reply, State, drive
-from cupola.federation.raycluster import RayCluster
 from cupola.federation.replay import Replay
-from cupola.federation.separate import Processes, SeparateProcesses
 from cupola.federation.site import (
     Accounts,
     Charge,
@@ -24,6 +21,7 @@ __all__ = [
     "ALONE",
     "Accounts",
     "Answering",
+    "Answers",
     "Arrays",
     "Ask",
     "Charge",
@@ -33,17 +31,13 @@ __all__ = [
     "Failure",
     "Federation",
     "Host",
-    "InProcess",
     "Ledger",
-    "Opened",
+    "OpenSite",
     "Partial",
-    "Processes",
     "Program",
     "Question",
-    "RayCluster",
     "Replay",
     "Reply",
-    "SeparateProcesses",
     "SiteContext",
     "Spec",
     "State",

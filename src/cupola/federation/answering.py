@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cupola.base.frames import RECEIPT_SIZE
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation.federation import Failure
 from cupola.federation.message import (
@@ -26,9 +27,11 @@ from cupola.federation.message import (
     encode_contribution,
 )
 from cupola.federation.receipts import Receipt, Receipts, split_receipt
-from cupola.federation.replay import Replay
 from cupola.federation.site import Accounts, SiteContext, Task, admit, find_task
-from cupola.federation.stored import StoredAnswers
+
+if TYPE_CHECKING:
+    from cupola.federation.replay import Replay
+    from cupola.federation.stored import StoredAnswers
 
 ANSWER, DECLINED, BROKEN = b"A", b"F", b"B"  # the first byte of what leaves
 _LONGEST = 200  # letters of a code
@@ -36,7 +39,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
-class Opened:
+class OpenSite:
     """A site that is ready: its context, its accounts, what must be closed at the end, and its copy
     of the program, where it follows one."""
 
@@ -60,7 +63,7 @@ class Answering:
 
     def __init__(
         self,
-        make: Callable[[], Opened],
+        make: Callable[[], OpenSite],
         *,
         answers: StoredAnswers | None = None,
         gate: Callable[[Question], bool] | None = None,
@@ -69,7 +72,7 @@ class Answering:
     ) -> None:
         self._make, self._answers, self._gate, self._own_log = make, answers, gate, own_log
         self._record = record
-        self._opened: Opened | None = None
+        self._opened: OpenSite | None = None
         self._lock = threading.Lock()
 
     def answer(self, question: bytes) -> bytes:
@@ -160,14 +163,26 @@ class Answering:
 
 
 def _witnessed(site: SiteContext, question: Question, answer: Contribution) -> Contribution:
-    return site.party.witnessed(question, answer) if question.witnessed else answer
+    if not question.witnessed:
+        return answer
+    if site.party is None:
+        raise Declined("this site has no keys for masked sums")
+    return site.party.witnessed(question, answer)
 
 
 def read_answer(
-    answer: bytes, receipts: Receipts | None = None, party: str = ""
+    answer: bytes | str,
+    receipts: Receipts | None = None,
+    party: str = "",
+    largest: int | None = None,
 ) -> Contribution | Failure:
-    """What an answer's bytes say, at the coordinator, who trusts none of them. receipts: those of
-    the parties so far; one whose folder went back is not heard."""
+    """What an answer's bytes say, at the coordinator, who trusts none of them. A text is the code
+    of why there are none. receipts: those of the parties so far; one whose folder went back is not
+    heard. largest: bytes that the answer may have without its receipt."""
+    if isinstance(answer, str):
+        return Failure(answer)
+    if largest is not None and len(answer) > largest + RECEIPT_SIZE:
+        return Failure("answer is too large", broken=True)
     receipt, answer = split_receipt(answer)
     mark, body = answer[:1], answer[1:]
     if receipts is not None and (receipt is not None or mark == ANSWER):  # else it says why

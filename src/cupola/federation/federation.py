@@ -26,7 +26,7 @@ from cupola.federation.message import (
     question_size,
     refusal,
 )
-from cupola.federation.site import Partial
+from cupola.federation.site import Partial, add_arrays
 
 if TYPE_CHECKING:
     from cupola.federation.replay import Replay
@@ -80,19 +80,25 @@ class Total:
         self.sites.append(site)
 
     def add_partial(self, partial: Partial) -> None:
-        for name, array in partial.arrays.items():
-            if name in self.arrays:
-                self.arrays[name] += array
-            else:
-                self.arrays[name] = array
+        add_arrays(self.arrays, partial.arrays)
+        for name in partial.arrays:
             self.weights[name] = self.weights.get(name, 0.0) + partial.weight
         self.weight += partial.weight
         self.sites.extend(partial.answered)
         self.failed.update(partial.failed)
 
 
+#: Each site's answer, or why there is none.
+Answers = Iterator[tuple[int, Contribution | Failure]]
+
+
 class Federation(ABC):
     """sum and gather over numbered sites.
+
+    An engine implements `ask`. It may implement `ask_together` (many sites in one computation),
+    `admit` (where it keeps the sites' accounts), `confirmed_for`, `export` and `restore` (where
+    sites live and die with it) and `close`. What wraps an engine, such as secure aggregation, calls
+    these, and `deviations`, `heard`, `record` and `require_quorum`.
 
     quorum: the share of asked sites that must answer; below it the question fails and can be
     asked again. Without answers that are broken, an empty total is allowed at quorum 0.
@@ -110,82 +116,91 @@ class Federation(ABC):
     def __len__(self) -> int:
         return self.sites
 
+    # What engines implement
+
     @abstractmethod
-    def _ask(
-        self, question: Question, sites: Sequence[int]
-    ) -> Iterator[tuple[int, Contribution | Failure]]:
+    def ask(self, question: Question, sites: Sequence[int]) -> Answers:
         """Each site's answer, in the order of `sites`."""
 
-    def _ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:  # noqa: ARG002
+    def ask_together(self, question: Question, sites: Sequence[int]) -> list[Partial] | None:  # noqa: ARG002
         """The sum in one computation, for engines and tasks that can; None otherwise."""
         return None
 
-    def _admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:  # noqa: ARG002
+    def admit(self, question: Question, sites: Sequence[int]) -> dict[int, str]:  # noqa: ARG002
         """Sites that refuse to answer because of what it would cost them, where the engine keeps
         their accounts; elsewhere each site refuses for itself."""
         return {}
 
+    def confirmed_for(self, question: Question) -> int:  # noqa: ARG002
+        """The last step that will never be asked again, as sites are told with this question."""
+        return self.confirmed
+
+    def export(self, step: int) -> dict[str, np.ndarray]:  # noqa: ARG002
+        """Site state for the coordinator's checkpoint, where sites live and die with it."""
+        return {}
+
+    def restore(self, step: int, arrays: dict[str, np.ndarray]) -> None:  # noqa: B027
+        """Bring back what `export` gave."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release processes and threads."""
+
+    # The two questions
+
     def sum(self, question: Question, sites: Sequence[int]) -> Total:
         """Add the contributions of these sites."""
-        question = replace(question, confirmed=self._confirmed(question))
-        asked = len(sites)
-        refused = self._strays(question, sites) or self._admit(question, sites)
-        sites = sorted(site for site in sites if site not in refused)
-        total = Total(failed=dict(refused))
+        question, refused = self._prepared(question, sites)
+        able = sorted(site for site in sites if site not in refused)
+        total, broken = Total(failed=dict(refused)), list[int]()
         sizes: list[int] = []
-        broken: list[int] = []
-        together = self._ask_together(question, sites) if sites else None
-        if together is not None:
+        together = self.ask_together(question, able) if able else None
+        # A broken answer hides in the sum: it is found by asking one by one.
+        if together is not None and not any(is_broken(partial, question) for partial in together):
             for partial in together:
                 total.add_partial(partial)
                 sizes += [contribution_size(partial.sample)] * len(partial.answered)
                 broken += partial.broken
-            if any(is_broken(partial, question) for partial in together):
-                # A broken answer hides in the sum: find it by asking one by one.
-                total, sizes, together = Total(failed=dict(refused)), [], None
-                broken = []
-        if together is None:
-            for site, answer in self._ask(question, sites):
-                failure = answer if isinstance(answer, Failure) else check(answer, question)
-                if failure is not None:
-                    total.failed[site] = failure.code
-                    broken += [site] if failure.broken else []
-                elif isinstance(answer, Contribution):
-                    total.add(site, answer)
-                    sizes.append(contribution_size(answer.arrays))
-        self._book(question, "sum", total.sites, total.failed, sizes)
-        self._require_quorum(question, len(total.sites), asked, total.failed, broken)
-        self._heard(question, total if total.sites else None)
+        else:
+            for site, answer in usable(question, self.ask(question, able), total.failed, broken):
+                total.add(site, answer)
+                sizes.append(contribution_size(answer.arrays))
+        self.record(question, "sum", total.sites, total.failed, sizes)
+        self.require_quorum(question, len(total.sites), len(sites), total.failed, broken)
+        self.heard(question, total if total.sites else None)
         return total
 
     def gather(self, question: Question, sites: Sequence[int]) -> dict[int, Contribution]:
         """Each site's own answer; sites that fail are left out (and named in the ledger)."""
-        question = replace(question, confirmed=self._confirmed(question))
-        answers: dict[int, Contribution] = {}
-        failed = self._strays(question, sites) or self._admit(question, sites)
-        broken = []
-        for site, answer in self._ask(question, sorted(s for s in sites if s not in failed)):
-            failure = answer if isinstance(answer, Failure) else check(answer, question)
-            if failure is not None:
-                failed[site] = failure.code
-                broken += [site] if failure.broken else []
-            elif isinstance(answer, Contribution):
-                answers[site] = answer
-        sizes = [contribution_size(a.arrays) for a in answers.values()]
-        self._book(question, "gather", list(answers), failed, sizes)
-        self._require_quorum(question, len(answers), len(sites), failed, broken)
-        self._heard(question, answers or None)
+        question, failed = self._prepared(question, sites)
+        able = sorted(site for site in sites if site not in failed)
+        broken: list[int] = []
+        answers = dict(usable(question, self.ask(question, able), failed, broken))
+        sizes = [contribution_size(answer.arrays) for answer in answers.values()]
+        self.record(question, "gather", list(answers), failed, sizes)
+        self.require_quorum(question, len(answers), len(sites), failed, broken)
+        self.heard(question, answers or None)
         return answers
 
-    def _book(
+    def _prepared(
+        self, question: Question, sites: Sequence[int]
+    ) -> tuple[Question, dict[int, str]]:
+        """The question as it is sent, and the sites that refuse it before it is."""
+        question = replace(question, confirmed=self.confirmed_for(question))
+        return question, self.deviations(question, sites) or self.admit(question, sites)
+
+    def record(
         self,
         question: Question,
         kind: str,
         answered: list[int],
         failed: dict[int, str],
         sizes: list[int],
+        *,
+        down: int | None = None,
+        protection: str | None = None,
     ) -> None:
-        down = question_size(question)
+        """Write a question into the ledger. sizes: bytes of the answers. down, protection: where
+        they are not the question's own, because another one was asked around it."""
         self.ledger.add(
             Entry(
                 step=question.step,
@@ -194,14 +209,14 @@ class Federation(ABC):
                 kind=kind,
                 sites=answered,
                 failed=failed,
-                bytes_down=down,
+                bytes_down=question_size(question) if down is None else down,
                 bytes_up=common(sizes),
                 reveals=question.reveals,
-                protection=question.protection,
+                protection=question.protection if protection is None else protection,
             )
         )
 
-    def _require_quorum(
+    def require_quorum(
         self,
         question: Question,
         answered: int,
@@ -209,6 +224,7 @@ class Federation(ABC):
         failed: dict[int, str],
         broken: list[int],
     ) -> None:
+        """FederationError if too few sites answered. broken: those whose answers are no use."""
         if answered >= self.quorum * asked and (answered or not broken):
             return
         reasons = "; ".join(f"site {s}: {c}" for s, c in list(failed.items())[:5])
@@ -220,12 +236,14 @@ class Federation(ABC):
             f"quorum is {self.quorum:.0%} ({reasons}{more}){way_out}"
         )
 
+    # Sites that follow the program
+
     def follow(self, replay: Replay) -> None:
         """Let simulated sites follow the program: one copy serves them all, and hears what this
         federation adds up. Real sites have copies of their own."""
         self.replay = replay
 
-    def _strays(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
+    def deviations(self, question: Question, sites: Sequence[int]) -> dict[int, str]:
         """Sites that refuse because the question is not the one that is due."""
         try:
             if self.replay is not None:
@@ -234,7 +252,8 @@ class Federation(ABC):
             return dict.fromkeys(sites, refused.code)
         return {}
 
-    def _heard(self, question: Question, reply: Total | dict[int, Contribution] | None) -> None:
+    def heard(self, question: Question, reply: Total | dict[int, Contribution] | None) -> None:
+        """Let sites that follow the program take the step; None: there was no reply."""
         if self.replay is not None and reply is not None:
             self.replay.hear(question.step, reply)
 
@@ -248,19 +267,6 @@ class Federation(ABC):
         """Steps up to this one are durable at the coordinator: sites may drop older state."""
         self.confirmed = step
 
-    def _confirmed(self, question: Question) -> int:  # noqa: ARG002
-        return self.confirmed
-
-    def export(self, step: int) -> dict[str, np.ndarray]:  # noqa: ARG002
-        """Site state for the coordinator's checkpoint, where sites live and die with it."""
-        return {}
-
-    def restore(self, step: int, arrays: dict[str, np.ndarray]) -> None:  # noqa: B027
-        """Bring back what `export` gave."""
-
-    def close(self) -> None:  # noqa: B027
-        """Release processes and threads."""
-
     def __enter__(self) -> Federation:
         return self
 
@@ -268,10 +274,20 @@ class Federation(ABC):
         self.close()
 
 
-def check(contribution: Contribution, question: Question) -> Failure | None:
-    """What is wrong with an answer, if anything."""
-    code = refusal(contribution, question)
-    return None if code is None else Failure(code, broken=True)
+def usable(
+    question: Question, answers: Answers, failed: dict[int, str], broken: list[int]
+) -> Iterator[tuple[int, Contribution]]:
+    """The answers that can be used. The other sites are noted: in `failed` with the reason, in
+    `broken` if they sent what is no use."""
+    for site, answer in answers:
+        if isinstance(answer, Contribution):
+            code = refusal(answer, question)
+            if code is None:
+                yield site, answer
+                continue
+            answer = Failure(code, broken=True)
+        failed[site] = answer.code
+        broken += [site] if answer.broken else []
 
 
 def is_broken(partial: Partial, question: Question) -> bool:

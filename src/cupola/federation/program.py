@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
 import numpy as np
 
-from cupola.federation.federation import Federation, Total
 from cupola.federation.message import Contribution, Question
 
-Reply = Total | dict[int, Contribution] | None
+if TYPE_CHECKING:
+    from cupola.federation.federation import Federation, Total
+
+Reply = Union["Total", dict[int, Contribution], None]
 
 
 @dataclass(frozen=True)

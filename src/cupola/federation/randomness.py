@@ -9,11 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from cupola.federation.shuffles import shuffles
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +22,8 @@ _MULTIPLIERS = np.array([[_M0], [_M1]], np.uint64)
 _WEYL = np.array([_W0, _W1], np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
+_P0, _P1 = np.uint64(_M0), np.uint64(_M1)  # for compiled code
+_BUCKET_BITS = 20  # of a key, at most, that choose its bucket
 
 
 @lru_cache(maxsize=4096)
@@ -102,7 +102,11 @@ def permutations(
     """One shuffle of range(size) per site, all in one draw; row i depends on site i."""
     count, number = np.asarray(sizes, np.int64), np.asarray(sites, np.int64)
     if "numba" in sys.modules:  # loading it for this alone would take longer than a short run
-        return shuffles(_round_keys(_key(seed, purpose))[..., 0], round, number, count)
+        ends = np.cumsum(count).tolist()
+        order = np.empty(sum(ends[-1:]), np.int64)
+        keys = _round_keys(_key(seed, purpose))[..., 0]
+        _compiled()(keys, np.uint64(round), number.astype(np.uint64), count, order)
+        return [order[start:end] for start, end in zip([0, *ends], ends)]
     return _permutations(seed, purpose, round, number, count)
 
 
@@ -133,3 +137,59 @@ def _permutations(
 def permutation(seed: int, purpose: str, round: int, site: int, size: int) -> np.ndarray:
     """The shuffle that `permutations` gives this site."""
     return permutations(seed, purpose, round, [site], [size])[0]
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    """`_permutations` compiled by numba: the same, and ten times as fast. Compiled when first
+    needed, and kept on disk where that is allowed."""
+    from numba import njit
+
+    return njit(nogil=True, cache=True)(_shuffle_all)
+
+
+def _shuffle_all(round_keys: Any, round: Any, sites: Any, sizes: Any, order: Any) -> None:
+    """Give every sample a random 32-bit key and sort by it; order (sum of sizes,) is the result.
+
+    Keys are uniform: once they are in about as many buckets as there are keys, few are out of
+    order. Equal keys keep their order, because the sample's place follows its key in one number.
+    """
+    largest = sizes.max() if len(sizes) else 0
+    keys = np.empty(largest + 3, np.uint64)  # Philox gives four at a time
+    queue = np.empty(largest, np.uint64)
+    first = 0
+    for k in range(len(sizes)):
+        n = sizes[k]
+        for block in range((n + 3) // 4):
+            c0, c1 = np.uint64(block), sites[k] & _LOW
+            c2, c3 = round & _LOW, round >> _SHIFT
+            for step in range(10):
+                p0, p1 = _P0 * c0, _P1 * c2
+                c0, c1 = (p1 >> _SHIFT) ^ c1 ^ round_keys[step, 0], p1 & _LOW
+                c2, c3 = (p0 >> _SHIFT) ^ c3 ^ round_keys[step, 1], p0 & _LOW
+            for i, word in enumerate((c0, c1, c2, c3)):
+                keys[4 * block + i] = (word << _SHIFT) | np.uint64(4 * block + i)
+
+        bits = 1
+        while bits < _BUCKET_BITS and (1 << bits) < n:
+            bits += 1
+        shift = np.uint64(64 - bits)
+        place = np.zeros((1 << bits) + 1, np.int64)  # of the next key of each bucket
+        for i in range(n):
+            place[(keys[i] >> shift) + np.uint64(1)] += 1
+        for bucket in range(1 << bits):
+            place[bucket + 1] += place[bucket]
+        for i in range(n):
+            bucket = keys[i] >> shift
+            queue[place[bucket]] = keys[i]
+            place[bucket] += 1
+
+        for i in range(n):
+            key, j = queue[i], i
+            while j > 0 and queue[j - 1] > key:
+                queue[j] = queue[j - 1]
+                j -= 1
+            queue[j] = key
+        for i in range(n):
+            order[first + i] = np.int64(queue[i] & _LOW)
+        first += n

@@ -13,6 +13,7 @@ two copies of a folder part ways even where they are asked the same.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -22,13 +23,9 @@ from typing import Any, Protocol
 
 from cupola.base.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
 from cupola.base.files import sync_folder, write_atomically
+from cupola.base.frames import RECEIPT, RECEIPT_SIZE
+from cupola.base.lock import take
 from cupola.errors import DataError
-from cupola.frames import RECEIPT, RECEIPT_SIZE
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"
 
@@ -118,8 +115,7 @@ class Journal:
     def write(self, line: Mapping[str, Any]) -> Receipt:
         """One more line, on disk when this returns."""
         with self.path.open("ab", buffering=0) as file:
-            if fcntl is not None:  # a process that is refused says so here, too
-                fcntl.flock(file, fcntl.LOCK_EX)
+            take(file, wait=math.inf)  # a process that is refused says so here, too
             chain = self._chain
             if chain is None or file.seek(0, os.SEEK_END) != self._size:
                 chain = self._read_on()

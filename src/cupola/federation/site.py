@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from cupola.federation.message import (
 )
 from cupola.federation.randomness import generator
 
+if TYPE_CHECKING:
+    from cupola.federation.stored import StoredAnswers
+
 Plain = Callable[["SiteContext", Question], Contribution]
 Rehearsed = Callable[[Sequence["SiteContext"], Question], "list[Arrays | str]"]
 Batched = Callable[[Sequence["SiteContext"], Question], "list[Partial] | None"]
+Mode = Literal["auto", "one-by-one", "together", "stacked", "explicit", "implicit", "compiled"]
 
 
 class Host(Protocol):
@@ -41,6 +45,49 @@ class Host(Protocol):
     def data(self, site: int) -> Any: ...
 
     def workspace(self) -> Any: ...
+
+
+class Encoded(Protocol):
+    """How one array is encoded for a masked sum, as far as a task may care."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fraction(self) -> int:
+        """Bits after the point."""
+
+    @property
+    def bound(self) -> float:
+        """The largest magnitude of what one site adds."""
+
+
+class Agreement(Protocol):
+    """What a site pinned before a study of masked sums, as far as a task may care."""
+
+    @property
+    def minimum(self) -> int:
+        """Sites that a total must have."""
+
+
+class SumParty(Protocol):
+    """A site's side of masked sums: its keys and what it has agreed to (see cupola.secure)."""
+
+    @property
+    def roster(self) -> Agreement: ...
+
+    def answers(self, task: str) -> bool:
+        """Whether a task may be asked as it is, without a protocol around it."""
+
+    def witnessed(self, question: Question, answer: Contribution) -> Contribution:
+        """An answer to `gather`, with the site's proof that it is its own."""
+
+
+class Canary(Protocol):
+    """An auditor's example among a site's own (see cupola.audit)."""
+
+    def drawn(self, index: np.ndarray, round: int) -> tuple[np.ndarray, list[Any]]:
+        """A batch without the canary's place, and the gradients of canaries that were drawn."""
 
 
 class StateStore:
@@ -104,10 +151,10 @@ class SiteContext:
     seed: int | None
     workers: int = 1
     mode: str = "auto"
-    party: Any = None
-    hidden: Any = None
-    canary: Any = None
-    answers: Any = None
+    party: SumParty | None = None
+    hidden: Sequence[Encoded] | None = None
+    canary: Canary | None = None
+    answers: StoredAnswers | None = None
     real: bool = False
 
     @property
@@ -193,15 +240,20 @@ class Partial:
 
     def add(self, other: Partial) -> None:
         """Add a sum of answers of the same layout."""
-        for name, array in other.arrays.items():
-            if name in self.arrays:
-                self.arrays[name] += array
-            else:
-                self.arrays[name] = array
+        add_arrays(self.arrays, other.arrays)
         self.weight += other.weight
         self.answered += other.answered
         self.failed |= other.failed
         self.broken += other.broken
+
+
+def add_arrays(sums: Arrays, arrays: Arrays) -> None:
+    """Add to sums, in place. Arrays that are new are taken over, not copied."""
+    for name, array in arrays.items():
+        if name in sums:
+            sums[name] += array
+        else:
+            sums[name] = array
 
 
 class Task:

@@ -7,7 +7,6 @@ them.
 from __future__ import annotations
 
 import io
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,10 @@ import numpy as np
 
 from cupola.base.chain import checked, damaged, read_checked
 from cupola.base.files import write_atomically
+from cupola.base.lock import take
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Declined, Question, digest
 from cupola.federation.site import StateStore
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _MARK = 32  # letters of a question's digest
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"
@@ -163,24 +158,15 @@ def _number(text: str, path: Path) -> int:
         raise damaged(path, "it does not belong here", _COPY) from None
 
 
-class Alone:
+class SingleWriterLock:
     """One process at a time may answer for a site: held until close or the process's end."""
 
     def __init__(self, folder: Path, wait: float = 10.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] | None = (folder / ".lock").open("ab")
-        deadline = time.monotonic() + wait
-        while fcntl is not None:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    self.close()
-                    raise DataError(
-                        f"another process answers for {folder}; wait for it to end, or stop it"
-                    ) from None
-                time.sleep(0.05)  # one that was told to end may still be at work
+        if not take(self._file, wait):  # one that was told to end may still be at work
+            self.close()
+            raise DataError(f"another process answers for {folder}; wait for it to end, or stop it")
 
     def close(self) -> None:
         if self._file is not None:

@@ -4,6 +4,7 @@ from cupola.gwas.association import Association
 from cupola.gwas.choices import Newton, Quality, Study, Trait
 from cupola.gwas.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.gwas.files import CohortError, Variants, read_variants
+from cupola.gwas.kernels import has_numba
 from cupola.gwas.results import Results, inflation, results
 from cupola.gwas.site import Site, StudyHost
 
@@ -21,6 +22,7 @@ __all__ = [
     "Trait",
     "Variants",
     "Wanted",
+    "has_numba",
     "inflation",
     "open_cohort",
     "read_variants",

@@ -37,7 +37,6 @@ REASONS = (
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
 R_CELL = 9
 _COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C", "0": "0"}
-_OTHER = np.array([_COMPLEMENT.get(chr(code), "?") for code in range(128)])
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def compare(
     found = row >= 0
     here = stretch(row[found])
     mine, asked = own[here], proposed if found.all() else proposed[found]
-    named[found] = alike_each(mine.name, asked.name)
+    named[found] = mine.name == asked.name
     status[found] = _alleles(asked.a1, asked.a2, mine.a1, mine.a2)
     several = {}
     for i, rows in crowded:
@@ -186,19 +185,6 @@ class Index:
         return np.arange(part.start, part.stop)
 
 
-def alike_each(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which of two arrays of numpy strings are equal; quick where all are."""
-    return np.ones(len(a), bool) if alike(a, b) else a == b
-
-
-def alike(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of numpy strings are equal; quick where they are equally wide."""
-    if a.dtype != b.dtype:
-        return bool((a == b).all())
-    codes = [np.ascontiguousarray(texts).view(np.uint32) for texts in (a, b)]
-    return np.array_equal(codes[0], codes[1])
-
-
 def places(variants: Variants) -> np.ndarray:
     """Chromosome and position as one number, in their order."""
     return (variants.chromosome.astype(np.int64) << 48) + variants.position
@@ -216,8 +202,6 @@ def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
 def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
     """How a cohort's alleles (b1, b2) relate to the proposed ones (a1, a2)."""
     status = np.full(len(a1), SAME, np.uint8)
-    if alike(a1, b1) and alike(a2, b2):
-        return status
     other = np.flatnonzero((a1 != b1) | (a2 != b2))  # mostly none
     if len(other):
         status[other] = _other_alleles(a1[other], a2[other], b1[other], b2[other])
@@ -245,9 +229,7 @@ def _fits(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.
 
 def complements(alleles: np.ndarray) -> np.ndarray:
     """The same alleles on the other strand, for single bases; '0' stays, others are '?'."""
-    codes = np.ascontiguousarray(alleles).view(np.uint32).reshape(len(alleles), -1)
-    single = (codes[:, 0] < len(_OTHER)) & ~codes[:, 1:].any(axis=1)
-    return np.where(single, _OTHER[np.where(single, codes[:, 0], 0)], "?")
+    return np.array([_COMPLEMENT.get(allele, "?") for allele in alleles.tolist()], object)
 
 
 def strand_unknown(variants: Variants) -> np.ndarray:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
 from cupola.errors import DataError, PlanError
 from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
-from cupola.gwas import agreement, listing, quality
+from cupola.gwas import agreement, quality, variant_list_codec
 from cupola.gwas.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
 from cupola.gwas.choices import Study
 from cupola.gwas.design import SEX_X, fewest_people, kinds
@@ -37,7 +38,7 @@ class Association:
     is not on the list yet, and all compare that with their own before the next one does.
     Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
     differ between machines. public: there is such a list; a site that follows the program is told
-    it by the coordinator. pinned: its `listing.fingerprint`, if the study names it.
+    it by the coordinator. pinned: its `variant_list_codec.fingerprint`, if the study names it.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -199,14 +200,14 @@ class Association:
 
     def _ask_list(self, state: State) -> Any:
         if self.public:
-            own = {} if self.listed is None else {"list": self._packed(self.listed)}
+            own = {} if self._packed is None else {"list": self._packed}
             return "alone", Question("list", own), []
         proposer = len(state.values.get("proposed", []))
         return "gather", self.asker(state).propose(state.values.get("list_bytes")), [proposer]
 
     def _proposed(self, state: State, reply: Reply) -> State:
-        if self.listed is not None:
-            packed = self._packed(self.listed)
+        if self._packed is not None:
+            packed = self._packed
             if isinstance(self.listed, Variants):
                 self._list = (packed, self.listed)
         else:
@@ -225,14 +226,14 @@ class Association:
     def _listed(self, state: State, more: np.ndarray | None = None) -> State:
         """The list with what a cohort has added to it, which is compared next."""
         so_far = state.arrays.get("list", np.zeros(0, np.uint8))
-        count = 0 if more is None else sum(n for n, _ in listing.blocks(more))
+        count = 0 if more is None else sum(n for n, _ in variant_list_codec.blocks(more))
         proposed = [*state.values.get("proposed", []), count]
         state = state.next(list_bytes=None, proposed=proposed)
         if more is None or not count:
             return self._next_list(state)
         state.arrays["list"] = np.concatenate([so_far, more])
         variants = self.variants(state)  # well formed, or an error
-        if self.public and self.pinned not in (None, listing.fingerprint(variants)):
+        if self.public and self.pinned not in (None, variant_list_codec.fingerprint(variants)):
             raise DataError("the public list is not the one that the study names (variants_hash)")
         return self._at(state, "agree")
 
@@ -248,20 +249,22 @@ class Association:
     def _at(state: State, phase: str) -> State:
         return replace(state, values={**state.values, "phase": phase})
 
-    def _packed(self, listed: Variants | np.ndarray) -> np.ndarray:
-        if isinstance(listed, Variants):
-            return listing.pack(listed, STRETCH * self.study.chunk)
-        return listed
+    @cached_property
+    def _packed(self) -> np.ndarray | None:
+        """The public list as bytes."""
+        if isinstance(self.listed, Variants):
+            return variant_list_codec.pack(self.listed, STRETCH * self.study.chunk)
+        return self.listed
 
     def variants(self, state: State) -> Variants:
         """The list that the study is about."""
         packed = state.arrays["list"]
         if self._list is None or self._list[0] is not packed:
-            self._list = (packed, listing.unpack(packed))
+            self._list = (packed, variant_list_codec.unpack(packed))
         return self._list[1]
 
     def _ask_agree(self, state: State) -> Any:
-        stretches, at = listing.blocks(state.arrays["list"]), state.values["at"]
+        stretches, at = variant_list_codec.blocks(state.arrays["list"]), state.values["at"]
         start = sum(count for count, _ in stretches[:at])
         count, packed = stretches[at]
         return self._everybody(self.asker(state).agree(start, packed, count))
@@ -272,7 +275,7 @@ class Association:
         own["renamed"] += state.values.get("own", {}).get("renamed", 0)  # of a stretch of the list
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
         state = state.next(found, at=at + 1, own=own)
-        if at + 1 < len(listing.blocks(state.arrays["list"])):
+        if at + 1 < len(variant_list_codec.blocks(state.arrays["list"])):
             return state
         return self._next_list(state)
 

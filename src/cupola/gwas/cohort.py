@@ -17,7 +17,6 @@ from cupola.gwas.bed import Bed
 from cupola.gwas.files import (
     CohortError,
     People,
-    Table,
     Variants,
     fam_trait,
     numbers,
@@ -149,7 +148,7 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait = np.where(people.sex == 0, np.nan, trait)
     if not (loaded & ~np.isnan(trait)).any():
         raise CohortError("trait-nobody", str(_source(files, wanted)), "nobody has a trait")
-    columns = _covariates(files, wanted, people.person)
+    columns = _numbers(files, wanted, "cov", people.person, wanted.covariates)
     if wanted.sex:
         columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
     covariates = np.stack(columns, axis=1) if columns else np.zeros((len(people), 0))
@@ -183,57 +182,44 @@ def _source(files: Files, wanted: Wanted) -> Path:
 def problems(files: Files, wanted: Wanted) -> list[str]:
     """What a cohort lacks of what a study wants, from the first lines of its tables: a line for
     each trait or covariate, for the cohort's own eyes."""
-    tables = (
-        ("pheno", _pheno_file, () if wanted.trait is None else (wanted.trait,)),
-        ("cov", _cov_file, wanted.covariates),
-    )
+    traits = () if wanted.trait is None else (wanted.trait,)
     found = []
-    for what, file, names in tables:
+    for what, names in (("pheno", traits), ("cov", wanted.covariates)):
         for name in names:
             try:
-                path = file(files, wanted)
+                path = _table_file(files, wanted, what)
                 require_column(path, read_columns(path, what), name, what)
             except CohortError as error:
                 found.append(str(error))
     return list(dict.fromkeys(found))
 
 
-def _pheno_file(files: Files, wanted: Wanted) -> Path:
-    if files.pheno is None:
+def _table_file(files: Files, wanted: Wanted, what: str) -> Path:
+    """The 'pheno' or the 'cov' file."""
+    path = files.pheno if what == "pheno" else files.cov
+    if path is None:
+        asked = f"trait '{wanted.trait}'" if what == "pheno" else ", ".join(wanted.covariates)
         raise CohortError(
-            "pheno-absent",
+            f"{what}-absent",
             f"cohort '{files.name}'",
-            f"the study asks for trait '{wanted.trait}', but the cohort names no pheno file",
+            f"the study asks for {asked}, but the cohort names no {what} file",
         )
-    return files.pheno
-
-
-def _cov_file(files: Files, wanted: Wanted) -> Path:
-    if files.cov is None:
-        raise CohortError(
-            "cov-absent",
-            f"cohort '{files.name}'",
-            f"the study asks for {', '.join(wanted.covariates)}, but the cohort names no cov file",
-        )
-    return files.cov
+    return path
 
 
 def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
     if wanted.trait is None:
         return fam_trait(people, files.fam)
-    table = read_table(_pheno_file(files, wanted), "pheno")
-    _require_match(table, people.person, files.fam, "pheno")
-    return numbers(table, wanted.trait, "pheno", people.person)
+    return _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
 
 
-def _covariates(files: Files, wanted: Wanted, people: list[str]) -> list[np.ndarray]:
-    if not wanted.covariates:
+def _numbers(
+    files: Files, wanted: Wanted, what: str, people: list[str], names: tuple[str, ...]
+) -> list[np.ndarray]:
+    """Columns of a table, in the order of people."""
+    if not names:
         return []
-    table = read_table(_cov_file(files, wanted), "cov")
-    _require_match(table, people, files.fam, "cov")
-    return [numbers(table, name, "cov", people) for name in wanted.covariates]
-
-
-def _require_match(table: Table, people: list[str], fam: Path, what: str) -> None:
+    table = read_table(_table_file(files, wanted, what), what)
     if not any(person in table.lines for person in people):
-        raise CohortError(f"{what}-nobody", str(table.path), f"names nobody of {fam}")
+        raise CohortError(f"{what}-nobody", str(table.path), f"names nobody of {files.fam}")
+    return [numbers(table, name, what, people) for name in names]

@@ -18,7 +18,6 @@ import numpy as np
 
 from cupola.errors import DataError
 from cupola.gwas.files import chromosomes
-from cupola.gwas.scan import Fields, scan
 
 _NAME = ("SNP", "ID", "variant_id", "rs_number", "MARKERNAME")
 _P = ("P", "p_value", "p-value", "neg_log_10_p_value")
@@ -29,7 +28,7 @@ GENOME_WIDE = 5e-8
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of the genotype. name: numpy strings. log10_p: NaN where there is none. fields: the
+    """Rows of the genotype. name: texts. log10_p: NaN where there is none. fields: the
     lines, split."""
 
     name: np.ndarray
@@ -46,74 +45,43 @@ def read_results(path: Path, p_column: str | None = None) -> Table:
         head_line, _, rest = _read(path).partition(b"\n")
         head = head_line.decode().split()
         name, p = _find(head, _NAME, path), _find(head, (p_column,) if p_column else _P, path)
-        rows = _clean_rows(rest, len(head)) or _Listed([x.split() for x in _lines(rest)])
+        lines = rest.decode().splitlines()
     except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
-    if any(len(row) != len(head) for row in rows.listed):
-        raise DataError(f"{path}: not every line has {len(head)} columns")
-    if "TEST" in head:
-        test = rows.column(head.index("TEST"))
-        rows = rows.chosen(np.flatnonzero((test == "ADD") | (test == "TREND")))
     c, b = (next((head.index(n) for n in names if n in head), None) for names in (_CHR, _BP))
-    nothing = np.zeros(len(rows), np.int64)
+    test = head.index("TEST") if "TEST" in head else None
+    columns: dict[int, list[str]] = {j: [] for j in (name, p, c, b) if j is not None}
+    kept = []
+    for line in lines:
+        fields = line.split()
+        if fields and len(fields) != len(head):
+            raise DataError(f"{path}: not every line has {len(head)} columns")
+        if fields and (test is None or fields[test] in ("ADD", "TREND")):
+            kept.append(line)
+            for j, column in columns.items():
+                column.append(fields[j])
+    nothing = np.zeros(len(kept), np.int64)
     return Table(
-        rows.column(name),
-        nothing if c is None else chromosomes(rows.column(c)).astype(np.int64),
-        nothing if b is None else rows.column(b).astype(np.int64),
-        _log10s(rows.column(p), head[p].startswith("neg_log")),
+        np.array(columns[name], object),
+        nothing if c is None else chromosomes(columns[c]).astype(np.int64),
+        nothing if b is None else np.array([int(text) for text in columns[b]], np.int64),
+        _log10s(columns[p], head[p].startswith("neg_log")),
         head,
-        rows,
+        _Lines(kept),
     )
 
 
-class _Listed(Sequence[list[str]]):
-    """Lines, split, however odd they are."""
+class _Lines(Sequence[list[str]]):
+    """Lines that are split when they are looked at."""
 
-    def __init__(self, listed: list[list[str]]) -> None:
-        self.listed = listed
-
-    def __len__(self) -> int:
-        return len(self.listed)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.listed[i]
-
-    def column(self, j: int) -> np.ndarray:
-        return np.array([row[j] for row in self.listed], str)
-
-    def chosen(self, index: np.ndarray) -> _Listed:
-        return _Listed([self.listed[i] for i in index.tolist()])
-
-
-class _Scanned(_Listed):
-    """The same of a clean file; a line is split when it is looked at."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__([])
-        self.fields = fields
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
 
     def __len__(self) -> int:
-        return len(self.fields)
+        return len(self.lines)
 
     def __getitem__(self, i: Any) -> Any:
-        ends = zip(self.fields.starts[i].tolist(), self.fields.ends[i].tolist())
-        return [self.fields.text[a:b].tobytes().decode() for a, b in ends]
-
-    def column(self, j: int) -> np.ndarray:
-        return self.fields.letters(j)
-
-    def chosen(self, index: np.ndarray) -> _Listed:
-        f = self.fields
-        return _Scanned(Fields(f.text, f.starts[index], f.ends[index]))
-
-
-def _clean_rows(text: bytes, columns: int) -> _Listed | None:
-    found = scan(text)
-    return _Scanned(found) if found is not None and found.columns == columns else None
-
-
-def _lines(text: bytes) -> list[str]:
-    return text.decode().splitlines()
+        return self.lines[i].split()
 
 
 def _read(path: Path) -> bytes:
@@ -144,18 +112,18 @@ def _log10(text: str, negative: bool) -> float:
         return math.nan
 
 
-def _log10s(texts: np.ndarray, negative: bool) -> np.ndarray:
+def _log10s(texts: list[str], negative: bool) -> np.ndarray:
     """log10 of many p, one by one where they are no plain numbers."""
     try:
-        values = np.where(texts == "NA", "nan", texts).astype(np.float64)
+        values = np.array([math.nan if text == "NA" else float(text) for text in texts])
     except ValueError:
-        return np.array([_log10(text, negative) for text in texts.tolist()])
+        return np.array([_log10(text, negative) for text in texts])
     if negative:
         return -values
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.log10(values)
     for i in np.flatnonzero(~(values > 1e-300) & ~np.isnan(values)).tolist():
-        found[i] = _log10(str(texts[i]), negative)
+        found[i] = _log10(texts[i], negative)
     return found
 
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import difflib
 import gzip
+import itertools
 import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cupola.errors import DataError
-from cupola.gwas.scan import variant_columns
 
 MISSING = {"-9", "na", "nan"}  # in lower case
 X, Y, XY, MT = 23, 24, 25, 26
 _NAMED = {"X": X, "Y": Y, "XY": XY, "PAR1": XY, "PAR2": XY, "MT": MT, "M": MT}
 _GZIP = b"\x1f\x8b"
+_LARGER = 8  # letters of numpy strings to one of a file
 
 
 class CohortError(DataError):
@@ -36,7 +38,7 @@ class CohortError(DataError):
 @dataclass(frozen=True)
 class Variants:
     """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
-    Genotype 0 of the .bed file is two copies of a1."""
+    Genotype 0 of the .bed file is two copies of a1. Texts are numpy strings, or objects."""
 
     chromosome: np.ndarray
     position: np.ndarray
@@ -80,18 +82,90 @@ def read_variants(path: Path) -> Variants:
 
 
 def _clean_variants(path: Path) -> Variants | None:
-    """Read fast; None if there is anything to be said about the file."""
+    """Read by pyarrow; None without it, or if there is anything to be said about the file."""
     try:
         text = path.read_bytes()
-        found = variant_columns(gzip.decompress(text) if text[:2] == _GZIP else text)
-    except (OSError, EOFError, zlib.error):
+        text = gzip.decompress(text) if text[:2] == _GZIP else text
+        table = _parsed(text.replace(b"\r\n", b"\n") if b"\r" in text else text)
+    except (OSError, EOFError, zlib.error, ImportError):
         return None
-    if found is None:
+    if table is None:
         return None
-    runs, columns = found
-    codes = {name: chromosome(name) for name in {name for name, _ in runs}}
-    numbers = np.array([codes[name] for name, _ in runs], np.uint8)
-    return Variants(np.repeat(numbers, [count for _, count in runs]), *columns)
+    place = table["chromosome"].chunk(0)
+    numbers = chromosomes(place.dictionary.to_pylist())
+    return Variants(
+        numbers[place.indices.to_numpy()],
+        table["position"].to_numpy(),
+        _arrow_texts(table["name"].chunk(0)),
+        _arrow_texts(table["a1"].chunk(0), capitals=True),
+        _arrow_texts(table["a2"].chunk(0), capitals=True),
+    )
+
+
+def _parsed(text: bytes) -> Any:
+    """A clean .bim file as a pyarrow table; None if Python's `split` might see other columns."""
+    import pyarrow
+    from pyarrow import compute, csv
+
+    first = text[: text.find(b"\n") if b"\n" in text else None]
+    names = ["chromosome", "name", "centimorgans", "position", "a1", "a2"]
+    names = [n for n in names if n != "centimorgans" or len(first.split()) == 6]
+    few = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    try:
+        table = csv.read_csv(
+            pyarrow.py_buffer(text),
+            csv.ReadOptions(column_names=names, use_threads=False),
+            csv.ParseOptions(delimiter="\t" if b"\t" in first else " ", quote_char=False),
+            csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string())
+                               | {"chromosome": few}),
+        ).combine_chunks()  # fmt: skip
+        at = names.index("position")
+        # Not read as numbers at once: pyarrow would take hexadecimal ones, too.
+        fine = compute.all(compute.ascii_is_decimal(table[at])).as_py()
+        table = table.set_column(at, "position", table[at].cast(pyarrow.int64()))
+    except pyarrow.ArrowInvalid:
+        return None
+    spaces = np.count_nonzero(np.frombuffer(text, np.uint8) <= ord(" "))
+    spaces += not text.endswith(b"\n")
+    empty = any(compute.any(compute.equal(table[n], "")).as_py() for n in names if n != "position")
+    fine = fine and text.isascii() and spaces == len(names) * len(table) and not empty
+    return table if fine else None
+
+
+def _arrow_texts(column: Any, capitals: bool = False) -> np.ndarray:
+    _, places, data = column.buffers()
+    ends = np.frombuffer(places, np.int32)[column.offset :][: len(column) + 1]
+    text = bytes(data)[ends[0] : ends[-1]]
+    return as_texts(text.upper() if capitals else text, np.diff(ends))
+
+
+def as_texts(text: bytes, lengths: np.ndarray) -> np.ndarray:
+    """Texts that stand in ASCII one after another, as numpy strings. Each of these takes the room
+    of the longest, and alleles may have thousands of letters: where that is much, as objects."""
+    longest = int(lengths.max(initial=1))
+    if longest * len(lengths) > _LARGER * len(text):
+        letters, ends = text.decode(), np.cumsum(lengths).tolist()
+        parts = [letters[a:b] for a, b in itertools.pairwise([0, *ends])]
+        return np.array(parts, object)
+    cells = np.zeros((len(lengths), longest), np.uint8)
+    cells[np.arange(longest) < lengths[:, None]] = np.frombuffer(text, np.uint8)
+    return cells.astype(np.uint32).view(f"<U{longest}")[:, 0]
+
+
+def as_bytes(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The inverse: their bytes, one after another, and the length of each; None if not ASCII."""
+    if texts.dtype.kind == "O":
+        listed = texts.tolist()
+        whole = "".join(listed)
+        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
+        data = np.frombuffer(whole.encode(), np.uint8)
+        return (data, lengths) if whole.isascii() else None
+    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
+    told = codes != 0
+    data = codes[told]
+    if data.max(initial=0) > 127:
+        return None
+    return data.astype(np.uint8), np.count_nonzero(told, axis=1)
 
 
 def slow_variants(path: Path) -> Variants:
@@ -102,14 +176,8 @@ def slow_variants(path: Path) -> Variants:
     except ValueError:
         _complain_of_position(path)
         raise
-    codes = {text: chromosome(text) for text in set(table[0])}
-    return Variants(
-        np.array([codes[text] for text in table[0]], np.uint8),
-        position,
-        np.array(table[1]),
-        np.char.upper(np.array(table[-2])),
-        np.char.upper(np.array(table[-1])),
-    )
+    a1, a2 = (np.array([text.upper() for text in column], object) for column in table[-2:])
+    return Variants(chromosomes(table[0]), position, np.array(table[1], object), a1, a2)
 
 
 def as_lines(v: Variants) -> bytes:
@@ -153,12 +221,10 @@ def chromosome(text: str) -> int:
     return int(bare) if bare.isascii() and bare.isdigit() and int(bare) <= MT else 0
 
 
-def chromosomes(texts: np.ndarray) -> np.ndarray:
-    """PLINK's numbers of many chromosomes, uint8; quick where equal ones follow one another."""
-    begins = np.flatnonzero(np.append(True, texts[1:] != texts[:-1])[: len(texts)])
-    codes = {text: chromosome(text) for text in set(texts[begins].tolist())}
-    numbers = np.array([codes[text] for text in texts[begins].tolist()], np.uint8)
-    return np.repeat(numbers, np.diff(np.append(begins, len(texts))))
+def chromosomes(texts: Sequence[str]) -> np.ndarray:
+    """PLINK's numbers of many chromosomes, uint8."""
+    codes = {text: chromosome(text) for text in set(texts)}
+    return np.array([codes[text] for text in texts], np.uint8)
 
 
 def read_people(path: Path) -> People:

@@ -22,7 +22,7 @@ from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation import Ask, Question, State
 from cupola.federation.message import Arrays, blank
-from cupola.gwas import StudyHost, listing
+from cupola.gwas import StudyHost, variant_list_codec
 from cupola.gwas.accounting import counted_lines
 from cupola.gwas.agreement import left_out
 from cupola.gwas.analysis import AssociationAnalysis
@@ -91,7 +91,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         len(state.arrays["reason"]),
         state.values["people"]["loaded"],
         reach.told,
-        listing.fingerprint(listing.unpack(state.arrays["list"])),
+        variant_list_codec.fingerprint(variant_list_codec.unpack(state.arrays["list"])),
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
         tuple(state.values["warnings"]),

@@ -19,8 +19,8 @@ from cupola.gwas import Association, read_variants
 from cupola.gwas.analysis import AssociationAnalysis
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.forecast import USUAL, check
-from cupola.gwas.outline import outline
 from cupola.gwas.own_cohort import study_answers
+from cupola.gwas.preview import outline
 from cupola.gwas.tasks import PROPOSE
 from cupola.pages import page
 from cupola.pages.plan_facts import party_table

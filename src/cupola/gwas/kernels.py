@@ -7,27 +7,38 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 from cupola.gwas import reference
-from cupola.gwas.available import has_numba
-from cupola.gwas.bed import WORD, Bed, mask_of
+from cupola.gwas.bed import MISSING, WORD, Bed, mask_of, unpacked
 
 _CHUNK = 4096
+
+
+@lru_cache(maxsize=1)
+def has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+def _compiled() -> Any:
+    """Imported when it is needed: numba takes a while."""
+    from cupola.gwas import compiled
+
+    return compiled
 
 
 def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     if not has_numba():
         return reference.genotype_counts(rows, chosen)
-    from cupola.gwas import compiled
-
     found = np.zeros((len(rows), len(chosen), 3), np.int64)
     busy = chosen.any(axis=1)  # haploid people are few, mostly none
     if busy.any():
         masks = np.stack([mask_of(group) for group in chosen[busy]])
         some = found if busy.all() else np.empty((len(rows), len(masks), 3), np.int64)
-        compiled.genotype_counts(_words(rows), masks, some)
+        _compiled().genotype_counts(_words(rows), masks, some)
         found[:, busy] = some
     return found
 
@@ -37,30 +48,24 @@ def allele_counts(bed: Bed, local: np.ndarray, chosen: np.ndarray) -> np.ndarray
     if not has_numba() or sys.byteorder != "little":
         parts = (local[i : i + _CHUNK] for i in range(0, len(local), _CHUNK))
         return np.concatenate([reference.allele_counts(bed.rows(p), chosen) for p in parts])
-    from cupola.gwas import compiled
-
     found = np.empty((len(local), len(chosen), 2), np.int32)
     masks = np.stack([mask_of(group) for group in chosen])
-    compiled.allele_counts(bed.flat, bed.width, local.astype(np.int64), masks, found)
+    _compiled().allele_counts(bed.flat, bed.width, local.astype(np.int64), masks, found)
     return found
 
 
 def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
     if not has_numba():
         return reference.call_sums(rows, two, one)
-    from cupola.gwas import compiled
-
     width = -(-len(two) // 4)
     columns = np.ascontiguousarray(rows[:, :width].T)
-    return compiled.call_sums(columns, _padded(two, 4 * width), _padded(one, 4 * width))
+    return _compiled().call_sums(columns, _padded(two, 4 * width), _padded(one, 4 * width))
 
 
 def missing_sums(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     if not has_numba():
         return reference.missing_sums(rows, values)
-    from cupola.gwas import compiled
-
-    return compiled.missing_sums(_words(rows), _padded(values, 4 * rows.shape[1]))
+    return _compiled().missing_sums(_words(rows), _padded(values, 4 * rows.shape[1]))
 
 
 def without_half_calls(rows: np.ndarray, haploid: np.ndarray) -> np.ndarray:
@@ -81,15 +86,13 @@ def logistic_sums(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not has_numba():
         return reference.logistic_sums(rows, people, scale, fixed, y, beta)
-    from cupola.gwas import compiled
-
     whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
     whole[:, people] = np.vstack([fixed.T, y, scale, np.ones(len(people))])
     columns = np.ascontiguousarray(whole[:-3])
     y, scale, included = whole[-3:]
     i, j = np.triu_indices(len(columns))
     parts = (np.ascontiguousarray(rows), included, scale, columns, columns[i] * columns[j], y)
-    gradient, found, spread = compiled.logistic_sums(*parts, np.ascontiguousarray(beta))
+    gradient, found, spread = _compiled().logistic_sums(*parts, np.ascontiguousarray(beta))
     return gradient, found[:, _triangle_order(beta.shape[1])], spread
 
 
@@ -108,14 +111,9 @@ def missing_by_person(bed: Bed) -> np.ndarray:
     for start in range(0, bed.variants, _CHUNK):
         rows = bed.rows(slice(start, start + _CHUNK))
         if has_numba():
-            from cupola.gwas import compiled
-
-            compiled.missing_by_person(_words(rows), count)
+            _compiled().missing_by_person(_words(rows), count)
         else:
-            ones = np.ones((len(rows), 1))
-            from cupola.gwas.bed import MISSING, unpacked
-
-            count += ((unpacked(rows, len(count)) == MISSING).T @ ones)[:, 0].astype(np.int64)
+            count += np.count_nonzero(unpacked(rows, len(count)) == MISSING, axis=0)
     return count[: bed.people]
 
 

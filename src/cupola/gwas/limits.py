@@ -20,7 +20,7 @@ import numpy as np
 
 from cupola.federation import Arrays, Declined, Question, SiteContext
 from cupola.gwas.choices import Study
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 
 # Effective people that are enough, whatever share of all they are: where cases are rare, carriers
 # who are cases have hundreds of times the weight of others, and are what is looked for.

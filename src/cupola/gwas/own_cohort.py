@@ -19,11 +19,11 @@ from cupola.gwas import Association, Files, Site, read_variants
 from cupola.gwas.cohort import problems
 from cupola.gwas.files import Variants, read_people
 from cupola.gwas.limits import Released, described
-from cupola.gwas.outline import outline
 from cupola.gwas.plan import CohortFiles, StudyPlan
+from cupola.gwas.preview import outline
 from cupola.gwas.site import Workspace, most_iterations, released_numbers
 from cupola.gwas.tasks import OPENLY, withheld_for_cells
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 from cupola.secure.roster import Roster
 
 

@@ -135,7 +135,7 @@ class StudyPlan(PlanHeader, Study):
         if self.engine.kind == "ray":
             raise ValueError(
                 "engine.kind = 'ray': a cohort remembers what it was asked, in one place; use "
-                "'in-process', or 'separate' to try processes"
+                "'in-process', or 'processes' for trials"
             )
         if self.sum.masked and len(names) < self.sum.minimum:
             raise ValueError(

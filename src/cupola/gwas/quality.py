@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.federation import State
-from cupola.gwas import tails
+from cupola.gwas import pvalues
 from cupola.gwas.agreement import KEPT, R_HARDY, R_MAF, R_MISSING
 from cupola.gwas.design import AUTOSOME, SEX_X, kinds
 
@@ -58,4 +58,4 @@ def filtered(program: Association, state: State) -> np.ndarray:
 
 def hardy_weinberg(genotypes: np.ndarray) -> np.ndarray:
     """Exact p of (variants, 3) counts of people; the last group is controls, or all."""
-    return np.array([tails.hardy_weinberg(*row) for row in genotypes.tolist()])
+    return np.array([pvalues.hardy_weinberg(*row) for row in genotypes.tolist()])

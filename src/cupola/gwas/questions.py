@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupola.federation import Arrays, Question, Spec
-from cupola.gwas import agreement, listing
+from cupola.gwas import agreement, variant_list_codec
 from cupola.gwas.choices import Study
 from cupola.gwas.limits import WITHHELD, rounded
 from cupola.gwas.tasks import FINGERPRINTS, HASH, PROPOSE
@@ -115,7 +115,10 @@ class Asker:
             "gwas agree",
             arrays={"list": packed},
             options={"start": start, "sites": self.sites},
-            expects={"found": Spec((count,), "int", most), "own": Spec((4,), "int", listing.MOST)},
+            expects={
+                "found": Spec((count,), "int", most),
+                "own": Spec((4,), "int", variant_list_codec.MOST),
+            },
             reveals="per variant, in how many cohorts it is absent, elsewhere, has other alleles, "
             "is repeated, flipped, swapped; how many have other names, and how many of the "
             "cohorts' own variants are not on the list",

@@ -38,17 +38,6 @@ def missing_sums(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     return (unpacked(rows, len(values)) == MISSING).astype(np.float64) @ values
 
 
-def without_half_calls(rows: np.ndarray, haploid: np.ndarray) -> np.ndarray:
-    """Calls of one copy become missing in haploid people, who have one copy or none."""
-    from cupola.gwas.bed import packed
-
-    calls = unpacked(rows, rows.shape[1] * 4).copy()
-    wide = np.zeros(calls.shape[1], bool)
-    wide[: len(haploid)] = haploid
-    calls[(calls == 2) & wide] = MISSING
-    return packed(calls)
-
-
 def logistic_sums(
     rows: np.ndarray,
     people: np.ndarray,

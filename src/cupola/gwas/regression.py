@@ -53,6 +53,12 @@ class Regression:
     def _work(self, name: str) -> np.ndarray:
         return self.state.arrays[f"work/{name}"]
 
+    def _copied(self) -> Arrays:
+        return {name: self._work(name).copy() for name in _WORK}
+
+    def _go_on(self, work: Arrays, **values: object) -> State:
+        return self.state.next({f"work/{n}": array for n, array in work.items()}, **values)
+
     def ask(self) -> Question | None:
         """The next question; None where nothing of this kind of chromosome can be tested."""
         asker, chunk = self.asker, self.chunk
@@ -97,15 +103,14 @@ class Regression:
             "inverse": np.zeros((k, p, p)),
             "active": np.ones(k, bool),
         }
-        arrays = {f"work/{name}": array for name, array in work.items()}
         if self.part == "firth":
-            return self.state.next(arrays, part="penalty")
+            return self._go_on(work, part="penalty")
         if self.part == "penalty" and spent < FIRTH_ITERATIONS:
-            return self.state.next(arrays, part="firth", iteration=spent)
+            return self._go_on(work, part="firth", iteration=spent)
         if self.part in ("sums", "newton") and spent < newton.iterations:
-            return self.state.next(arrays, part="newton", iteration=spent)
+            return self._go_on(work, part="newton", iteration=spent)
         if self.part in ("sums", "newton") and newton.firth:
-            return self.state.next(arrays, part="firth", iteration=0)
+            return self._go_on(work, part="firth", iteration=0)
         return self._store(self._nothing(fit.OK))
 
     def _missing(self) -> bool:
@@ -204,7 +209,7 @@ class Regression:
         return self._advance(work, whole[work["active"]], matrix[work["active"]], 1)
 
     def _newton(self, sums: Arrays) -> State:
-        work = {name: self._work(name).copy() for name in _WORK}
+        work = self._copied()
         gradient, matrix = self._gathered(sums, work)
         # The sums were taken at coefficients of 32 bits.
         work["beta"][work["active"]] = work["beta"][work["active"]].astype(np.float32)
@@ -242,44 +247,31 @@ class Regression:
             work["status"][work["active"]] = fit.SEPARATED
             work["active"][:] = False
         if work["active"].any():
-            arrays = {f"work/{name}": array for name, array in work.items()}
-            return self.state.next(arrays, part="newton", iteration=spent)
+            return self._go_on(work, part="newton", iteration=spent)
         stuck = work["status"] == fit.SEPARATED
         if newton.firth and stuck.any():
             work["active"] = stuck
             work["beta"][stuck, :-1], work["beta"][stuck, -1] = self.null["beta"], 0.0
-            arrays = {f"work/{name}": array for name, array in work.items()}
-            return self.state.next(arrays, part="firth", iteration=0)
+            return self._go_on(work, part="firth", iteration=0)
         return self._store(work)
 
     # Firth's fallback: information first, then the penalty, which needs its inverse
 
     def _firth(self, sums: Arrays) -> State:
-        work = {name: self._work(name).copy() for name in _WORK}
+        work = self._copied()
         gradient, matrix = self._gathered(sums, work)
         beta, active = work["beta"], work["active"]
         beta[active] = beta[active].astype(np.float32)
-        arrays = {
-            "work/beta": beta,
-            "work/active": active,
-            "work/status": work["status"],
-            "work/gradient": gradient,
-            "work/inverse": arithmetic.inverse(matrix),
-        }
-        if not np.isfinite(arrays["work/inverse"]).all():  # give up those without information
-            keep = np.isfinite(arrays["work/inverse"]).all(axis=(1, 2))
-            still = active.copy()
-            still[np.flatnonzero(active)[~keep]] = False
-            arrays = {**arrays, "work/active": still, "work/gradient": gradient[keep],
-                      "work/inverse": arrays["work/inverse"][keep]}  # fmt: skip
-            if not still.any():
-                return self._store({**work, "active": still})
+        inverse = arithmetic.inverse(matrix)
+        told = np.isfinite(inverse).all(axis=(1, 2))
+        active[np.flatnonzero(active)[~told]] = False  # give up those without information
         if not active.any():
             return self._store(work)
-        return self.state.next(arrays, part="penalty")
+        more = {"gradient": gradient[told], "inverse": inverse[told]}
+        return self._go_on({**work, **more}, part="penalty")
 
     def _penalty(self, sums: Arrays) -> State:
-        work = {name: self._work(name).copy() for name in _WORK}
+        work = self._copied()
         active = np.flatnonzero(work["active"])
         inverse, gradient = self._work("inverse"), self._work("gradient") + sums["penalty"]
         step = arithmetic.times(inverse, gradient)
@@ -299,8 +291,7 @@ class Regression:
         spent = self.state.values["iteration"] + 1
         if spent >= FIRTH_ITERATIONS or not work["active"].any():
             return self._store(work)
-        arrays = {f"work/{name}": array for name, array in work.items()}
-        return self.state.next(arrays, part="firth", iteration=spent)
+        return self._go_on(work, part="firth", iteration=spent)
 
     # Results
 

@@ -13,7 +13,7 @@ from cupola.base.formatting import count, duration, number, size, text
 from cupola.gwas.accounting import missing, put_right
 from cupola.gwas.compare import GENOME_WIDE, Table, read_results
 from cupola.gwas.manhattan import largest, manhattan, quantiles
-from cupola.gwas.tails import HALF_CHI2
+from cupola.gwas.pvalues import HALF_CHI2
 from cupola.pages import charts, page
 from cupola.pages.any_run import plan_section
 from cupola.pages.any_run import sections as run_sections

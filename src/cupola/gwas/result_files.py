@@ -9,7 +9,7 @@ import numpy as np
 
 from cupola.base.files import replacing
 from cupola.federation import State
-from cupola.gwas import Association, Results, inflation, listing, tables
+from cupola.gwas import Association, Results, inflation, tables, variant_list_codec
 from cupola.gwas.agreement import left_out
 from cupola.gwas.fit import MEANINGS
 from cupola.gwas.plan import StudyPlan
@@ -57,7 +57,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "people": state.values["people"],
         "binary": state.values["binary"],
         "variants": len(reason),
-        "list_hash": listing.fingerprint(program.variants(state)),
+        "list_hash": variant_list_codec.fingerprint(program.variants(state)),
         "tested": int(tested.sum()),
         "left_out": left_out(reason),
         "without_result": {

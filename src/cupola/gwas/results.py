@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupola.federation import State
-from cupola.gwas import fit, tails
+from cupola.gwas import fit, pvalues
 from cupola.gwas.agreement import KEPT, places
 from cupola.gwas.association import CASES, CONTROLS, Association
 from cupola.gwas.bed import stretch
@@ -97,14 +97,12 @@ def _along_the_genome(found: Results) -> Results:
     covariates = [
         Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
     ]
+    arrays = {n: getattr(found, n)[order] for n in ("variants", "frequency", "observed", "status")}
     return Results(
-        found.variants[order],
-        found.frequency[order],
-        found.observed[order],
-        found.status[order],
-        {name: column[order] for name, column in found.columns.items()},
-        covariates,
-        None if found.genotypes is None else found.genotypes[order],
+        **arrays,
+        columns={name: column[order] for name, column in found.columns.items()},
+        covariates=covariates,
+        genotypes=None if found.genotypes is None else found.genotypes[order],
     )
 
 
@@ -135,7 +133,7 @@ def _allelic_part(alleles: np.ndarray) -> dict[str, np.ndarray]:
         error = np.sqrt(1 / a + 1 / b + 1 / c + 1 / d)
         return {
             "F_A": a / cases, "F_U": c / controls, "C_A": a, "C_U": c, "CHISQ": x,
-            "P": tails.chi2(x), "LOG10P": tails.log10_chi2(x),
+            "P": pvalues.chi2(x), "LOG10P": pvalues.log10_chi2(x),
             "OR": np.where(b * c > 0, ratio, np.nan),
             "SE": np.where(np.isfinite(error), error, np.nan),
             "NMISS": both / 2,
@@ -153,7 +151,7 @@ def _trend(genotypes: np.ndarray) -> dict[str, np.ndarray]:
         t = (table[:, 0] @ copies) * s - (table[:, 1] @ copies) * r
         variance = total * (n @ copies**2) - (n @ copies) ** 2
         x = total * t**2 / (r * s * variance)
-    return {"T_CHISQ": x, "T_P": tails.chi2(x)}
+    return {"T_CHISQ": x, "T_P": pvalues.chi2(x)}
 
 
 def _regression(
@@ -180,9 +178,9 @@ def _regression(
     statistic = beta[:, 0] / error[:, 0]
     freedom = people - columns
     if program.study.test == "linear":
-        p, log = tails.student(statistic, freedom), tails.log10_student(statistic, freedom)
+        p, log = pvalues.student(statistic, freedom), pvalues.log10_student(statistic, freedom)
     else:
-        p, log = tails.normal(statistic), tails.log10_normal(statistic)
+        p, log = pvalues.normal(statistic), pvalues.log10_normal(statistic)
     found = {
         "NMISS": people, "BETA": beta[:, 0], "SE": error[:, 0], "STAT": statistic, "P": p,
         "LOG10P": log, "FREEDOM": freedom,
@@ -198,4 +196,4 @@ def inflation(found: Results) -> float:
     """Genomic inflation factor over the autosomes."""
     autosomes = kinds(found.variants.chromosome) == 0
     x = found.columns["CHISQ"] if "CHISQ" in found.columns else found.columns["STAT"] ** 2
-    return tails.inflation(x[autosomes])
+    return pvalues.inflation(x[autosomes])

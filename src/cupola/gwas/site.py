@@ -24,7 +24,7 @@ from cupola.gwas.design import Design, design, fewest_people
 from cupola.gwas.files import CohortError, Variants, as_lines
 from cupola.gwas.kernels import genotype_counts
 from cupola.gwas.limits import Released
-from cupola.secure.memory import Memory
+from cupola.secure.durable_dict import Memory
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50

@@ -12,12 +12,12 @@ import numpy as np
 from scipy import special
 
 from cupola.errors import PlanError
-from cupola.gwas import fit, tails
+from cupola.gwas import fit, pvalues
 from cupola.gwas.agreement import KEPT, REASONS
 from cupola.gwas.compare import Table
 from cupola.gwas.files import Variants
-from cupola.gwas.printing import Column, write_lines
 from cupola.gwas.results import Results
+from cupola.gwas.text import Column, write_table
 
 ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
@@ -32,10 +32,11 @@ def _p(found: Results) -> Column:
 
 
 def _place(v: Variants) -> list[Column]:
-    longest = int(np.char.str_len(v.name).max(initial=0))
+    quick = v.name.dtype.kind == "U"
+    longest = np.char.str_len(v.name).max(initial=0) if quick else max(map(len, v.name))
     return [
         Column("CHR", 4, v.chromosome, 0),
-        Column("SNP", max(4, longest), v.name),
+        Column("SNP", max(4, int(longest)), v.name),
         Column("BP", 10, v.position, 0),
         Column("A1", 4, v.a1),
     ]
@@ -89,7 +90,7 @@ def _coefficient(
         p = _p(found)
     else:
         linear = test == "linear"
-        known = tails.student(statistic, c["FREEDOM"]) if linear else tails.normal(statistic)
+        known = pvalues.student(statistic, c["FREEDOM"]) if linear else pvalues.normal(statistic)
         p = Column("P", 12, known)
     low, high, effect = beta - wide * error, beta + wide * error, ("BETA", beta)
     if test == "logistic":
@@ -122,14 +123,6 @@ def trend_columns(found: Results) -> list[list[Column]]:
             Column("DF", 4, "1"), Column("P", 12, c["T_P"]),
         ]
     ]  # fmt: skip
-
-
-def write_table(
-    file: IO[bytes], lines: list[list[Column]], shown: Sequence[np.ndarray] = ()
-) -> None:
-    """Columns right-aligned as PLINK aligns them. shown: of each line but the first, at which
-    variants it is written."""
-    write_lines(file, lines, shown)
 
 
 class _Printed(Sequence[list[str]]):
@@ -171,7 +164,7 @@ def write_ssf(file: IO[bytes], found: Results, test: str) -> None:
         Column("variant_id", 0, v.name),
         Column("n", 0, c["NMISS"], 0),
     ]
-    write_lines(file, [columns], separator="\t")
+    write_table(file, [columns], separator="\t")
 
 
 def write_parquet(file: IO[bytes], found: Results) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
-from cupola.gwas import agreement, kernels, listing
+from cupola.gwas import agreement, kernels, variant_list_codec
 from cupola.gwas.cohort import Cohort
 from cupola.gwas.design import Design, calls, haploid, kinds, present
 from cupola.gwas.files import CohortError
@@ -126,7 +126,7 @@ def propose(own: Site, site: SiteContext, question: Question) -> Contribution:
     rows, before = own.common(least), site.recall(question)
     if "listed" in before:
         rows = rows[~before["listed"][rows]]
-    packed = listing.pack(own.cohort.variants[rows])
+    packed = variant_list_codec.pack(own.cohort.variants[rows])
     if "size" in question.expects:
         return Contribution({"size": np.array([len(packed)], np.int64)})
     return Contribution({"list": packed})
@@ -144,7 +144,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     start, sites = int(question.options["start"]), int(question.options["sites"])
     before = site.recall(question) if start else {}
     own.agreeing(start, len(before.get("local", ())), sites, question.arrays["list"])
-    proposed, variants = listing.unpack(question.arrays["list"]), own.cohort.variants
+    proposed, variants = variant_list_codec.unpack(question.arrays["list"]), own.cohort.variants
     found = agreement.compare(proposed, variants, own.index, before.get("local"))
     kept = {"local": found.row.astype(np.int32), "swapped": np.isin(found.status, (1, 3))}
     listed = before["listed"].copy() if before else np.zeros(len(variants), bool)

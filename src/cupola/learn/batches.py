@@ -17,7 +17,7 @@ from cupola.errors import PlanError
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.learn.choices import Local, Participation
-from cupola.learn.private import drawn_batches, privacy_of, private_steps, sampling_rate
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.workspace import probe_inputs
 
 if TYPE_CHECKING:
@@ -58,20 +58,17 @@ class Work:
         self.order = self.order[:held]
 
 
-NO_WORK = Work(np.empty(0, np.int64), np.empty(0, np.int64), 0, fixed=True)
-
-
 def share_out(sites: Sequence[SiteContext], question: Question, local: Local) -> list[Work]:
     """Every site's work in this round."""
     seed = sites[0].seed if sites[0].seed is not None else secrets.randbits(62)
     numbers = [site.index for site in sites]
     sizes = [len(site.data.train) for site in sites]
     epochs, parts, declined = _who_works(seed, question, local, numbers)
-    private = privacy_of(question).mechanism == "dp-sgd"
-    if private:
+    mechanism = mechanism_for(question)
+    if mechanism.per_example:
         work = [
-            _poisson(site, question.round, local, n, many)
-            for site, n, many in zip(sites, sizes, epochs)
+            _poisson(mechanism, Turn(site, question, local), many)
+            for site, many in zip(sites, epochs)
         ]
     elif local.work == "epochs":
         work = _epochs(seed, question.round, local, numbers, sizes, epochs)
@@ -83,7 +80,8 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
         ]
     else:
         work = [Work(np.arange(size), np.array([size]), size) for size in sizes]
-    if (local.work == "epochs" and local.epochs == 1) or (private and local.work == "batches"):
+    cut = mechanism.per_example and local.work == "batches"
+    if cut or (local.work == "epochs" and local.epochs == 1):
         for item, part in zip(work, parts):
             if part is not None and item.steps:
                 item.cut(_some(item.steps, part))
@@ -171,12 +169,12 @@ def _epochs(
     ]
 
 
-def _poisson(site: SiteContext, round: int, local: Local, n: int, epochs: int) -> Work:
+def _poisson(mechanism: Mechanism, turn: Turn, epochs: int) -> Work:
     """Batches for private steps; how many examples each holds must not show in the weight."""
+    n = len(turn.site.data.train)
     if n == 0:
         return Work(np.empty(0, np.int64), np.empty(0, np.int64), 0)
-    steps, rate = private_steps(n, local, epochs), sampling_rate(n, local)
-    batches = drawn_batches(site, round, n, rate, steps)
+    batches = mechanism.batches(turn, epochs)
     return Work(np.concatenate(batches), np.array([len(b) for b in batches]), n, fixed=True)
 
 

@@ -23,11 +23,11 @@ from cupola.errors import DataError, PlanError
 from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
 from cupola.learn import Evaluation, Problem, Training, TrainingHost, named
+from cupola.learn.batched.choose import possible
 from cupola.learn.batches import require_batches
 from cupola.learn.features import public_labels
 from cupola.learn.frozen import partly
 from cupola.learn.plan import Loss, Plan
-from cupola.learn.together import possible
 from cupola.personalize import Personalisation
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
@@ -188,7 +188,7 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if plan.task != "train":
         return
     require_batches(made, of.sites.sizes(np.arange(min(len(of), SITES_CHECKED))))
-    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "separate":
+    if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "processes":
         return
     ask = made.ask(made.start())
     mode = plan.engine.mode

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cupola.learn.mechanisms import mechanism_of
+
 if TYPE_CHECKING:
     from cupola.learn.plan import Plan
-
-_AT_SITE = ("dp-sgd", "output", "objective", "distributed")  # noise in each site's own answer
 
 
 def why(plan: Plan) -> str | None:
@@ -52,7 +52,7 @@ def told(plan: Plan) -> str | None:
     if not may_change(plan):
         return None
     reason = why(plan) or "sum.changes = true"
-    if plan.privacy.mechanism in _AT_SITE:
+    if mechanism_of(plan.privacy).noised_at_site:
         return (
             f"over rounds, differences of totals, since sites change ({reason}): of a single "
             f"site's updates no more than the epsilon of '{plan.privacy.mechanism}' allows, but "

@@ -368,39 +368,37 @@ class Privacy(Choice):
 
     @model_validator(mode="after")
     def _possible(self) -> Privacy:
-        kind = self.mechanism
-        own = "answer_epsilon" if kind == "objective" else "noise"
-        given = (self.epsilon is not None) + (getattr(self, own) is not None)
-        if kind == "none" and given:
+        from cupola.learn.mechanisms import OWNERS, mechanism_of
+
+        how = mechanism_of(self)
+        given = (self.epsilon is not None) + (getattr(self, how.strength) is not None)
+        if not how.on and given:
             raise ValueError("epsilon and noise need a mechanism (mechanism = 'dp-sgd', say)")
-        if kind != "none" and given != 1:
-            raise ValueError(f"mechanism '{kind}' needs either epsilon (a target) or {own}")
-        only = {
-            "noise": (self.noise is not None and kind == "objective", ("dp-sgd",)),
-            "answer_epsilon": (self.answer_epsilon is not None, ("objective",)),
-            "augmentations": (self.augmentations != 1, ("dp-sgd",)),
-            "quantile": (self.quantile is not None, ("central",)),
-            "counts_noise": (self.counts_noise is not None, ("central",)),
-            "colluders": (self.colluders != 0, ("distributed",)),
-            "restart": (self.restart != 0, ("dp-ftrl",)),
-        }
-        for name, (used, kinds) in only.items():
-            if used and kind not in kinds:
-                raise ValueError(f"{name} belongs to mechanism '{kinds[0]}', not '{kind}'")
-        if kind == "distributed" and self.accountant == "pld":
-            raise ValueError("mechanism 'distributed' is accounted by Renyi divergences, not 'pld'")
+        if how.on and given != 1:
+            wanted = f"either epsilon (a target) or {how.strength}"
+            raise ValueError(f"mechanism '{how.name}' needs {wanted}")
+        for key, (owner, default) in OWNERS.items():
+            if key not in how.keys and getattr(self, key) != default:
+                raise ValueError(f"{key} belongs to mechanism '{owner}', not '{how.name}'")
+        how.check_options()
         return self
 
     @property
     def on(self) -> bool:
-        return self.mechanism != "none"
+        return self._is("on")
 
     @property
     def by_coordinator(self) -> bool:
         """Whether the coordinator adds the noise, to clipped updates of whole sites."""
-        return self.mechanism in ("central", "dp-ftrl")
+        return self._is("by_coordinator")
 
     @property
     def of_sites(self) -> bool:
         """Whether whole sites are hidden, not single examples."""
-        return self.by_coordinator or self.mechanism == "distributed"
+        return self._is("of_sites")
+
+    def _is(self, fact: str) -> bool:
+        """A fact of the chosen mechanism."""
+        from cupola.learn.mechanisms import mechanism_of
+
+        return getattr(mechanism_of(self), fact)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cupola.analysis.disclosure import COMPENSATOR
 from cupola.learn import Training
-from cupola.secure.hidden import layout_of
+from cupola.secure.wrapped_question import layout_of
 
 _COMPENSATOR = f"{COMPENSATOR}, no model"
 
@@ -14,13 +14,8 @@ _COMPENSATOR = f"{COMPENSATOR}, no model"
 def learned(program: Training, differences: str | None = None) -> list[tuple[str, str]]:
     """(party, what it learns), in a sentence each, if everybody keeps to the protocol. differences:
     what those of masked totals tell, where sites change."""
-    choice, privacy = program.sum, program.privacy
-    noised = privacy.mechanism in ("dp-sgd", "output", "objective", "distributed")
-    what = own = "noised updates" if noised else "updates"
-    if privacy.by_coordinator:
-        what = own = "clipped updates, before its noise"
-    if privacy.mechanism == "distributed":
-        own = "updates with their own shares of the noise alone"
+    choice, mechanism = program.sum, program.mechanism
+    what, own = mechanism.sends, mechanism.sends_alone
     counts = " and metrics" if _asks_metrics(program) else ""
     if not choice.masked:
         parties = [("coordinator", f"every site's own {what}{counts}, and its number of samples")]

@@ -36,7 +36,7 @@ from cupola.errors import FederationError, PlanError
 from cupola.federation import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.learn.choices import Subset, Trainable
-from cupola.nn.lean import make_lean
+from cupola.nn.memory_saving import make_lean
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.reprogram import Adapted
@@ -308,18 +308,12 @@ def levels(training: Training) -> Levels | None:
 def require_trainable(training: Training) -> None:
     """Refuse what cannot be bounded or hidden, with the way out."""
     choice, found = training.problem.trainable, training.levels
-    mechanism = training.privacy.mechanism
     # Patterns that fit nothing are found by building, before the first round.
     built = training.problem.build() if choice.on else None
     if isinstance(built, Adapted) and built.from_file:
         raise PlanError(
             "[trainable] makes what it freezes from a seed, which would overwrite the source "
             "model's weights; say in model.adapt what is trained ('head', 'map', 'reprogram')"
-        )
-    if (choice.on or choice.level) and mechanism in ("output", "objective"):
-        raise PlanError(
-            f"[trainable] with privacy.mechanism = '{mechanism}': it solves for all weights of one "
-            "linear layer; there is no part to freeze. Use 'dp-sgd'"
         )
     if found is None:
         return
@@ -330,18 +324,12 @@ def require_trainable(training: Training) -> None:
             f"trainable.level: no site trains '{idle[0]}'; put it into trainable.freeze, so that "
             "it need not travel"
         )
-    if mechanism == "distributed":
-        raise PlanError(
-            "trainable.level with privacy.mechanism = 'distributed': a site that does not train a "
-            "tensor adds no share of its noise, and shares are counted over all sites of a total; "
-            "use 'central', or one [trainable] section for all sites"
-        )
     if training.sum.masked and training.local.weighting == "samples":
         raise PlanError(
             "trainable.level with masked sums tells the weight of every tensor, and differences of "
             "these tell the samples of few sites; set local.weighting = 'uniform'"
         )
-    least, noised = training.sum.minimum, mechanism == "dp-sgd"
+    least, noised = training.sum.minimum, training.mechanism.noised_at_site
     whole = training.members is None  # groups that train apart are agreed to change
     if training.sum.masked and whole and not noised and found.alone(names, least) < least:
         raise PlanError(

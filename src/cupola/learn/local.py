@@ -1,7 +1,7 @@
 """The task 'train': what a site computes in a round.
 
 `train` is the plain form, one site at a time on the worker's model. The forms for many sites at
-once are in `together`; tests hold them equal.
+once are in `batched`; tests hold them equal.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.errors import FederationError
-from cupola.federation import Arrays, Contribution, Declined, Partial, Question, SiteContext, task
+from cupola.federation import (
+    Arrays,
+    Charge,
+    Contribution,
+    Declined,
+    Partial,
+    Question,
+    SiteContext,
+    task,
+)
 from cupola.federation.randomness import derive
-from cupola.learn.batches import NO_WORK, Work, declined_by, share_out
+from cupola.learn.batches import Work, declined_by, share_out
 from cupola.learn.choices import Local, Privacy
+from cupola.learn.mechanisms import Mechanism, Turn, mechanism_for
 from cupola.learn.metrics import count
 from cupola.learn.optimizers import LocalOptimizer, effective_steps
-from cupola.learn.private import (
-    PrivateGradient,
-    asked_before,
-    charge,
-    clipped_update,
-    paid_for,
-    privacy_of,
-)
-from cupola.learn.shares import noised_share
 from cupola.learn.workspace import Workspace, workspace_of
 
-NOISELESS = ("none", "central", "dp-ftrl")  # what a site answers has no noise in it yet
 _STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
 MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
 
@@ -41,7 +42,7 @@ MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes
 def _is_random(question: Question) -> bool:
     """Whether another round gives another answer: batches are drawn, or noise is."""
     local = Local.model_validate(question.options["local"])
-    return local.work != "gradient" or privacy_of(question).mechanism not in NOISELESS
+    return local.work != "gradient" or mechanism_for(question).noised_at_site
 
 
 @task("train", random=_is_random)
@@ -54,22 +55,31 @@ def train(site: SiteContext, question: Question) -> Contribution:
     'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
     'loss' (of the received model, where it is asked for).
     """
-    local = Local.model_validate(question.options["local"])
-    work = share_out([site], question, local)[0]
+    turn = turn_of(site, question)
+    work = share_out([site], question, turn.local)[0]
     if work.declined:
         raise Declined(work.declined)
-    space = workspace_of(site)
-    space.load(question.arrays)
-    with torch.no_grad(), own_randomness(site, question, space):
-        return _train(site, question, local, work, space)
+    turn.space.load(question.arrays)
+    with torch.no_grad(), own_randomness(site, question, turn.space):
+        return _train(turn, work)
 
 
-train.charges(charge)
+def turn_of(site: SiteContext, question: Question) -> Turn:
+    return Turn(site, question, Local.model_validate(question.options["local"]))
+
+
+@train.charges
+def charge(site: SiteContext, question: Question) -> Charge | None:
+    """What a training answer costs; None if nothing protects it."""
+    mechanism = mechanism_for(question)
+    if mechanism.on and not len(site.data.train):
+        return Charge(())  # it will give no answer
+    return mechanism.charge(turn_of(site, question))
 
 
 @train.many
 def train_together(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
-    from cupola.learn.together import train_many  # it needs this module's definitions
+    from cupola.learn.batched.choose import train_many  # it needs this module's definitions
 
     return train_many(sites, question)
 
@@ -78,11 +88,11 @@ def train_together(sites: Sequence[SiteContext], question: Question) -> list[Par
 def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
     """Who would answer, and with which arrays; for dp-ftrl a site keeps that it was asked."""
     local = Local.model_validate(question.options["local"])
-    layouts: dict[int, Arrays] = {}  # by level
+    mechanism, layouts = mechanism_for(question), dict[int, Arrays]()  # by level
     found: list[Arrays | str] = []
     for site, declined in zip(sites, declined_by(sites, question, local)):
-        if declined is None and "pattern" in question.options:
-            site.keep(question, kept_after(site, question, local, NO_WORK))
+        if declined is None and (kept := mechanism.kept(Turn(site, question, local))):
+            site.keep(question, {**site.recall(question), **kept})
         space = workspace_of(site)
         if id(space) not in layouts:
             layouts[id(space)] = _layout(question, space)
@@ -100,27 +110,43 @@ def _layout(question: Question, space: Workspace) -> Arrays:
     }
 
 
-def _train(
-    site: SiteContext, question: Question, local: Local, work: Work, space: Workspace
-) -> Contribution:
-    lr = question.options["lr"]
-    privacy = privacy_of(question)
+def _train(turn: Turn, work: Work) -> Contribution:
+    site, question, local, space = *turn, turn.space
+    mechanism = mechanism_for(question)
     arrays = reported_loss(site, question, space)  # first: training moves the model
-    optimizer = LocalOptimizer(local, lr)
+    update = mechanism.solved(turn)
+    if update is None:
+        update = _descended(turn, work, mechanism)
+        if local.send == "normalised":
+            arrays["steps"] = np.array(effective_steps(local, work.steps, question.options["lr"]))
+    arrays |= mechanism.at_site(turn, update)
+    kept = kept_after(turn, work, mechanism)
+    finite = all(math.isfinite(array.sum()) for array in arrays.values())
+    if local.control_variates and finite:
+        changed = _variates(question, space, work.steps * question.options["lr"])
+        arrays.update(changed)
+        kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
+    if kept:
+        site.keep(question, kept)
+    if not finite:
+        raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
+    weight = float(work.used) if local.weighting == "samples" else 1.0
+    return Contribution(arrays, weight)
+
+
+def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:
+    """The site's own steps from the received model: the change they make, or their gradients."""
+    site, question, local, space = *turn, turn.space
+    optimizer = LocalOptimizer(local, question.options["lr"])
     start = space.split(space.start)
-    private = None
-    if privacy.mechanism == "dp-sgd":
-        private = PrivateGradient(site, question, local, privacy, space)
-    correction = _correction(site, question, local, space)
+    whole = local.work == "gradient"
+    gradient = mechanism.gradient(turn) or partial(gradient_of, space, site, whole=whole)
+    correction = _correction(turn)
+    augment = augmentation(site, question, mechanism.privacy)
     total: list[Tensor] = []
-    convex = privacy.mechanism in ("output", "objective")
     coefficients = accumulation_coefficients(local, work.steps)
-    augment = augmentation(site, question, privacy)
-    for step, (index, alpha) in enumerate(zip(work.batches if not convex else (), coefficients), 1):
-        if private is not None:
-            grads = private(index, augment)
-        else:
-            grads = gradient_of(space, site, index, augment, whole=local.work == "gradient")
+    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
+        grads = gradient(index, augment)
         if local.proximal:
             torch._foreach_add_(grads, space.params, alpha=local.proximal)
             torch._foreach_add_(grads, start, alpha=-local.proximal)
@@ -134,64 +160,30 @@ def _train(
             if step == work.steps:
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
-    if convex:
-        from cupola.learn.convex import solved
-
-        total = solved(site, question, local, privacy, space)
-    elif local.send != "gradients":
-        change = space.start - space.flat
-        if local.send == "normalised":
-            steps = effective_steps(local, work.steps, lr)
-            change /= steps
-            arrays["steps"] = np.array(steps)
-        total = space.split(change)
-    if privacy.by_coordinator:
-        total, below = clipped_update(total, privacy)
-        arrays.update(below)
-    shared = privacy.mechanism == "distributed"
-    if shared:
-        arrays |= noised_share(site, question, privacy, space, total)
-    else:
-        arrays |= space.named("model", total)
-    for name, buffer in space.buffers.items() if not shared else ():
-        # Buffers are statistics that no mechanism noises: under privacy they go back as they came.
-        received = question.arrays[f"buffer/{name}"] if privacy.on else buffer.cpu().numpy()
-        arrays[f"buffer/{name}"] = received.copy()
-    kept = kept_after(site, question, local, work)
-    finite = all(math.isfinite(array.sum()) for array in arrays.values())
-    if local.control_variates and finite:
-        changed = _variates(question, space, work.steps * lr)
-        arrays.update(changed)
-        kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
-    if kept:
-        site.keep(question, kept)
-    if not finite:
-        raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
-    weight = float(work.used) if local.weighting == "samples" else 1.0
-    return Contribution(arrays, weight)
+    if local.send == "gradients":
+        return total
+    change = space.start - space.flat
+    if local.send == "normalised":
+        change /= effective_steps(local, work.steps, question.options["lr"])
+    return space.split(change)
 
 
 def reported_loss(site: SiteContext, question: Question, space: Workspace) -> Arrays:
     """This site's mean loss at the model in `space`, in evaluation mode, if it is asked for."""
     if not question.options.get("report_loss"):
         return {}
-    if privacy_of(question).on:
+    if mechanism_for(question).on:
         raise Declined("a loss without noise is not told beside a private answer")
     sums = count(space, [site.data.train], {})
     return {"loss": sums["loss"] / sums["samples"]}
 
 
-def kept_after(
-    site: SiteContext, question: Question, local: Local, work: Work
-) -> dict[str, np.ndarray]:
+def kept_after(turn: Turn, work: Work, mechanism: Mechanism) -> dict[str, np.ndarray]:
     """What a site keeps after this answer, besides control variates."""
-    kept = dict(site.recall(question))
-    if local.work == "batches" and not work.fixed:
+    kept = dict(turn.site.recall(turn.question))
+    if turn.local.work == "batches" and not work.fixed:
         kept["cursor"] = np.array(work.cursor)
-    if "pattern" in question.options:
-        kept["asked"] = np.array([*asked_before(site, question), question.round])
-        kept["paid"] = paid_for(question)
-    return kept
+    return kept | mechanism.kept(turn)
 
 
 def gradient_of(
@@ -229,13 +221,11 @@ def accumulation_coefficients(local: Local, steps: int) -> list[float]:
     return [float(steps), *(half + i * slope for i in range(steps - 1))]
 
 
-def _correction(
-    site: SiteContext, question: Question, local: Local, space: Workspace
-) -> list[Tensor]:
+def _correction(turn: Turn) -> list[Tensor]:
     """SCAFFOLD: c - c_k, added to every gradient; c_k starts at zero."""
-    if not local.control_variates:
+    if not turn.local.control_variates:
         return []
-    own = site.recall(question)
+    question, space, own = turn.question, turn.space, turn.site.recall(turn.question)
     result = []
     for name in space.names:
         key = f"variate/{name}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from cupola.federation.message import blank
 from cupola.federation.site import Partial
 from cupola.learn.choices import Evaluation
 from cupola.learn.workspace import Problem, Workspace, workspace_of
+
+if TYPE_CHECKING:
+    from cupola.learn.training import Training
 
 SHOWN_CLASSES = 200  # a confusion matrix beyond this is nothing to look at
 COUNTED_CLASSES = 1000  # beyond this it is not counted, nor are histograms of scores
@@ -108,7 +112,25 @@ def expected(problem: Problem, options: Mapping) -> dict[str, Spec]:
     return dict(_specs(problem, options))
 
 
-def require_measured(problem: Problem, judge: Evaluation) -> None:
+def require_judged(training: Training) -> None:
+    """Refuse an evaluation without its data."""
+    judge, held = training.evaluation, "test" in training.site_splits
+    _require_measured(training.problem, judge)
+    if (judge.best or judge.patience) and not training.validation:
+        raise PlanError(
+            "evaluation.best and evaluation.patience need validation data: set "
+            "data.partition.public_validation or .validation (test data select nothing)"
+        )
+    if judge.on in ("sites", "both") and not held:
+        raise PlanError(
+            f"evaluation.on = '{judge.on}' needs held-out data at the sites: set a test share in "
+            "the partition (test = 0.2)"
+        )
+    if judge.per_site and not held:
+        raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
+
+
+def _require_measured(problem: Problem, judge: Evaluation) -> None:
     """Refuse a metric that nobody will measure, where a model is chosen by it."""
     if not (judge.best or judge.patience):
         return

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupola.errors import PlanError
 from cupola.federation.randomness import generator, permutation
-from cupola.learn.choices import Participation
+from cupola.learn.choices import Participation, Sum
 
 
 def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
@@ -30,6 +30,23 @@ def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:
         if count > sites:
             raise PlanError(f"participation.count = {count}, but there are {sites} sites")
     return np.sort(random.choice(sites, count, replace=False, shuffle=False)).tolist()
+
+
+def require_sites(choice: Participation, sites: int, rounds: int, total: Sum) -> None:
+    """Refuse rounds that ask more sites than there are, or too few to tell a masked sum of."""
+    many, asked = expected_sites(choice, sites), choice.count or 0
+    if total.masked and choice.kind != "poisson" and many < total.minimum:
+        there = f"a round asks {many:g} of" if many < sites else "there are"
+        raise PlanError(
+            f"sum.minimum = {total.minimum}, but {there} {sites} sites: no masked sum can be told"
+        )
+    if asked > sites and choice.kind in ("fraction", "rotation"):
+        raise PlanError(f"participation.count = {asked}, but there are {sites} sites")
+    if choice.kind == "at-most-once" and rounds * asked > sites:
+        raise PlanError(
+            f"at-most-once: {rounds} rounds of {asked} sites need {rounds * asked} sites, there "
+            f"are {sites}"
+        )
 
 
 def expected_sites(choice: Participation, sites: int) -> float:

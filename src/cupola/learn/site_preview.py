@@ -14,9 +14,9 @@ from cupola.learn import Training, TrainingHost, build
 from cupola.learn.changing_sites import told
 from cupola.learn.disclosure import learned
 from cupola.learn.forecast import Forecast, forecast
-from cupola.learn.guarantee import against, unprotected
 from cupola.learn.own_data import own_data
 from cupola.learn.plan import Plan
+from cupola.learn.privacy_promise import unprotected
 from cupola.personalize import Personalisation
 from cupola.secure.roster import Roster
 
@@ -58,7 +58,7 @@ def _cost(training: Training, cost: Forecast, rules: SiteRules) -> dict[str, Any
         "at_most": list(cost.epsilon_vary),
         "delta": spent["delta"],
         "neighbours": spent["neighbours"],
-        "against": against(training),
+        "against": training.mechanism.against(training),
         "unit": spent["unit"],
         "unprotected": list(unprotected(training)),
         "budget": None if rules.budget is None else rules.budget.epsilon,

@@ -12,9 +12,10 @@ from cupola.analysis.folder_lock import run_id as run_id
 from cupola.federation import Accounts
 from cupola.learn import Training, TrainingHost
 from cupola.learn.choices import Privacy
-from cupola.learn.guarantee import SIMULATED, Guarantee, guarantee, resolve
+from cupola.learn.mechanisms import mechanism_of
+from cupola.learn.mechanisms.base import binary_problems
 from cupola.learn.plan import Plan
-from cupola.learn.private import binary_problems
+from cupola.learn.privacy_promise import SIMULATED, Guarantee, guarantee, resolve
 from cupola.learn.upcycle import training_rounds
 from cupola.personalize.choices import Release
 from cupola.personalize.sparsity import noise_of
@@ -126,9 +127,8 @@ def accounted(
     """
     privacy, rounds = _whole(program.privacy, release), program.training_round(rounds)
     if privacy.by_coordinator and _shared(privacy, "privacy") is None and not personal:
-        from cupola.learn.guarantee import coordinator_events
-
-        events = coordinator_events(privacy, program.participation, program.sites, max(rounds, 1))
+        how, choice = mechanism_of(privacy), program.participation
+        events = how.run_events(choice, program.sites, max(rounds, 1))
         groups = {events: list(range(program.sites))} if rounds else {}
     listed: list[dict[str, Any]] = [
         {

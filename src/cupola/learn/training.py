@@ -17,15 +17,15 @@ import numpy as np
 from cupola.data import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation import ALONE, Arrays, Ask, Question, Reply, Spec, State, Total
-from cupola.learn.bounds import bounded_counts, bounded_training
 from cupola.learn.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.learn.frozen import SEED, levels, require_trainable
-from cupola.learn.guarantee import protection, require_possible
-from cupola.learn.metrics import confusion, count, expected, metrics, require_measured
-from cupola.learn.noised import Coordinator, parameter_names
+from cupola.learn.masking_bounds import bounded_counts
+from cupola.learn.mechanisms import mechanism_of
+from cupola.learn.mechanisms.coordinator import parameter_names
+from cupola.learn.metrics import confusion, count, expected, metrics, require_judged
 from cupola.learn.optimizers import server_step
-from cupola.learn.participation import draw, expected_sites
-from cupola.learn.shares import ask_for_shares, shares_of
+from cupola.learn.participation import draw, require_sites
+from cupola.learn.privacy_promise import require_possible
 from cupola.learn.upcycle import (
     extrapolated,
     factor,
@@ -58,8 +58,8 @@ class Training:
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
     (whether anybody did in the last training round, where free ones follow).
-    privacy: with its noise found (see `guarantee.resolve`). sum: masked sums need bounds, which go
-    into the questions.
+    privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
+    masked sums need bounds, which go into the questions.
     """
 
     problem: Problem
@@ -81,55 +81,13 @@ class Training:
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
         self.levels = levels(self)
-        self.coordinator = Coordinator(
-            self.privacy,
-            self.participation,
-            self.server,
-            self.sites,
-            self.training_rounds,
-            self.seed,
-            self.levels,
-        )
+        self.mechanism = mechanism_of(self.privacy)
+        require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
-        require_possible(self)
-        self.shares = shares_of(self)
-        judge = self.evaluation
-        require_measured(self.problem, judge)
-        if (judge.best or judge.patience) and not self._validation():
-            raise PlanError(
-                "evaluation.best and evaluation.patience need validation data: set "
-                "data.partition.public_validation or .validation (test data select nothing)"
-            )
-        if judge.on in ("sites", "both") and "test" not in self.site_splits:
-            raise PlanError(
-                f"evaluation.on = '{judge.on}' needs held-out data at the sites: set a test share "
-                "in the partition (test = 0.2)"
-            )
-        if judge.per_site and "test" not in self.site_splits:
-            raise PlanError("evaluation.per_site needs held-out data at the sites (test = 0.2)")
-        self._require_totals()
-        asked = self.participation.count or 0
-        if asked > self.sites and self.participation.kind in ("fraction", "rotation"):
-            raise PlanError(f"participation.count = {asked}, but there are {self.sites} sites")
-        if self.participation.kind == "at-most-once":
-            rounds = self.training_rounds
-            need = rounds * (self.participation.count or 1)
-            if need > self.sites:
-                raise PlanError(
-                    f"at-most-once: {rounds} rounds of {self.participation.count} sites need "
-                    f"{need} sites, there are {self.sites}"
-                )
-
-    def _require_totals(self) -> None:
-        """Refuse rounds in which no masked sum could be told."""
-        kind, many = self.participation.kind, expected_sites(self.participation, self.sites)
-        if self.sum.masked and kind != "poisson" and many < self.sum.minimum:
-            there = f"a round asks {many:g} of" if many < self.sites else "there are"
-            raise PlanError(
-                f"sum.minimum = {self.sum.minimum}, but {there} {self.sites} sites: no masked sum "
-                "can be told"
-            )
+        self.coordinator = self.mechanism.coordinator.of(self)
+        require_judged(self)
+        require_sites(self.participation, self.sites, self.training_rounds, self.sum)
 
     def training_round(self, round: int) -> int:
         """The number of this training round among the training rounds; of a free round, that of
@@ -202,17 +160,16 @@ class Training:
         }
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
+        clip = self.coordinator.clip(state)
         if self.privacy.on:
-            privacy = self.privacy.model_copy(update={"clip": self.coordinator.clip(state)})
+            privacy = self.privacy.model_copy(update={"clip": clip})
             options["privacy"] = privacy.model_dump(
                 exclude_defaults=True,
                 exclude={"budget", "delta", "accountant", "published"},
                 mode="json",
             )
-            if privacy.mechanism == "dp-ftrl":
-                options["pattern"] = self.coordinator.pattern(round)
-            if privacy.quantile is not None:
-                expects["below"] = Spec(())
+            options |= self.mechanism.options(self, round)
+            expects |= self.mechanism.expects()
         what = "accumulated gradients" if self.local.send == "gradients" else "model change"
         if self.server.upcycle is not None and self.server.upcycle.adaptive:
             options["report_loss"] = True
@@ -228,13 +185,10 @@ class Training:
             round=round,
             partial=self.levels is not None,
             reveals=f"{what} after local training, summed over sites{samples}",
-            protection=protection(self.privacy, self.coordinator.clip(state)),
+            protection=self.mechanism.describe(clip),
         )
         if self.sum.masked:
-            clip = self.coordinator.clip(state)
-            question = bounded_training(question, self.sum, self.local, self.privacy, clip)
-        if self.shares is not None:
-            question = ask_for_shares(question, self.shares)
+            question = self.mechanism.bounds(question, self, clip)
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
     def _trained(self, state: State, total: Total) -> State:
@@ -246,22 +200,11 @@ class Training:
             "failed": dict(Counter(total.failed.values())),
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
-        arrays: Arrays = {}
-        values: dict[str, Any] = {}
-        if self.privacy.mechanism == "dp-ftrl":  # noise comes also where nobody answered
-            arrays = self.coordinator.follow(state, total, round, self.server_lr(round))
-        elif self.privacy.mechanism == "central":
-            update, values = self.coordinator.mean(state, total, round)
-            arrays = self._move(state, update, round)
-            record |= values
-        elif self.shares is not None:
-            if total.sites:  # else nothing was told, and nothing is learned
-                arrays = self._move(state, self.coordinator.mean_of_shares(state, total), round)
-        elif total.weight > 0:
-            arrays = self._server_step(state, total, round)
-            if upcycle is not None and upcycle.adaptive:
-                record["received_loss"] = loss = float(total.mean("loss"))
-                values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
+        arrays, values = self.coordinator.step(self, state, total, round)
+        record |= values
+        if upcycle is not None and upcycle.adaptive and total.weight > 0:
+            record["received_loss"] = loss = float(total.mean("loss"))
+            values |= follow_loss(upcycle, self.local.proximal, loss, state.values)
         if upcycle is not None:
             arrays |= remembered(state.arrays)
             values["answered"] = bool(total.sites)
@@ -285,7 +228,7 @@ class Training:
         self._require_finite(state.arrays, round)
         return self._next_judgement(state, self._due(round, answered))
 
-    def _move(self, state: State, update: Arrays, round: int) -> Arrays:
+    def move(self, state: State, update: Arrays, round: int) -> Arrays:
         """Model and optimizer after a step along the mean update."""
         model = {n: state.arrays[f"model/{n}"] for n in update}
         slots = {
@@ -306,14 +249,15 @@ class Training:
                 "or server.lr, then resume or run again"
             )
 
-    def _server_step(self, state: State, total: Total, round: int) -> Arrays:
+    def mean_step(self, state: State, total: Total, round: int) -> Arrays:
+        """Model, buffers and variates after a step along the mean over the sites that came."""
         # Where sites train different parts, a tensor may have no mean in a round: it stays.
         names = [n for n in parameter_names(state.arrays) if total.weights.get(f"model/{n}")]
         update = {n: total.mean(f"model/{n}") for n in names}
         if self.local.send == "normalised":
             scale = float(total.mean("steps"))
             update = {n: scale * u for n, u in update.items()}
-        arrays = self._move(state, update, round)
+        arrays = self.move(state, update, round)
         for name, array in state.arrays.items():
             if name.startswith("buffer/"):
                 arrays[name] = total.mean(name).astype(array.dtype)
@@ -335,7 +279,8 @@ class Training:
 
     # Evaluation
 
-    def _validation(self) -> str | None:
+    @property
+    def validation(self) -> str | None:
         """Where validation data are: 'public' before 'sites'."""
         if len(self.public.get("validation", ())):
             return "public"
@@ -354,7 +299,7 @@ class Training:
         """What to ask sites in an evaluated round, as (kind, split)."""
         judge = self.evaluation
         asks = [["sum", "test"]] if judge.on in ("sites", "both") else []
-        if self._validation() == "sites":
+        if self.validation == "sites":
             asks.append(["sum", "validation"])
         if judge.train:
             asks.append(["sum", "train"])
@@ -421,7 +366,7 @@ class Training:
         values = {**state.values, "round": record["round"], "record": None, "pending": []}
         arrays = state.arrays
         judge = self.evaluation
-        where = "validation" if self._validation() == "public" else "sites_validation"
+        where = "validation" if self.validation == "public" else "sites_validation"
         score = record.get(where, {}).get(judge.metric)
         if score is not None and (judge.best or judge.patience):
             if judge.metric in LOWER_IS_BETTER:

@@ -15,7 +15,7 @@ from cupola.analysis.checkpoint import Log, json_line, write_sealed
 from cupola.base.files import write_atomically
 from cupola.federation import Arrays
 from cupola.learn import Training, TrainingHost
-from cupola.learn.central import centralised
+from cupola.learn.centralised import centralised
 from cupola.learn.plan import Plan
 from cupola.learn.summary import result
 from cupola.learn.training import without_matrices

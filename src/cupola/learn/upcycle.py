@@ -103,16 +103,10 @@ def require_upcyclable(training: Training) -> None:
             "server.upcycle.damping gives c = mu / (mu + damping), and there is no mu: set "
             "local.proximal or server.upcycle.mu, or server.upcycle.factor instead"
         )
-    mechanism = training.privacy.mechanism
-    if mechanism == "dp-ftrl":
+    if choice.adaptive and training.privacy.on:
         raise PlanError(
-            "server.upcycle with privacy.mechanism = 'dp-ftrl': its model is a function of the "
-            "noised sum of all updates, which has no place for a free step; use 'central'"
-        )
-    if choice.adaptive and mechanism != "none":
-        raise PlanError(
-            "server.upcycle.adaptive: sites report their loss, which privacy.mechanism = "
-            f"'{mechanism}' neither noises nor charges; use a fixed factor or growing = true"
+            f"server.upcycle.adaptive: sites report their loss, which {training.mechanism.key} "
+            "neither noises nor charges; use a fixed factor or growing = true"
         )
     if choice.adaptive and training.task != "train":
         raise PlanError(f"server.upcycle.adaptive needs task = 'train'; '{training.task}' is asked")

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from cupola.data import Dataset, FederatedData, SiteData
-from cupola.federation import InProcess, drive
-from cupola.learn.central import centralised
+from cupola.engines import InProcess
+from cupola.federation import drive
+from cupola.learn.centralised import centralised
 from cupola.learn.choices import Evaluation, Participation, Privacy, Sum
 from cupola.learn.training import Training
 from cupola.learn.workspace import TrainingHost, Workspace
-from cupola.nn.inspect import loss_is_batch_dependent
+from cupola.nn.module_properties import loss_is_batch_dependent
 
 PROBE_ROUNDS = 3
 PROBE_SITES = 6
@@ -64,117 +65,102 @@ class Verdict:
 
 def check(training: Training, data: FederatedData, probe: bool = True) -> Verdict:
     """Whether this training equals centralised training on the pooled data."""
-    conditions = tuple(_conditions(training, data))
+    sizes = np.array([len(data.site(i).train) for i in range(min(len(data), LOOKED_AT))])
+    reasons = _reasons(training, data, sizes[sizes > 0])
+    conditions = tuple(Condition(name, not reason, reason) for name, reason in reasons)
     return Verdict(conditions, _probe(training, data) if probe else None)
 
 
-def _conditions(training: Training, data: FederatedData) -> Iterator[Condition]:
-    yield _participation(training)
-    sizes = np.array([len(data.site(i).train) for i in range(min(len(data), LOOKED_AT))])
-    sizes = sizes[sizes > 0]
-    yield _algorithm(training, sizes)
-    yield _batches(training, sizes)
-    yield _weighting(training, sizes)
-    yield _optimizer(training)
-    reason = "trainable.level: some sites train less" if training.levels is not None else ""
-    yield Condition("all sites train the same part", not reason, reason)
-    free = training.server.upcycle is not None
-    reason = "server.upcycle: every second round extrapolates and trains nowhere" if free else ""
-    yield Condition("every round trains", not free, reason)
+def _reasons(
+    training: Training, data: FederatedData, sizes: np.ndarray
+) -> Iterator[tuple[str, str]]:
+    """Every condition, and why it fails; empty where it holds."""
+    yield "all sites take part", _participation(training)
+    yield "one local update per round", _algorithm(training, sizes)
+    yield "batches are centralised batches", _batches(training, sizes)
+    yield "mean weighted by samples", _weighting(training, sizes)
+    yield "linear optimizer at the site", _optimizer(training)
+    levels = "trainable.level: some sites train less"
+    yield "all sites train the same part", levels if training.levels is not None else ""
+    free = "server.upcycle: every second round extrapolates and trains nowhere"
+    yield "every round trains", free if training.server.upcycle is not None else ""
     yield from _model(training, data)
-    mechanism = training.privacy.mechanism
-    noisy = f"privacy.mechanism = '{mechanism}' adds noise" if training.privacy.on else ""
-    yield Condition("no noise", not noisy, noisy)
+    yield "no noise", f"{training.mechanism.key} adds noise" if training.privacy.on else ""
 
 
-def _participation(training: Training) -> Condition:
+def _participation(training: Training) -> str:
     choice = training.participation
-    reason = ""
     if choice.kind != "all":
-        reason = f"participation.kind = '{choice.kind}' leaves sites out; 'all' is needed"
-    elif choice.stragglers or choice.dropouts:
-        reason = "stragglers and drop-outs leave work out"
-    return Condition("all sites take part", not reason, reason)
+        return f"participation.kind = '{choice.kind}' leaves sites out; 'all' is needed"
+    slow = choice.stragglers or choice.dropouts
+    return "stragglers and drop-outs leave work out" if slow else ""
 
 
-def _algorithm(training: Training, sizes: np.ndarray) -> Condition:
-    local, name = training.local, "one local update per round"
+def _algorithm(training: Training, sizes: np.ndarray) -> str:
+    local = training.local
     if local.control_variates:
-        return Condition(name, False, "local.control_variates correct the gradients")
+        return "local.control_variates correct the gradients"
     if local.work == "gradient":
-        return Condition(name, True)
+        return ""
     many = local.batches
     if local.work == "epochs":
         many = local.epochs * max((-(-int(n) // local.batch_size) for n in sizes), default=1)
-    if many > 1:
-        reason = f"sites make up to {many} local steps per round; use fedfgd or fedsmb"
-        return Condition(name, False, reason)
-    return Condition(name, True)
+    more = f"sites make up to {many} local steps per round; use fedfgd or fedsmb"
+    return more if many > 1 else ""
 
 
-def _batches(training: Training, sizes: np.ndarray) -> Condition:
+def _batches(training: Training, sizes: np.ndarray) -> str:
     """The sites' mini-batches together must be what an epoch of centralised batches would be."""
-    local, name = training.local, "batches are centralised batches"
+    local = training.local
     if local.work != "batches" or not len(sizes):
-        return Condition(name, True)
+        return ""
     if len(set(sizes)) > 1:
-        reason = "sites of unequal size run through their data at different speeds"
-        return Condition(name, False, reason)
+        return "sites of unequal size run through their data at different speeds"
     if sizes[0] % local.batch_size:
-        reason = f"sites of {sizes[0]} samples do not divide into batches of {local.batch_size}"
-        return Condition(name, False, reason)
-    return Condition(name, True)
+        return f"sites of {sizes[0]} samples do not divide into batches of {local.batch_size}"
+    return ""
 
 
-def _weighting(training: Training, sizes: np.ndarray) -> Condition:
-    name = "mean weighted by samples"
-    if training.local.weighting == "uniform" and len(set(sizes)) > 1:
-        return Condition(name, False, "local.weighting = 'uniform' with sites of unequal size")
-    if training.local.send == "change" and training.server.optimizer != "sgd":
-        reason = f"the coordinator's {training.server.optimizer} acts on changes, not gradients"
-        return Condition(name, False, reason)
-    if training.local.send == "change" and training.server_lr(1) != 1.0:
-        return Condition(name, False, "server.lr other than 1 rescales the sites' steps")
-    if training.local.send == "change" and (
-        training.server.momentum or training.server.weight_decay
-    ):
-        reason = "momentum or weight decay at the coordinator needs local.send = 'gradients'"
-        return Condition(name, False, reason)
-    return Condition(name, True)
+def _weighting(training: Training, sizes: np.ndarray) -> str:
+    local, server = training.local, training.server
+    if local.weighting == "uniform" and len(set(sizes)) > 1:
+        return "local.weighting = 'uniform' with sites of unequal size"
+    if local.send != "change":
+        return ""
+    if server.optimizer != "sgd":
+        return f"the coordinator's {server.optimizer} acts on changes, not gradients"
+    if training.server_lr(1) != 1.0:
+        return "server.lr other than 1 rescales the sites' steps"
+    if server.momentum or server.weight_decay:
+        return "momentum or weight decay at the coordinator needs local.send = 'gradients'"
+    return ""
 
 
-def _optimizer(training: Training) -> Condition:
-    local, name = training.local, "linear optimizer at the site"
+def _optimizer(training: Training) -> str:
+    local = training.local
     if local.optimizer != "sgd":
-        reason = f"local.optimizer = '{local.optimizer}' is not linear in the gradient; use 'sgd'"
-        return Condition(name, False, reason)
-    if local.momentum:
-        reason = "local.momentum is forgotten between rounds; use server.momentum"
-        return Condition(name, False, reason)
-    return Condition(name, True)
+        return f"local.optimizer = '{local.optimizer}' is not linear in the gradient; use 'sgd'"
+    forgotten = "local.momentum is forgotten between rounds; use server.momentum"
+    return forgotten if local.momentum else ""
 
 
-def _model(training: Training, data: FederatedData) -> Iterator[Condition]:
+def _model(training: Training, data: FederatedData) -> Iterator[tuple[str, str]]:
     space = Workspace(training.problem)
-    found = space.properties
-    dependent, random = ", ".join(found.batch_dependent), ", ".join(found.random)
-    yield Condition(
-        "batch-independent model",
-        not dependent,
-        f"batch-dependent: {dependent}" if dependent else "",
-    )
+    dependent = ", ".join(space.properties.batch_dependent)
+    random = ", ".join(space.properties.random)
+    yield "batch-independent model", f"batch-dependent: {dependent}" if dependent else ""
     held = _first_held(data)
     if held is not None and held.transform is not None:
         random = ", ".join(filter(None, [random, "augmentation"]))
-    yield Condition("deterministic model", not random, f"random: {random}" if random else "")
+    yield "deterministic model", f"random: {random}" if random else ""
     if held is None:
         return
     x, y = space.batch(held, slice(0, 4))
     with torch.no_grad():
         output = space.module(x)
     mixed = loss_is_batch_dependent(training.problem.loss, output.cpu(), y.cpu())
-    reason = "the loss of a sample depends on the others in its batch" if mixed else ""
-    yield Condition("batch-independent loss", not mixed, reason)
+    reason = "the loss of a sample depends on the others in its batch"
+    yield "batch-independent loss", reason if mixed else ""
 
 
 def _first_held(data: FederatedData) -> Dataset | None:

@@ -21,8 +21,8 @@ from cupola.learn.choices import Trainable
 from cupola.learn.features import Features
 from cupola.learn.frozen import FrozenPart, frozen_names, level_of
 from cupola.nn import Loss, NamedLoss
-from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
-from cupola.nn.lean import make_lean
+from cupola.nn.memory_saving import make_lean
+from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
 from cupola.nn.reprogram import Adapted
 
 Example = tuple[Tensor, Tensor]

@@ -1,6 +1,5 @@
 """Models, losses and what can be said about them before training."""
 
-from cupola.nn.inspect import Properties, loss_is_batch_dependent, properties
 from cupola.nn.kernelnorm import (
     KernelNorm1d,
     KernelNorm2d,
@@ -11,7 +10,7 @@ from cupola.nn.kernelnorm import (
 )
 from cupola.nn.losses import Loss, NamedLoss, default_loss, find_loss
 from cupola.nn.models import build, describe, model, names, options
-from cupola.nn.suitability import suitability
+from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
 
 __all__ = [
     "KNConv1d",
@@ -32,5 +31,4 @@ __all__ = [
     "names",
     "options",
     "properties",
-    "suitability",
 ]

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from cupola.nn.registry import Registry
+from cupola.base.registry import Registry
 
 #: (output, y) -> one value per sample, shape (n,).
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -26,7 +26,7 @@ Kind = Literal["classification", "regression", "segmentation", "language"]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-_LOSSES = Registry("loss")
+_LOSSES: Registry[Callable[..., Tensor]] = Registry("loss")
 names = _LOSSES.names
 describe = _LOSSES.describe
 options = _LOSSES.options

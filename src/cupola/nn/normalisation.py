@@ -1,7 +1,7 @@
 """Normalisation layers for images by name; every model takes its layers from `norm`.
 
 Kernel normalisation is no layer between others but part of a convolution: see `kernelnorm`, and
-`Layers` in `models.parts`, which places both.
+`Layers` in `models.blocks`, which places both.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.nn.sources import Preprocessing
+from cupola.nn.sources.trained import Preprocessing
 
 #: zero: nothing (0) around the normalised image, as 000 says; black: around the image before it is
 #: normalised, as 000's code does.

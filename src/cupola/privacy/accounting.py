@@ -28,7 +28,8 @@ from zlib import crc32
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.privacy import losses, renyi
+from cupola.privacy import loss_distributions as losses
+from cupola.privacy import renyi
 from cupola.privacy.composition import (
     SMALLEST_DELTA,
     Method,

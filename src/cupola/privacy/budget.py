@@ -9,25 +9,18 @@ moved or taken out are damage, and nothing is charged to a damaged book.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cupola.base.chain import Chain, Tail, damaged
+from cupola.base.jsonl import DurableLog
 from cupola.errors import DataError, PlanError
 from cupola.federation.message import Question, digest
 from cupola.federation.site import Charge
 from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.events import Event, Neighbours, merge
-
-try:
-    import fcntl
-except ImportError:  # Windows has none; there nobody is kept from opening a book twice
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 _COPY = "nothing was spent; restore it from a copy, or name another file"
@@ -76,7 +69,7 @@ class Book:
         self._known: dict[str, Charge] = {}
         self._names: dict[Charge, str] = {}
         self._allowed: dict[int, bool] = {}
-        self._file: IO[str] | None = None
+        self._log: DurableLog | None = None
         self._lost = False
         self._chain = Chain()
         self.beside: Callable[[], Tail] | None = None  # how far the ledger of answers is
@@ -211,7 +204,7 @@ class Book:
     ) -> None:
         if self._lost:
             raise DataError("the book of spent privacy could not be written; open it again")
-        if self._file is None:
+        if self._log is None:
             return
         defined = {}
         for charge in new:
@@ -230,52 +223,39 @@ class Book:
         line |= {"charges": defined} if defined else {}
         line |= {"unprotected": open_answers} if open_answers else {}
         line |= {"ledger": self.beside()} if self.beside is not None else {}
-        self._append(line)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        assert self._file is not None
         try:
-            data, _ = self._chain.line(json.dumps(line, separators=(",", ":")))
-            self._file.write(data.decode())
-            self._file.flush()
-            if self.durable:
-                os.fsync(self._file.fileno())
+            self._log.append(line)
         except OSError:
-            self.close()  # what is on disk is unknown: only reading it again can tell
+            self.close()
             self._lost = True
             raise
-        self._chain.take(data[:-1])
 
     def _open(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        busy = f"{path} is in use by another run; wait for it to end"
+        self._log = DurableLog(path, busy=busy, way_out=_COPY, durable=self.durable)
+        self._chain = self._log.chain
         try:
-            _lock(self._file, path)
             whole = path.read_bytes()
-            # A line without its end was being written when the process died: it was never
-            # answered for, so it goes.
-            end = whole.rfind(b"\n") + 1
-            if end or not whole.startswith(b'{"cupola":"spent"'):
-                self._read(path, whole[:end]) if whole else None
-            if end < len(whole):
-                os.truncate(path, end)
-            if not end:
-                self._append({"cupola": "spent", "format": FORMAT, "study": self.study})
+            torn = b"\n" not in whole and whole.startswith(b'{"cupola":"spent"')
+            if whole and not torn:
+                _require_book(path, whole[: whole.rfind(b"\n") + 1])
+            if lines := self._log.read():
+                self._fill(path, lines)
+            else:
+                self._log.append({"cupola": "spent", "format": FORMAT, "study": self.study})
         except BaseException:
             self.close()
             raise
 
     def _read(self, path: Path, whole: bytes, any_study: bool = False) -> None:
-        strange = DataError(
-            f"{path} is not a file of spent privacy (or is damaged); "
-            "name another file, or restore this one from a copy"
-        )
-        if not whole.lstrip().startswith(b"{"):
-            raise strange
+        _require_book(path, whole)
         self._chain = Chain()
-        head, *lines = list(self._chain.read(path, whole, _COPY)) or [{}]
+        self._fill(path, list(self._chain.read(path, whole, _COPY)) or [{}], any_study)
+
+    def _fill(self, path: Path, records: list[dict[str, Any]], any_study: bool = False) -> None:
+        head, *lines = records
         if head.get("cupola") != "spent" or head.get("format") != FORMAT:
-            raise strange
+            raise _strange(path)
         if head["study"] != self.study and not any_study:
             raise DataError(
                 f"{path} belongs to the study '{head['study']}', not to '{self.study}'; "
@@ -294,23 +274,24 @@ class Book:
                 raise damaged(path, f"a line lacks {error}", _COPY) from None
 
     def close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # it tries to write what could not be written
-                self._file.close()
-            self._file = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._held))
 
 
-def _lock(file: IO[str], path: Path) -> None:
-    """One writer at a time: two would not see what the other charges."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise DataError(f"{path} is in use by another run; wait for it to end") from None
+def _require_book(path: Path, whole: bytes) -> None:
+    if not whole.lstrip().startswith(b"{"):
+        raise _strange(path)
+
+
+def _strange(path: Path) -> DataError:
+    return DataError(
+        f"{path} is not a file of spent privacy (or is damaged); "
+        "name another file, or restore this one from a copy"
+    )
 
 
 def _fits(history: History, limit: Limit) -> bool:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.privacy import losses, renyi
+from cupola.privacy import loss_distributions as losses
+from cupola.privacy import renyi
 from cupola.privacy.events import (
     Approximate,
     Concentrated,

@@ -1,13 +1,11 @@
 """Exact draws from the discrete Gaussian: integers x with probability ~ exp(-x^2 / (2 sigma^2)).
 
 Every decision is a comparison of integers with uniform bits, so that the law is exact, in the tails
-too; floating point decides nothing. Two samplers of one law:
-
-- `reference`: Canonne, Kamath and Steinke (2020), one number at a time, with Python's integers.
-- `discrete_gaussian`: Karney (2016), many at once. |x| lies in [k sigma, (k + 1) sigma); k comes
-  from the half-integer powers of e, the place within by rejection. With sigma = 2^50 / b, b whole,
-  every probability that is tested is x = X / 2^50 (50 bits of a word below X), 1/m or a product
-  of such; nothing exceeds 64 bits.
+too; floating point decides nothing. The sampler is Karney's (2016), many numbers at once. |x| lies
+in [k sigma, (k + 1) sigma); k comes from the half-integer powers of e, the place within by
+rejection. With sigma = 2^50 / b, b whole, every probability that is tested is x = X / 2^50 (50 bits
+of a word below X), 1/m or a product of such; nothing exceeds 64 bits. The tests hold it against the
+slow, obvious sampler of Canonne, Kamath and Steinke (`tests/privacy/discrete_reference.py`).
 
 sigma is not quite the standard deviation: that is less for sigma below 1, and the same to many
 digits above. Times are not hidden.
@@ -205,61 +203,3 @@ def _ladder_steps(n: int, random: Source) -> NDArray[np.int64]:
             prefix, bits = prefix << 64 | int(random.words(1)[0]), bits + 64
         k[i] = bisect_left(_ladder(bits), prefix)
     return k
-
-
-# The slow, obvious way
-
-
-def reference(sigma: Fraction, random: Source) -> int:
-    """One draw of parameter sigma (exactly): Canonne, Kamath and Steinke 2020, algorithm 3."""
-    square = sigma * sigma
-    t = math.floor(sigma) + 1
-    while True:
-        y = _discrete_laplace(t, random)
-        if _bernoulli_exp((abs(y) - square / t) ** 2 / (2 * square), random):
-            return y
-
-
-def _uniform(n: int, random: Source) -> int:
-    """A whole number from 0 to n - 1."""
-    bits = max(1, (n - 1).bit_length())
-    while True:
-        drawn = 0
-        for _ in range(-(-bits // 64)):
-            drawn = drawn << 64 | int(random.words(1)[0])
-        drawn >>= -bits % 64
-        if drawn < n:
-            return drawn
-
-
-def _bernoulli(p: Fraction, random: Source) -> bool:
-    return _uniform(p.denominator, random) < p.numerator
-
-
-def _bernoulli_exp(x: Fraction, random: Source) -> bool:
-    """True with probability exp(-x), x >= 0 (algorithm 1)."""
-    while x > 1:
-        if not _bernoulli_exp(Fraction(1), random):
-            return False
-        x -= 1
-    m = 1
-    while _bernoulli(x / m, random):
-        m += 1
-    return m % 2 == 1
-
-
-def _discrete_laplace(t: int, random: Source) -> int:
-    """A whole number y with probability ~ exp(-|y| / t) (algorithm 2)."""
-    while True:
-        u = _uniform(t, random)
-        if not _bernoulli_exp(Fraction(u, t), random):
-            continue
-        v = 0
-        while _bernoulli_exp(Fraction(1), random):
-            v += 1
-        y = u + t * v
-        if _bernoulli(Fraction(1, 2), random):
-            if y == 0:
-                continue
-            return -y
-        return y

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from operator import ge, gt, le, lt
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from cupola.errors import PlanError
@@ -30,6 +31,14 @@ Sampling = Literal["poisson", "without-replacement"]
 
 MOST_COUNT = 10**12  # more repetitions than any run makes; keeps counts exact in float64
 _E = TypeVar("_E", bound="Event")
+_RANGES: dict[str, dict[str, Any]] = {
+    "rate": {"least": 0, "most": 1},
+    "noise": {"least": 0},
+    "rho": {"least": 0},
+    "epsilon": {"least": 0},
+    "delta": {"least": 0, "below": 1},
+}
+_CHOICES = {"neighbours": get_args(Neighbours), "sampling": get_args(Sampling)}
 
 
 def check_number(
@@ -47,23 +56,16 @@ def check_number(
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
+    bounds = (
+        ("above", above, gt),
+        ("at least", least, ge),
+        ("below", below, lt),
+        ("at most", most, le),
+    )
     wrong = isinstance(value, bool | str) or math.isnan(number)
     wrong = wrong or (math.isinf(number) and not infinite)
-    wrong = wrong or (above is not None and not number > above)
-    wrong = wrong or (least is not None and not number >= least)
-    wrong = wrong or (below is not None and not number < below)
-    wrong = wrong or (most is not None and not number <= most)
-    if wrong:
-        parts = [
-            f"{word} {bound:g}"
-            for word, bound in (
-                ("above", above),
-                ("at least", least),
-                ("below", below),
-                ("at most", most),
-            )
-            if bound is not None
-        ]
+    if wrong or any(b is not None and not holds(number, b) for _, b, holds in bounds):
+        parts = [f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None]
         raise PlanError(f"{name} must be a number {' and '.join(parts)}, not {value!r}.")
     return number
 
@@ -90,6 +92,18 @@ class Event:
     kind: ClassVar[str] = ""
     count: int
 
+    def __post_init__(self) -> None:
+        """Check every field by its name, and store it as what it stands for."""
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name in _RANGES:
+                value = check_number(field.name, value, **_RANGES[field.name])
+            elif field.name in _CHOICES:
+                check_choice(field.name, value, _CHOICES[field.name])
+            elif field.name == "count":
+                value = check_count("count", value)
+            object.__setattr__(self, field.name, value)  # events are frozen
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; `from_dict` is its inverse."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
@@ -112,18 +126,14 @@ class Event:
             raise PlanError(f"Privacy event {kind!r} is incomplete: {error}.") from None
 
     def counted(self: _E, count: int) -> _E:
-        """The same access, made `count` times."""
-        return type(self)(**{**vars(self), "count": count})
+        """The same access, made `count` times; the other fields were checked when it was made."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), count=check_count("count", count))
+        return made
 
     def times(self: _E, repetitions: int) -> _E:
         """The same access, `repetitions` times as often."""
         return self.counted(self.count * check_count("repetitions", repetitions))
-
-
-def _set(event: Event, **values: object) -> None:
-    """Stores checked values in a frozen event."""
-    for name, value in values.items():
-        object.__setattr__(event, name, value)
 
 
 @dataclass(frozen=True)
@@ -134,14 +144,6 @@ class Gaussian(Event):
     noise: float
     count: int = 1
     neighbours: Neighbours = "add-remove"
-
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            noise=check_number("noise", self.noise, least=0),
-            count=check_count("count", self.count),
-        )
-        check_choice("neighbours", self.neighbours, get_args(Neighbours))
 
 
 @dataclass(frozen=True)
@@ -159,15 +161,6 @@ class SampledGaussian(Event):
     count: int = 1
     sampling: Sampling = "poisson"
 
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            rate=check_number("rate", self.rate, least=0, most=1),
-            noise=check_number("noise", self.noise, least=0),
-            count=check_count("count", self.count),
-        )
-        check_choice("sampling", self.sampling, get_args(Sampling))
-
 
 @dataclass(frozen=True)
 class Concentrated(Event):
@@ -182,15 +175,6 @@ class Concentrated(Event):
     count: int = 1
     neighbours: Neighbours = "add-remove"
 
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            rho=check_number("rho", self.rho, least=0),
-            delta=check_number("delta", self.delta, least=0, below=1),
-            count=check_count("count", self.count),
-        )
-        check_choice("neighbours", self.neighbours, get_args(Neighbours))
-
 
 @dataclass(frozen=True)
 class Pure(Event):
@@ -200,14 +184,6 @@ class Pure(Event):
     epsilon: float
     count: int = 1
     neighbours: Neighbours = "add-remove"
-
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            epsilon=check_number("epsilon", self.epsilon, least=0),
-            count=check_count("count", self.count),
-        )
-        check_choice("neighbours", self.neighbours, get_args(Neighbours))
 
 
 @dataclass(frozen=True)
@@ -219,15 +195,6 @@ class Approximate(Event):
     delta: float
     count: int = 1
     neighbours: Neighbours = "add-remove"
-
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            epsilon=check_number("epsilon", self.epsilon, least=0),
-            delta=check_number("delta", self.delta, least=0, below=1),
-            count=check_count("count", self.count),
-        )
-        check_choice("neighbours", self.neighbours, get_args(Neighbours))
 
 
 @dataclass(frozen=True)
@@ -241,7 +208,7 @@ class Unprotected(Event):
     def __post_init__(self) -> None:
         if not isinstance(self.what, str) or not self.what:
             raise PlanError(f"what must say which answer is unprotected, not {self.what!r}.")
-        _set(self, count=check_count("count", self.count))
+        super().__post_init__()
 
 
 _KINDS: dict[str, type[Event]] = {

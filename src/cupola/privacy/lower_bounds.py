@@ -16,7 +16,7 @@ other trials than those that give the bound, so that the choice needs no correct
   round), fitted so that noise which is shared between entries cancels.
 - `contradiction`: the same against a whole promised curve, epsilon at every delta, of which a
   mechanism with a known accountant promises all: far more power than at one tiny delta.
-- `one_run_lower_bound`: many canaries in one run, each included by its own fair coin
+- `one_run_p_value`: many canaries in one run, each included by its own fair coin
   (Steinke, Nasr and Jagielski, 2023).
 """
 
@@ -37,7 +37,6 @@ from cupola.privacy.events import check_number
 CONFIDENCE = 0.99
 ANY = "none beyond independent trials"
 GAUSSIAN = "the trade-off curve is that of a Gaussian mechanism (mu-GDP)"
-COINS = "each canary was included by its own fair coin, independent of the rest"
 _CANDIDATES = 256  # thresholds tried per sample; they are chosen apart from the bound
 _ROUNDING = 1e-12  # deviations below this, relative, are none: groups without any noise
 _RIDGES = (1e-12, 1e-9, 1e-6, 1e-3, 1e-1, 1e3)  # relative; the last is the mean difference
@@ -234,38 +233,6 @@ def contradiction(
     )
 
 
-def one_run_lower_bound(
-    scores: np.ndarray,
-    included: np.ndarray,
-    delta: float,
-    *,
-    guesses: int | Sequence[int],
-    confidence: float = CONFIDENCE,
-) -> Bound:
-    """Epsilon from one run with m canaries: scores (m,), and whether each was included, (m,).
-
-    guesses: the highest `guesses` scores are guessed to be in, the lowest out, the others are
-    left open. Fix the number beforehand, or give several: the confidence is then shared.
-    """
-    _check(delta, confidence)
-    scores, truth = _column(scores, "scores"), np.asarray(included, bool)
-    m = len(scores)
-    if truth.shape != scores.shape:
-        raise DataError(f"{m} scores, but {truth.size} canaries")
-    numbers = [guesses] if isinstance(guesses, int) else list(guesses)
-    if not numbers or min(numbers) < 1 or 2 * max(numbers) > m:
-        raise DataError(f"guesses must be from 1 to {m // 2}, half of the canaries")
-    order = np.argsort(scores, kind="stable")  # ties by position, which knows nothing
-    alpha = (1 - confidence) / len(numbers)
-    best, trials = 0.0, 2 * numbers[0]
-    for k in numbers:
-        right = int(truth[order[m - k :]].sum() + (~truth[order[:k]]).sum())
-        epsilon = _one_run_epsilon(m, 2 * k, right, delta, alpha)
-        if epsilon > best:
-            best, trials = epsilon, 2 * k
-    return Bound(best, delta, confidence, COINS, trials)
-
-
 def one_run_p_value(m: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """P(as many right guesses or more) is at most this for every (epsilon, delta)-private run.
 
@@ -279,21 +246,6 @@ def one_run_p_value(m: int, guesses: int, right: int, epsilon: float, delta: flo
     steps = np.arange(1, right + 1)
     below = np.cumsum(binom.pmf(right - steps, guesses, chance))
     return min(beta + 2 * m * delta * float((below / steps).max()), 1.0)
-
-
-def _one_run_epsilon(m: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    if one_run_p_value(m, guesses, right, 0.0, delta) > alpha:
-        return 0.0
-    low, high = 0.0, 1.0
-    while one_run_p_value(m, guesses, right, high, delta) <= alpha:
-        low, high = high, 2 * high
-        if high > 1e3:
-            break
-    for _ in range(40):
-        middle = (low + high) / 2
-        fits = one_run_p_value(m, guesses, right, middle, delta) > alpha
-        low, high = (low, middle) if fits else (middle, high)
-    return low
 
 
 def _bound(

@@ -29,7 +29,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cupola.errors import PlanError
+from cupola.base.registry import Registry
 from cupola.privacy.events import check_count
 from cupola.privacy.worst_pattern import WorstPattern
 
@@ -77,15 +77,9 @@ class PrefixMechanism(ABC):
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
         """Row t (1-based) of B: pairs of a block's number and its weight, zeros left out."""
 
-    @abstractmethod
-    def variances(self, steps: int) -> Vector:
-        """Variance of the noise of steps 1..steps for draws of unit deviation, shape (steps,)."""
-
     def noise(self, t: int, draw: Draw) -> Vector:
-        """The noise of the prefix sum after step t (1-based), for draws of unit deviation.
-
-        Needs nothing from earlier steps; see `walk` for many steps in a row.
-        """
+        """The noise of the prefix sum after step t (1-based), for draws of unit deviation; needs
+        nothing from earlier steps."""
         check_count("t", t, least=1)
         total: Vector | None = None
         for number, weight in self.weights(t):
@@ -93,18 +87,6 @@ class PrefixMechanism(ABC):
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
         return total
-
-    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
-        """The noises of steps start, start + 1, ...: the same as `noise`, faster where possible."""
-        t = check_count("start", start, least=1)
-        while True:
-            yield self.noise(t, draw)
-            t += 1
-
-    def error(self, steps: int) -> float:
-        """Root mean square error of the prefix sums 1..steps at equal privacy: one participation,
-        noise multiplier 1 (deviation of the draws = sensitivity)."""
-        return self.sensitivity(steps) * math.sqrt(float(np.mean(self.variances(steps))))
 
     @abstractmethod
     def dense(self, steps: int) -> tuple[Vector, Vector]:
@@ -127,15 +109,6 @@ class Independent(PrefixMechanism):
 
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
         return ((number, 1.0) for number in range(t))
-
-    def variances(self, steps: int) -> Vector:
-        return np.arange(1.0, steps + 1)
-
-    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
-        total, t = self.noise(start, draw), start
-        while True:
-            yield total.copy()
-            total, t = total + draw(t), t + 1
 
     def dense(self, steps: int) -> tuple[Vector, Vector]:
         return np.tril(np.ones((steps, steps))), np.eye(steps)
@@ -160,9 +133,6 @@ class Toeplitz(PrefixMechanism):
 
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
         return zip(range(t), map(float, _coefficients(t)[::-1]))
-
-    def variances(self, steps: int) -> Vector:
-        return np.cumsum(np.square(_coefficients(steps)))
 
     def dense(self, steps: int) -> tuple[Vector, Vector]:
         lag = np.subtract.outer(np.arange(steps), np.arange(steps))
@@ -211,32 +181,6 @@ class Tree(PrefixMechanism):
     def weights(self, t: int) -> Iterator[tuple[int, float]]:
         return ((_number(end, height), 1.0) for end, height in _blocks(t))
 
-    def variances(self, steps: int) -> Vector:
-        return np.array([float(t.bit_count()) for t in range(1, steps + 1)])
-
-    def _estimate(self, own: Vector, halves: Vector | None, height: int) -> Vector:
-        """The value of a block from its own draw and the sum of its halves' values."""
-        del halves, height
-        return own
-
-    def _value(self, end: int, height: int, draw: Draw) -> Vector:
-        """The value of one block, from its draws."""
-        return draw(_number(end, height))
-
-    def walk(self, draw: Draw, start: int = 1) -> Iterator[Vector]:
-        """Keeps one value per level: about two draws a step."""
-        t = check_count("start", start, least=1) - 1
-        held = [(height, self._value(end, height, draw)) for end, height in _blocks(t)]
-        while True:
-            t += 1
-            height, value = 0, self._estimate(draw(_number(t, 0)), None, 0)
-            while held and held[-1][0] == height:
-                halves = held.pop()[1] + value
-                height += 1
-                value = self._estimate(draw(_number(t, height)), halves, height)
-            held.append((height, value))
-            yield np.sum([one for _, one in held], axis=0)
-
     def dense(self, steps: int) -> tuple[Vector, Vector]:
         numbers = range(2 * steps - steps.bit_count())
         left, right = np.zeros((steps, len(numbers))), np.zeros((len(numbers), steps))
@@ -268,22 +212,6 @@ class HonakerTree(Tree):
                 yield _number(last, level), own
             share *= 1 - _own_weight(level)
 
-    def variances(self, steps: int) -> Vector:
-        # A block of height h has variance 2^h / (2^(h+1) - 1): 1, 2/3, 4/7, ...
-        of = [2.0**h / (2.0 ** (h + 1) - 1) for h in range(steps.bit_length())]
-        return np.array([sum(of[h] for _, h in _blocks(t)) for t in range(1, steps + 1)])
-
-    def _estimate(self, own: Vector, halves: Vector | None, height: int) -> Vector:
-        weight = _own_weight(height)
-        return own if halves is None else weight * own + (1 - weight) * halves
-
-    def _value(self, end: int, height: int, draw: Draw) -> Vector:
-        parts = (weight * draw(number) for number, weight in self._below(end, height))
-        total = next(parts)
-        for part in parts:
-            total = total + part
-        return total
-
 
 def _own_weight(height: int) -> float:
     """The weight of a block's own draw beside the sum of its halves: inverse to the variances."""
@@ -305,52 +233,16 @@ def _number(end: int, height: int) -> int:
     return 2 * (end - 1) - (end - 1).bit_count() + height
 
 
-_MECHANISMS: dict[str, PrefixMechanism] = {
-    one.name: one for one in (Tree(), HonakerTree(), Toeplitz(), Independent())
-}
+_MECHANISMS: Registry[PrefixMechanism] = Registry(what="prefix mechanism", own=False)
+for _mechanism in (Tree(), HonakerTree(), Toeplitz(), Independent()):
+    _MECHANISMS.add(_mechanism.name)(_mechanism)
 
 
-def names() -> tuple[str, ...]:
+def names() -> list[str]:
     """The names that `find` knows."""
-    return tuple(_MECHANISMS)
+    return _MECHANISMS.names()
 
 
 def find(name: str) -> PrefixMechanism:
     """The mechanism of this name: tree, tree-honaker, toeplitz, independent."""
-    if name not in _MECHANISMS:
-        raise PlanError(f"No prefix mechanism {name!r}; there are {', '.join(_MECHANISMS)}.")
-    return _MECHANISMS[name]
-
-
-def restarted_sensitivity(
-    mechanism: PrefixMechanism,
-    steps: int,
-    restart: int,
-    participations: int = 1,
-    separation: int = 1,
-) -> float:
-    """L2 sensitivity of all periods together, when the mechanism begins anew every `restart` steps.
-
-    Periods draw independent noise, so their squared sensitivities add. A site's participations fall
-    into periods in the worst way that leaves each period its share: found by trying all counts per
-    period. A site in one period only pays for that period.
-    """
-    check_count("steps", steps, least=1)
-    check_count("restart", restart, least=1)
-    check_count("participations", participations, least=1)
-    lengths = [min(restart, steps - first) for first in range(0, steps, restart)]
-    most = min(participations, sum(-(-length // separation) for length in lengths))
-    costs: dict[int, list[float]] = {}
-    for length in set(lengths):
-        fitting = min(most, -(-length // separation))
-        found = [mechanism.sensitivity(length, k, separation) ** 2 for k in range(1, fitting + 1)]
-        costs[length] = [0.0, *found]
-    best = np.zeros(
-        most + 1
-    )  # largest squared sensitivity of the periods so far, by participations
-    for length in lengths:
-        options = [best]
-        for k, cost in enumerate(costs[length][1:], start=1):
-            options.append(np.concatenate([np.full(k, -np.inf), best[:-k] + cost]))
-        best = np.max(options, axis=0)
-    return math.sqrt(float(np.max(best))) * _ROUND_UP
+    return _MECHANISMS.find(name)

@@ -15,7 +15,8 @@ _STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished":
 def run_page(run: RunFolder, analysis: Analysis[Any] | None = None) -> str:
     """The whole document. analysis: of the run, if it is at hand."""
     analysis = analysis or analysis_in(run)
-    where = ("simulated", "warn") if run.result.get("simulated", True) else ("real sites", "")
+    real = f"real {analysis.noun}s"
+    where = ("simulated", "warn") if run.result.get("simulated", True) else (real, "")
     chips = [(run.status, _STATUS.get(run.status, "")), where, *analysis.chips(run)]
     return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
 

@@ -1,8 +1,8 @@
 """Masked sums: totals that nobody can look inside."""
 
 from cupola.secure.compensator import Compensator, compensator_host
+from cupola.secure.compensator_client import Masked
 from cupola.secure.identity import Identity, Party
-from cupola.secure.masked import Masked
 from cupola.secure.member import Member
 from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, consent

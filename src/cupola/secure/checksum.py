@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.secure.streams import P, derive, stream
+from cupola.secure.mask_stream import P, derive, stream
 
 COLUMNS = 1024
 _WIDTH, _PIECES = 11, 12  # bits of a piece, pieces of a coefficient

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,7 @@ from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 from cupola.secure.canonical import is_whole
 from cupola.secure.checksum import to_bytes
-from cupola.secure.differences import EXPOSED, Sets, behind, exposed
-from cupola.secure.envelope import EnvelopeError, Statement, unseal
-from cupola.secure.identity import Identity
-from cupola.secure.memory import Memory
-from cupola.secure.roster import Roster
-from cupola.secure.settlement import (
+from cupola.secure.compensator_messages import (
     CHECK,
     CHUNK,
     LATER_ATTEMPT,
@@ -47,7 +42,12 @@ from cupola.secure.settlement import (
     Request,
     parts_from,
 )
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue
+from cupola.secure.differences import EXPOSED, Sets, behind, exposed
+from cupola.secure.durable_dict import Memory
+from cupola.secure.envelope import EnvelopeError, unseal
+from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue
+from cupola.secure.roster import Roster
 
 __all__ = [
     "CHUNK",
@@ -152,15 +152,13 @@ class Compensator:
         with self._lock:
             held = self._memory.get(f"step {step}")
         names = set() if held is None else _by_site(held["survivors"]).keys() - self._gone()
-        return [n for n, party in enumerate(self.roster.sites) if party.name in names]
+        return self.roster.numbers(names)
 
     def latest(self, step: int) -> int:
         """The last attempt that a step was settled in; -1 if none was."""
         with self._lock:
-            count, found = 0, -1
-            while made := self._memory.get(f"attempt {step} {count}"):
-                count, found = count + 1, max(found, made["attempt"])
-        return found
+            made = self._memory.listed(f"attempt {step} ")
+        return max((attempt["attempt"] for attempt in made), default=-1)
 
     def close(self) -> None:
         """Let go of the memory, so that another process may take over."""
@@ -207,9 +205,8 @@ class Compensator:
         held = _by_site(before["survivors"])
         if {site: held[site] for site in held.keys() - gone} != survivors:
             raise Declined(f"{OTHER_SURVIVORS}: {_listed(sorted(held))}")
-        attempts: dict[str, int] = {}
-        while made := self._memory.get(f"attempt {request.step} {len(attempts)}"):
-            attempts[made["request"]] = made["attempt"]
+        made = self._memory.listed(f"attempt {request.step} ")
+        attempts = {attempt["request"]: attempt["attempt"] for attempt in made}
         if request.digest.hex() not in attempts and request.attempt <= max(attempts.values()):
             raise Declined(LATER_ATTEMPT)
         return attempts
@@ -220,7 +217,8 @@ class Compensator:
         """Rule 5."""
         arrays = {hash: [a for a, _, _ in o] for hash, o in _outlines(request).items()}
         new = self._behind(survivors, arrays)
-        told = [self._behind(_by_site(held)) for _, held in self._totals(request.question)]
+        totals = self._memory.listed(self._family(request.question))
+        told = [self._behind(_by_site(held)) for held in totals]
         found = exposed(told, new, self.roster.minimum, self.roster.leaves | gone)
         if found:
             # Those who are missing matter: who came in addition can be left out.
@@ -235,21 +233,13 @@ class Compensator:
                 senders.setdefault(array, []).append(site)
         return behind(senders, self.roster.minimum)
 
-    def _totals(self, question: bytes) -> Iterator[tuple[str, dict[str, list[str]]]]:
-        """The survivors of each kind of total that was told, under its key: of the whole study, or
-        of this question if sites may change. The last key is of the next one."""
-        family = f"question {question.hex()}" if self.roster.changes else "total"
-        count = 0
-        while (held := self._memory.get(f"{family} {count}")) is not None:
-            yield f"{family} {count}", held
-            count += 1
-        yield f"{family} {count}", {}
+    def _family(self, question: bytes) -> str:
+        """Under which the survivors of each kind of total are remembered: of the whole study, or
+        of this question if sites may change."""
+        return f"question {question.hex()} " if self.roster.changes else "total "
 
     def _would_expose(self, names: frozenset[str]) -> Declined:
-        """Sites by their numbers: names can be long."""
-        sites = self.roster.sites
-        told = [number for number, site in enumerate(sites) if site.name in names]
-        return Declined(f"{EXPOSED}: {told[:30]}")
+        return Declined(f"{EXPOSED}: {self.roster.numbers(names)[:30]}")
 
     def _granted(self, request: Request) -> frozenset[str]:
         """Rule 3 per array."""
@@ -261,21 +251,11 @@ class Compensator:
 
     def _seeds(self, request: Request) -> list[bytes]:
         """Rule 2."""
-        seeds = []
-        for site, layout, envelope in zip(
-            request.sites, request.hashes, request.envelopes, strict=True
-        ):
+        seeds, facts = [], (request.step, request.attempt, request.question)
+        parts = zip(request.sites, request.hashes, request.envelopes, strict=True)
+        for site, layout, envelope in parts:
             party = self.roster.sites[site]
-            statement = Statement(
-                study=self.roster.study,
-                roster=self.roster.digest,
-                step=request.step,
-                attempt=request.attempt,
-                question=request.question,
-                layout=layout,
-                site=party.name,
-                terms=request.terms,
-            )
+            statement = self.roster.statement(party.name, *facts, layout, request.terms)
             try:
                 seeds.append(unseal(statement, envelope, party, self.identity))
             except EnvelopeError:
@@ -288,9 +268,10 @@ class Compensator:
         made = {"attempt": request.attempt, "request": request.digest.hex()}
         entries: dict[str, Any] = {f"attempt {step} {attempts}": made}
         by_layout = _by_layout(survivors)
-        *told, (free, _) = self._totals(request.question)
-        if by_layout not in [held for _, held in told]:
-            entries[free] = by_layout
+        family = self._family(request.question)
+        told = self._memory.listed(family)
+        if by_layout not in told:
+            entries[f"{family}{len(told)}"] = by_layout
             for hash, outline in _outlines(request).items():
                 entries[f"layout {hash}"] = [array for array, _, _ in outline]
         if attempts == 0:

@@ -170,7 +170,8 @@ def layout_hash(layout: Layout | Outline) -> bytes:
 
 def scales_hash(layout: Layout) -> bytes:
     """32 bytes that stand for all of a layout, its fractions and bounds included."""
-    return digest("cupola scales 1", json.dumps(layout_to_json(layout)).encode())
+    facts = [[e.name, list(e.shape), e.kind, e.bits, e.fraction, e.bound, e.sites] for e in layout]
+    return digest("cupola scales 1", json.dumps(facts).encode())
 
 
 def _outline_of(part: Entry | tuple[str, int, int]) -> tuple[str, int, int]:
@@ -189,26 +190,6 @@ def outline_from_json(value: Any) -> Outline:
     if len({name for name, _, _ in parts}) < len(parts):
         raise FederationError("layout names an array twice")
     return parts
-
-
-def layout_to_json(layout: Layout) -> list[list[Any]]:
-    """Plain lists, for a question's options."""
-    return [[e.name, list(e.shape), e.kind, e.bits, e.fraction, e.bound, e.sites] for e in layout]
-
-
-def layout_from_json(value: Any) -> Layout:
-    """A layout from another party, checked as strictly as one's own, or FederationError."""
-    try:
-        parts = [(*part,) for part in value]
-        layout = tuple(
-            Entry(name, tuple(shape), kind, bits, fraction, bound, sites)
-            for name, shape, kind, bits, fraction, bound, sites in parts
-        )
-    except (TypeError, ValueError):
-        raise FederationError("layout is not a list of its seven facts per array") from None
-    if len({e.name for e in layout}) < len(layout):
-        raise FederationError("layout names an array twice")
-    return layout
 
 
 # The arithmetic

@@ -21,7 +21,6 @@ from cupola.federation import (
     Charge,
     Contribution,
     Declined,
-    Entry,
     Failure,
     Question,
     SiteContext,
@@ -29,15 +28,15 @@ from cupola.federation import (
     Total,
     task,
 )
-from cupola.federation.message import WITNESS, contribution_size, question_size, refusal
+from cupola.federation.message import WITNESS, contribution_size, question_size
 from cupola.secure.canonical import digest
 from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import ENVELOPE, EnvelopeError, Statement, seal, unseal
-from cupola.secure.hidden import layout_of, total_from
-from cupola.secure.masked import Hidden
+from cupola.secure.mask_stream import new_seed
 from cupola.secure.member import SECRET, Member, member_of
-from cupola.secure.streams import new_seed
+from cupola.secure.secure_aggregation import SecureSums, Wrapped, answers_of
 from cupola.secure.witness import from_limbs, proof, tag
+from cupola.secure.wrapped_question import layout_of, total_from
 
 KEYS, TAKE, HEAR = "replay keys", "replay take", "replay hear"
 FALSE = "what the coordinator told is not the total of what the sites answered"
@@ -45,10 +44,8 @@ FALSE = "what the coordinator told is not the total of what the sites answered"
 
 def _statement(member: Member, site: int) -> Statement:
     """What the envelope with the secret for one site is for."""
-    roster = member.roster
-    purpose = digest("cupola witness secret 1", site)
-    name = roster.sites[0].name
-    return Statement(roster.study, roster.digest, 0, 0, purpose, purpose, name)
+    roster, purpose = member.roster, digest("cupola witness secret 1", site)
+    return roster.statement(roster.sites[0].name, 0, 0, purpose, purpose)
 
 
 @task(KEYS)
@@ -187,10 +184,10 @@ def told_answers_size(question: Question, answers: dict[int, Contribution]) -> i
     return question_size(told) + contribution_size({})
 
 
-class Witnessed(Hidden):
+class Witnessed(Wrapped):
     """Hidden sums over sites that follow the program: after every step all are told its total."""
 
-    def __init__(self, engine: Hidden) -> None:
+    def __init__(self, engine: SecureSums) -> None:
         super().__init__(engine, engine.roster)
         self._sites = engine.engine
         self._shared = False
@@ -218,9 +215,6 @@ class Witnessed(Hidden):
         self._share()
         self._tell(question, dict(question.arrays), [], "what the coordinator brings along")
 
-    def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
-        raise NotImplementedError("sums are the engine's affair")
-
     def _share(self) -> None:
         """Hand the first site's secret on, sealed; again after a restart, which changes nothing."""
         if self._shared:
@@ -235,31 +229,20 @@ class Witnessed(Hidden):
         told = _telling(question, arrays, sites, what)
         everybody = range(len(self.roster.sites))
         answers = self._ask_all(told, everybody)
-        self.ledger.add(
-            Entry(
-                step=question.step,
-                round=question.round,
-                task=question.task,
-                kind="tell",
-                sites=list(answers),
-                failed={},
-                bytes_down=question_size(told),
-                bytes_up=contribution_size({}),
-                reveals=f"to all sites: {what} of '{question.task}'",
-                protection="none",
-            )
-        )
+        reveals = f"to all sites: {what} of '{question.task}'"
+        about = replace(question, reveals=reveals, protection="none")
+        up = [contribution_size({})] * len(answers)
+        self.enter(about, "tell", list(answers), question_size(told), up)
 
     def _ask_all(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays]:
         """Every site's answer: one that does not hear what others heard could not go on."""
         found = {}
-        for site, answer in self._sites._ask(question, sites):
-            code = answer.code if isinstance(answer, Failure) else refusal(answer, question)
-            if isinstance(answer, Failure) or code is not None:
+        for site, answer in answers_of(self._sites, question, sites):
+            if isinstance(answer, Failure):
                 name = self.roster.sites[site].name
                 raise FederationError(
-                    f"'{question.task}' in step {question.step}: {name}: {code}; every site must "
-                    "hear the totals, so the study waits: resume it when the site is back"
+                    f"'{question.task}' in step {question.step}: {name}: {answer.code}; every site "
+                    "must hear the totals, so the study waits: resume it when the site is back"
                 )
             found[site] = answer.arrays
         return found

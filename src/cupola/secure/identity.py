@@ -12,15 +12,17 @@ import os
 import secrets
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from cupola.errors import DataError, FederationError
 from cupola.secure.canonical import digest, is_name
-from cupola.secure.streams import derive
+from cupola.secure.mask_stream import derive
 
 FORMAT = 1
 _FIELD = 2**255 - 19
@@ -58,10 +60,23 @@ class Party:
             except ValueError:
                 raise FederationError(f"'{self.name}': a public key protects nothing") from None
 
+    def signed(self, message: bytes, signature: object) -> bool:
+        """Whether this party put its name to a message."""
+        return isinstance(signature, bytes) and _verified(self.sign, signature, message)
+
     @property
     def fingerprint(self) -> str:
         """Of name and keys, for people to compare."""
         return spoken(digest("cupola party 1", self.name, self.sign, self.seal))
+
+
+@lru_cache(maxsize=1 << 13)  # simulated sites share a process, and verify the same
+def _verified(key: bytes, signature: bytes, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def spoken(hashed: bytes) -> str:

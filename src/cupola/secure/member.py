@@ -8,26 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Contribution, Declined, Question, SiteContext, task
+from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, task
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH, Replay
-from cupola.secure.canonical import digest, is_whole
+from cupola.secure.canonical import digest
 from cupola.secure.checksum import checksum, to_bytes
+from cupola.secure.durable_dict import Memory
 from cupola.secure.encoding import Entry, Layout, layout_hash, scales_hash
-from cupola.secure.envelope import Statement, seal
-from cupola.secure.hidden import (
+from cupola.secure.envelope import seal
+from cupola.secure.identity import Identity
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue, new_seed
+from cupola.secure.reading import hash_in, options_of, whole_in
+from cupola.secure.roster import Roster
+from cupola.secure.witness import proof, question_key, tag, to_limbs
+from cupola.secure.wrapped_question import (
+    ANSWER,
+    CHECK,
     hidden_values,
     inner_question,
     layout_of,
     question_hash,
 )
-from cupola.secure.identity import Identity
-from cupola.secure.memory import Memory
-from cupola.secure.roster import Roster
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue, new_seed
-from cupola.secure.witness import proof, question_key, tag, to_limbs
 
-ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one
 SECRET = "witness"  # under which a member remembers what all sites share
 _WEIGHTS = np.random.Generator(np.random.PCG64(1)).integers(-(2**63), 2**63, 1 << 14) | 1
 _FACTOR = 0x9E3779B97F4A7C15
@@ -93,6 +95,17 @@ class Member:
         told = proof(self.witness_key(question, b"gather"), self.index, answer)
         return replace(answer, arrays={**answer.arrays, WITNESS: np.frombuffer(told, np.uint8)})
 
+    def values(
+        self, site: SiteContext, inner: Question, layout: Layout, protocol: str
+    ) -> dict[Entry, np.ndarray]:
+        """The answer to the inner question as integers, with their witness; the same in every
+        attempt, or none."""
+        values = hidden_values(site, inner, layout, protocol)
+        if inner.witnessed:
+            values[layout[-1]] = self.witness(inner, layout, values)
+        self.stand_by(inner.step, values)
+        return values
+
     def stand_by(self, step: int, values: Mapping[Entry, np.ndarray]) -> None:
         """Refuse to answer a step anew and differently: noise drawn twice could be averaged away.
 
@@ -119,30 +132,6 @@ def member_of(site: SiteContext) -> Member:
     return site.party
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a masked question says beside the inner one. check: key of the checksums."""
-
-    roster: str
-    attempt: int
-    check: bytes
-
-    @classmethod
-    def of(cls, question: Question) -> Terms:
-        try:
-            options = question.options["hidden"]
-            terms = cls(
-                str(options["roster"]),
-                options["attempt"],
-                bytes.fromhex(options["check"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise Declined("question is not well formed") from None
-        if not is_whole(terms.attempt) or len(terms.check) != 32:
-            raise Declined("question is not well formed")
-        return terms
-
-
 def terms_hash(layout: Layout, check: bytes) -> bytes:
     """What all sites of a sum must have been told alike, beside the question: how to encode, and
     the key of the checksums. One with a scale or a key of its own could be told from the rest."""
@@ -152,34 +141,24 @@ def terms_hash(layout: Layout, check: bytes) -> bytes:
 @task("masked")
 def masked(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer, masked; its seed goes to the compensator, under seal."""
-    member, inner, terms = member_of(site), inner_question(question), Terms.of(question)
-    asked = question_hash(inner)
-    layout = layout_of(inner, len(member.roster.sites))
-    member.agree(terms.roster, inner.step, asked, scales_hash(layout))
-    compensator = member.roster.compensator
-    if compensator is None:
+    member, inner, options = member_of(site), inner_question(question), options_of(question)
+    attempt, check = whole_in(options, "attempt"), hash_in(options, "check")
+    roster, step, asked = member.roster, inner.step, question_hash(inner)
+    layout = layout_of(inner, len(roster.sites))
+    member.agree(options.get("roster"), step, asked, scales_hash(layout))
+    if roster.compensator is None:
         raise Declined("the roster names no compensator")
-    values = hidden_values(site, inner, layout, "masked")
-    member.stand_by(inner.step, values)
-    study, step, attempt, seed = member.roster.study, inner.step, terms.attempt, new_seed()
-    arrays = {}
+    values = member.values(site, inner, layout, "masked")
+    arrays, seed = Arrays(), new_seed()
     for entry, integers in values.items():
-        stream = mask_key(seed, study=study, step=step, attempt=attempt, array=entry.name)
-        residue = checksum(terms.check, entry.name, integers) + mask_residue(stream)
+        stream = mask_key(seed, study=roster.study, step=step, attempt=attempt, array=entry.name)
+        residue = checksum(check, entry.name, integers) + mask_residue(stream)
         add_mask(integers, stream)
         arrays[ANSWER + entry.name] = integers
         arrays[CHECK + entry.name] = to_bytes(residue % P)
-    statement = Statement(
-        study,
-        member.roster.digest,
-        step,
-        attempt,
-        asked,
-        layout_hash(tuple(values)),
-        member.identity.name,
-        terms_hash(layout, terms.check),
-    )
-    envelope = seal(statement, seed, member.identity, compensator)
+    facts = (asked, layout_hash(tuple(values)), terms_hash(layout, check))
+    statement = roster.statement(member.identity.name, step, attempt, *facts)
+    envelope = seal(statement, seed, member.identity, roster.compensator)
     arrays["envelope"] = np.frombuffer(envelope, np.uint8)
     return Contribution(arrays)
 

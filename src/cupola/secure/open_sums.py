@@ -6,25 +6,17 @@ and can be witnessed (see `witness`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 
-from cupola.federation import (
-    Contribution,
-    Declined,
-    Failure,
-    Question,
-    SiteContext,
-    Spec,
-    Total,
-    task,
-)
-from cupola.federation.message import contribution_size, refusal
+from cupola.federation import Contribution, Declined, Question, SiteContext, Spec, Total, task
 from cupola.secure.encoding import Entry, scales_hash
-from cupola.secure.hidden import (
-    hidden_values,
+from cupola.secure.member import member_of
+from cupola.secure.reading import options_of
+from cupola.secure.secure_aggregation import Aggregation, SecureSums
+from cupola.secure.wrapped_question import (
     inner_question,
     layout_of,
     outer_question,
@@ -32,8 +24,6 @@ from cupola.secure.hidden import (
     question_hash,
     total_from,
 )
-from cupola.secure.masked import Hidden
-from cupola.secure.member import member_of
 
 OPEN = "open/"
 
@@ -45,48 +35,50 @@ def open_answer(site: SiteContext, question: Question) -> Contribution:
     if inner.task not in member.openly:
         raise Declined("this site does not answer this openly")
     layout = layout_of(inner, len(member.roster.sites))
-    roster = question.options["hidden"].get("roster")
+    roster = options_of(question).get("roster")
     member.agree(roster, inner.step, question_hash(inner), scales_hash(layout))
-    values = hidden_values(site, inner, layout, "open")
-    member.stand_by(inner.step, values)
+    values = member.values(site, inner, layout, "open")
     return Contribution({OPEN + entry.name: integers for entry, integers in values.items()})
 
 
 open_answer.about = inner_question
 
 
-class Open(Hidden):
+class Open(SecureSums):
     """Sums over an engine that hide nothing."""
 
-    def sum(self, question: Question, sites: Sequence[int]) -> Total:
-        question = replace(question, confirmed=self.engine._confirmed(question))
-        total, broken = self._sum(question, sorted(sites))
-        self._require_quorum(question, len(total.sites), len(sites), total.failed, broken)
-        return total
+    minimum = 0
 
-    def _sum(self, question: Question, sites: Sequence[int]) -> tuple[Total, list[int]]:
-        layout = layout_of(question, len(self.roster.sites))
-        expects = {OPEN + entry.name: Spec((entry.size,), "int") for entry in layout}
-        roster = {"roster": self.roster.digest.hex()}
-        outer = outer_question("open", question, expects, roster)
-        outer = replace(outer, partial=question.partial)
-        sums: dict[Entry, np.ndarray] = {}
-        answered, sizes, failed, broken = [], [], dict(self.engine._admit(outer, sites)), []
-        for site, answer in self.engine._ask(outer, [s for s in sites if s not in failed]):
-            code = answer.code if isinstance(answer, Failure) else refusal(answer, outer)
-            own = () if isinstance(answer, Failure) else present(layout, answer, OPEN)
-            if isinstance(answer, Failure) or code is not None:
-                failed[site] = str(code)
-                broken += [site] if not isinstance(answer, Failure) or answer.broken else []
-                continue
-            for entry in own:
-                integers = answer.arrays[OPEN + entry.name].astype(entry.dtype)
-                sums[entry] = sums[entry] + integers if entry in sums else integers
-            answered.append(site)
-            sizes.append(contribution_size(answer.arrays))
-        total = total_from(question, sums, answered, failed) if answered else Total(failed=failed)
-        self._enter(outer, question, total, sizes)
-        return total, broken
+    def aggregation(self, question: Question, least: int = 0) -> Aggregation:
+        del least  # what is not masked needs no attempts
+        return OpenSum(self.engine, self.roster, question)
 
-    def _protection(self, question: Question) -> str:
+    def protection(self, question: Question) -> str:
         return question.protection
+
+
+class OpenSum(Aggregation):
+    """One phase: answers are added up as they come."""
+
+    @cached_property
+    def charged(self) -> Question:
+        self.layout = layout_of(self.inner, len(self.roster.sites))
+        expects = {OPEN + entry.name: Spec((entry.size,), "int") for entry in self.layout}
+        options = {"roster": self.roster.digest.hex()}
+        return outer_question("open", self.inner, expects, options)
+
+    @property
+    def phases(self) -> list[Callable[[], None]]:
+        return [self.collect]
+
+    def collect(self) -> None:
+        self.asked = self.charged
+        self.sums: dict[Entry, np.ndarray] = {}
+        for _, arrays in self.ask(self.asked, self.sites):
+            for entry in present(self.layout, arrays, OPEN):
+                integers = arrays[OPEN + entry.name].astype(entry.dtype)
+                self.sums[entry] = self.sums.get(entry, 0) + integers
+
+    def total(self) -> Total:
+        answered = list(self.sizes)
+        return total_from(self.inner, self.sums, answered, self.failed) if answered else Total()

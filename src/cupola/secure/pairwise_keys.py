@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -23,12 +22,12 @@ from cupola.secure.canonical import Value, digest, pack
 from cupola.secure.encoding import Entry
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import Graph, graph
-from cupola.secure.hidden import BEYOND, WEIGHT
 from cupola.secure.identity import Identity, Party
+from cupola.secure.mask_stream import derive
 from cupola.secure.pairwise_masks import Masks, Table
 from cupola.secure.roster import Roster
 from cupola.secure.shamir import SHARE
-from cupola.secure.streams import derive
+from cupola.secure.wrapped_question import BEYOND, WEIGHT
 
 KEY, SIGNATURE, TAG = 32, 64, 16
 KEYS = 2 * KEY + SIGNATURE  # a key to mask with, a key to be written to, the site's signature
@@ -37,7 +36,11 @@ _NONCE = bytes(12)  # every key encrypts one message
 
 @dataclass(frozen=True)
 class Cohort:
-    """The sites of an attempt (numbers in the roster, increasing) and their signed keys."""
+    """The sites of an attempt (numbers in the roster, increasing) and their signed keys.
+
+    dealt: in what follows, those of the cohort who dealt shares. edges: a bit for each ordered pair
+    of the cohort, whether the first drew the second; nothing where everybody masks with everybody.
+    """
 
     roster: Roster
     statement: Statement  # of any site: its name plays no part
@@ -67,11 +70,97 @@ class Cohort:
     def seal_key(self, site: int) -> bytes:
         return self.keys[self.place[site]][KEY : 2 * KEY]
 
+    # What was signed
+
     def check(self, sites: Sequence[int]) -> None:
         """Refuse keys that these sites did not sign for this attempt."""
         for site in sites:
             if not keys_are_signed(self.roster, self.statement, site, self.keys[self.place[site]]):
                 raise Declined(f"keys that '{self.name(site)}' did not sign")
+
+    def stage(self, dealt: Sequence[int], edges: bytes, check: bytes) -> bytes:
+        """32 bytes that stand for the cohort, who dealt shares, who masks with whom, and the
+        checksums' key: a site with a key of its own would give away a sum over its numbers."""
+        return digest("cupola stage 1", self.digest, list(dealt), edges, check)
+
+    def is_answer(self, site: int, stage: bytes, present: np.ndarray, signature: bytes) -> bool:
+        """Whether a site signed that it answered at this stage, with these arrays."""
+        party = self.roster.sites[site]
+        facts = (replace(self.statement, site=party.name).encode(), stage, present.tobytes())
+        return is_signed(party, signature, "pairwise masked", *facts)
+
+    # Secrets of two sites
+
+    def seal(self, own: X25519PrivateKey, sender: int, to: int, share: bytes) -> bytes:
+        """A share, for the eyes of the site `to`."""
+        key, facts = self._shared(own, sender, to, self.seal_key(to))
+        return ChaCha20Poly1305(key).encrypt(_NONCE, share, facts)
+
+    def unseal(self, own: X25519PrivateKey, sender: int, to: int, sealed: bytes) -> bytes | None:
+        """The share that `sender` sealed for `to` in this cohort; None if it did not."""
+        try:
+            key, facts = self._shared(own, sender, to, self.seal_key(sender))
+            return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, facts)
+        except (InvalidTag, ValueError):
+            return None
+
+    def _shared(
+        self, own: X25519PrivateKey, sender: int, to: int, key: bytes
+    ) -> tuple[bytes, bytes]:
+        facts = pack("cupola share 1", self.digest, sender, to)
+        return derive(own.exchange(_point(key)), facts), facts
+
+    def pair_masks(self, own: X25519PrivateKey, site: int, others: Sequence[int]) -> Masks:
+        """The masks that a site shares with others, as it applies them: the other takes off what
+        this one adds. own: its mask key. ValueError for a key that leads to no secret."""
+        masks = []
+        for other in others:
+            secret = own.exchange(_point(self.mask_key(other)))
+            seed = derive(secret, "cupola pair 1", self.digest, sorted((site, other)))
+            masks.append((seed, 1 if site < other else -1))
+        return masks
+
+    # Who masks with whom
+
+    def edges(self, picks: Mapping[int, Sequence[int]]) -> bytes:
+        """Whom each site drew, packed."""
+        if self.graph.complete:
+            return b""
+        size = len(self.sites)
+        bits = np.zeros((size, size), bool)
+        for site, drawn in picks.items():
+            bits[self.place[site], [self.place[other] for other in drawn]] = True
+        return np.packbits(bits).tobytes()
+
+    def drawn_by(self, site: int, edges: bytes) -> list[int]:
+        """Whom a site drew."""
+        if self.graph.complete:
+            return [other for other in self.sites if other != site]
+        return [self.sites[p] for p in np.flatnonzero(self._bits(edges)[self.place[site]])]
+
+    def neighbours(self, site: int, dealt: Sequence[int], edges: bytes) -> list[int]:
+        """Those whom a site masks with: they dealt shares, and one of the two drew the other."""
+        others = [other for other in dealt if other != site]
+        if self.graph.complete:
+            return others
+        bits, place = self._bits(edges), self.place[site]
+        linked = bits[place] | bits[:, place]
+        return [other for other in others if linked[self.place[other]]]
+
+    def _bits(self, edges: bytes) -> np.ndarray:
+        size = len(self.sites)
+        if len(edges) != -(-size * size // 8):
+            raise FederationError("edges of another cohort")
+        bits = np.unpackbits(np.frombuffer(edges, np.uint8), count=size * size)
+        return bits.reshape(size, size).astype(bool)
+
+
+def sign(identity: Identity, what: str, *facts: Value) -> bytes:
+    return identity.sign.sign(pack(f"cupola {what} 1", *facts))
+
+
+def is_signed(party: Party, signature: bytes, what: str, *facts: Value) -> bool:
+    return party.signed(pack(f"cupola {what} 1", *facts), signature)
 
 
 def sign_keys(statement: Statement, mask: bytes, seal: bytes, identity: Identity) -> bytes:
@@ -96,63 +185,21 @@ def usable(keys: bytes) -> bool:
     return True
 
 
-def sign(identity: Identity, what: str, *facts: Value) -> bytes:
-    return identity.sign.sign(pack(f"cupola {what} 1", *facts))
+def survivors_digest(stage: bytes, survivors: Sequence[int], present: np.ndarray) -> bytes:
+    """The sites to be added up, at which stage, and the arrays each of them sent."""
+    return digest("cupola survivors 1", stage, list(survivors), present.tobytes())
 
 
-def is_signed(party: Party, signature: bytes, what: str, *facts: Value) -> bool:
-    return _verified(party.sign, signature, pack(f"cupola {what} 1", *facts))
-
-
-@lru_cache(maxsize=1 << 13)  # simulated sites share a process, and verify the same
-def _verified(key: bytes, signature: bytes, message: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-def seal_share(cohort: Cohort, own: X25519PrivateKey, sender: int, to: int, share: bytes) -> bytes:
-    """A share, for the eyes of the site `to`."""
-    key, facts = _seal_key(cohort, own, sender, to, cohort.seal_key(to))
-    return ChaCha20Poly1305(key).encrypt(_NONCE, share, facts)
-
-
-def open_share(
-    cohort: Cohort, own: X25519PrivateKey, sender: int, to: int, sealed: bytes
-) -> bytes | None:
-    """The share that `sender` sealed for `to` in this cohort; None if it did not."""
-    try:
-        key, facts = _seal_key(cohort, own, sender, to, cohort.seal_key(sender))
-        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, facts)
-    except (InvalidTag, ValueError):
-        return None
-
-
-def pair_masks(cohort: Cohort, own: X25519PrivateKey, site: int, others: Sequence[int]) -> Masks:
-    """The masks that a site shares with others, as it applies them: the other takes off what this
-    one adds. own: its mask key. ValueError for a key that leads to no secret."""
-    masks = []
-    for other in others:
-        secret = own.exchange(_point(cohort.mask_key(other)))
-        seed = derive(secret, "cupola pair 1", cohort.digest, sorted((site, other)))
-        masks.append((seed, 1 if site < other else -1))
-    return masks
-
-
-def _seal_key(
-    cohort: Cohort, own: X25519PrivateKey, sender: int, to: int, key: bytes
-) -> tuple[bytes, bytes]:
-    facts = pack("cupola share 1", cohort.digest, sender, to)
-    return derive(own.exchange(_point(key)), facts), facts
+def sealed_size(count: int) -> int:
+    """Bytes of a sealed share of the mask key and `count` seeds."""
+    return (1 + count) * SHARE + TAG
 
 
 def _point(key: bytes) -> X25519PublicKey:
     return X25519PublicKey.from_public_bytes(key)
 
 
-# What the parties of an attempt agree on
+# A site's own mask
 
 
 def groups(inner: Question) -> int:
@@ -177,57 +224,3 @@ def mask_own(
     for entry in table.arrays:
         if group_of(entry, inner) in seeds:
             table.mask_some(statement, [entry], [(seeds[group_of(entry, inner)], sign)])
-
-
-def sealed_size(count: int) -> int:
-    """Bytes of a sealed share of the mask key and `count` seeds."""
-    return (1 + count) * SHARE + TAG
-
-
-def stage_digest(cohort: Cohort, dealt: Sequence[int], edges: bytes, check: bytes) -> bytes:
-    """The cohort, those of it who dealt shares, who masks with whom, and the checksums' key: a
-    site with a key of its own would give away a sum over its numbers."""
-    return digest("cupola stage 1", cohort.digest, list(dealt), edges, check)
-
-
-def survivors_digest(stage: bytes, survivors: Sequence[int], present: np.ndarray) -> bytes:
-    """The sites to be added up, at which stage, and the arrays each of them sent."""
-    return digest("cupola survivors 1", stage, list(survivors), present.tobytes())
-
-
-def pack_edges(cohort: Cohort, picks: Mapping[int, Sequence[int]]) -> bytes:
-    """A bit for each ordered pair of the cohort: whether the first drew the second; nothing where
-    everybody masks with everybody."""
-    if cohort.graph.complete:
-        return b""
-    size = len(cohort.sites)
-    bits = np.zeros((size, size), bool)
-    for site, drawn in picks.items():
-        bits[cohort.place[site], [cohort.place[other] for other in drawn]] = True
-    return np.packbits(bits).tobytes()
-
-
-def drawn_by(cohort: Cohort, site: int, edges: bytes) -> list[int]:
-    """Whom a site drew."""
-    if cohort.graph.complete:
-        return [other for other in cohort.sites if other != site]
-    return [
-        cohort.sites[place] for place in np.flatnonzero(_bits(cohort, edges)[cohort.place[site]])
-    ]
-
-
-def neighbours(cohort: Cohort, site: int, dealt: Sequence[int], edges: bytes) -> list[int]:
-    """Those whom a site masks with: they dealt shares, and one of the two drew the other."""
-    if cohort.graph.complete:
-        return [other for other in dealt if other != site]
-    bits, place = _bits(cohort, edges), cohort.place[site]
-    linked = bits[place] | bits[:, place]
-    return [other for other in dealt if other != site and linked[cohort.place[other]]]
-
-
-def _bits(cohort: Cohort, edges: bytes) -> np.ndarray:
-    size = len(cohort.sites)
-    if len(edges) != -(-size * size // 8):
-        raise FederationError("edges of another cohort")
-    bits = np.unpackbits(np.frombuffer(edges, np.uint8), count=size * size)
-    return bits.reshape(size, size).astype(bool)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupola.secure.encoding import Entry, Layout
 from cupola.secure.envelope import Statement
-from cupola.secure.streams import P, add_mask, mask_key, mask_residue, stream
+from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue, stream
 
 Masks = Sequence[tuple[bytes, int]]  # seeds and signs
 _PIECE = 1 << 20  # bytes

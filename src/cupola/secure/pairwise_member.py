@@ -13,7 +13,7 @@ What it has signed survivors for is remembered for good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -23,43 +23,41 @@ from cupola.secure.checksum import checksum, to_bytes
 from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.graph import draw
-from cupola.secure.hidden import hidden_values, inner_question, layout_of, question_hash
-from cupola.secure.member import ANSWER, CHECK, Member, member_of
+from cupola.secure.mask_stream import new_seed
+from cupola.secure.member import Member, member_of
 from cupola.secure.pairwise_keys import (
     KEYS,
     SIGNATURE,
     Cohort,
-    drawn_by,
     groups,
     is_signed,
     mask_own,
-    neighbours,
-    open_share,
-    pair_masks,
-    seal_share,
     sealed_size,
     sign,
     sign_keys,
-    stage_digest,
     survivors_digest,
 )
 from cupola.secure.pairwise_masks import Table
-from cupola.secure.pairwise_memory import agree_to_cohort, agree_to_survivors
-from cupola.secure.pairwise_questions import (
+from cupola.secure.pairwise_memory import (
+    agree_to_cohort,
+    agree_to_survivors,
+    agree_to_total,
+    refuse_gone,
+    told_before,
+)
+from cupola.secure.pairwise_messages import as_array, dealt_in
+from cupola.secure.reading import (
     ILL,
-    as_array,
+    array_in,
     bytes_in,
-    dealt_in,
-    flags_in,
     hash_in,
     options_of,
     rows_in,
     sites_in,
     whole_in,
 )
-from cupola.secure.pairwise_totals import agree_to_total, refuse_gone, told_before
 from cupola.secure.shamir import SHARE, split
-from cupola.secure.streams import new_seed
+from cupola.secure.wrapped_question import ANSWER, CHECK, inner_question, layout_of, question_hash
 
 MOST_SEEDS = 1 << 12
 _UNDER_WAY = "pairwise"  # where a member keeps its attempt, in memory
@@ -99,7 +97,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
         raise Declined(ILL)
     member.agree(options.get("roster"), question.step, asked, layout)
     roster, name = member.roster, member.identity.name
-    statement = Statement(roster.study, roster.digest, question.step, attempt, asked, layout, name)
+    statement = roster.statement(name, question.step, attempt, asked, layout)
     session: Session | None = vars(member).get(_UNDER_WAY)
     if session is None or (session.statement, session.count) != (statement, count):
         mask, seal = X25519PrivateKey.generate(), X25519PrivateKey.generate()
@@ -116,7 +114,7 @@ def keys(site: SiteContext, question: Question) -> Contribution:
 def shares(site: SiteContext, question: Question) -> Contribution:
     """Draw holders, and deal them sealed shares of the mask key and of the own mask's seeds."""
     member, session = _session(site, question)
-    sites = sites_in(question, "sites", member.roster)
+    sites = sites_in(question, "sites", len(member.roster.sites))
     rows = rows_in(question, "keys", len(sites), KEYS)
     cohort = Cohort(member.roster, session.statement, sites, rows)
     if session.cohort is not None and session.cohort.digest != cohort.digest:
@@ -143,7 +141,7 @@ def _deal(member: Member, session: Session, cohort: Cohort, others: list[int]) -
     own, *dealt = split(secret, points, cohort.graph.threshold)
     try:
         sealed = [
-            seal_share(cohort, session.seal, member.index, other, share)
+            cohort.seal(session.seal, member.index, other, share)
             for other, share in zip(picks, dealt, strict=True)
         ]
     except ValueError:  # a key that leads to no secret
@@ -171,18 +169,17 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     dealt, edges = dealt_in(options, cohort), bytes_in(options, "edges")
     if member.index not in dealt or len(dealt) < cohort.graph.quorum:
         raise Declined(f"too few sites dealt shares ({len(dealt)} of {cohort.graph.quorum})")
-    if drawn_by(cohort, member.index, edges) != session.picks:
+    if cohort.drawn_by(member.index, edges) != session.picks:
         raise Declined("not the sites this site drew")
     key = hash_in(options, "check")
-    others = neighbours(cohort, member.index, dealt, edges)
+    others = cohort.neighbours(member.index, dealt, edges)
     try:
-        pairs = pair_masks(cohort, session.mask, member.index, others)
+        pairs = cohort.pair_masks(session.mask, member.index, others)
     except ValueError:
         raise Declined("keys of the cohort are not usable") from None
     own = dict(enumerate(session.seeds))
     session.mask, session.seeds = None, []  # from here on there is no second time
-    values = hidden_values(site, inner, layout, "pairwise masked")
-    member.stand_by(inner.step, values)
+    values = member.values(site, inner, layout, "pairwise masked")
     table = Table(layout)
     for entry, integers in values.items():
         table.arrays[entry][:] = integers
@@ -192,7 +189,7 @@ def masked(site: SiteContext, question: Question) -> Contribution:
     sent = {entry.name for entry in values}
     present = np.array([n in sent for n in sorted(inner.expects)] if inner.partial else [], bool)
     session.arrays = tuple(sorted(inner.expects))
-    session.dealt, session.stage = dealt, stage_digest(cohort, dealt, edges, key)
+    session.dealt, session.stage = dealt, cohort.stage(dealt, edges, key)
     facts = (session.statement.encode(), session.stage, present.tobytes())
     signature = sign(member.identity, "pairwise masked", *facts)
     arrays = {"present": present, "signature": as_array(signature)}
@@ -211,8 +208,8 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
     cohort = session.cohort
     if cohort is None or not session.stage:
         raise Declined("not the time to agree on survivors: this site gave no answer")
-    these = sites_in(question, "survivors", member.roster)
-    present = flags_in(question, "present", (len(these), session.count - 1))
+    these = sites_in(question, "survivors", len(member.roster.sites))
+    present = array_in(question, "present", np.bool_, (len(these), session.count - 1)).copy()
     signatures = rows_in(question, "signatures", len(these), SIGNATURE)
     signed = survivors_digest(session.stage, these, present)
     if session.signed and session.signed != signed:
@@ -223,29 +220,15 @@ def survivors(site: SiteContext, question: Question) -> Contribution:
             raise Declined(f"too few sites ({len(these)} of at least {least})")
         if member.index not in these or not set(these) <= set(session.dealt):
             raise Declined("survivors without this site, or who dealt no shares")
-        _check_answers(cohort, session, these, present, signatures)
+        for other, row, signature in zip(these, present, signatures, strict=True):
+            if not cohort.is_answer(other, session.stage, row, signature):
+                raise Declined(f"an answer that '{cohort.name(other)}' did not sign")
         scales = session.statement.layout
         agree_to_total(member, scales, session.arrays, these, present)
         granted = agree_to_survivors(member, session.statement.question, these, present)
         session.survivors, session.signed, session.granted = these, signed, granted
     signature = sign(member.identity, "pairwise survivors", signed)
     return Contribution({"signature": as_array(signature)})
-
-
-def _check_answers(
-    cohort: Cohort,
-    session: Session,
-    these: Sequence[int],
-    present: np.ndarray,
-    signatures: Sequence[bytes],
-) -> None:
-    """Every survivor has answered at the same stage, with the arrays it is said to have sent."""
-    for site, row, signature in zip(these, present, signatures, strict=True):
-        party = cohort.roster.sites[site]
-        statement = replace(session.statement, site=party.name).encode()
-        facts = (statement, session.stage, row.tobytes())
-        if not is_signed(party, signature, "pairwise masked", *facts):
-            raise Declined(f"an answer that '{party.name}' did not sign")
 
 
 @task("pairwise unmask")
@@ -257,7 +240,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
     cohort = session.cohort
     if cohort is None or not session.signed:
         raise Declined("not the time to unmask: this site agreed to no survivors")
-    signers = sites_in(question, "signers", member.roster)
+    signers = sites_in(question, "signers", len(member.roster.sites))
     signatures = rows_in(question, "signatures", len(signers), SIGNATURE)
     if len(signers) < cohort.graph.quorum or not set(signers) <= set(session.survivors):
         raise Declined(f"too few signatures ({len(signers)} of {cohort.graph.quorum})")
@@ -265,7 +248,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
         party = cohort.roster.sites[signer]
         if not is_signed(party, signature, "pairwise survivors", session.signed):
             raise Declined(f"survivors that '{party.name}' did not sign")
-    dealers = sites_in(question, "dealers", member.roster)
+    dealers = sites_in(question, "dealers", len(member.roster.sites))
     if member.index in dealers or not set(dealers) <= set(session.dealt):
         raise Declined("shares of sites that dealt none")
     rows = rows_in(question, "sealed", len(dealers), sealed_size(session.count))
@@ -273,7 +256,7 @@ def unmask(site: SiteContext, question: Question) -> Contribution:
     valid = np.ones(1 + len(dealers), bool)
     told[0] = _seeds_of(session.own_share, session.granted)
     for place, (dealer, sealed) in enumerate(zip(dealers, rows, strict=True), start=1):
-        share = open_share(cohort, session.seal, dealer, member.index, sealed)
+        share = cohort.unseal(session.seal, dealer, member.index, sealed)
         if share is None:
             valid[place] = False
         elif dealer in session.survivors:

@@ -7,18 +7,16 @@ in every question; it is never learned from the coordinator.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from cupola.errors import FederationError
 from cupola.federation.message import without_repetition
 from cupola.secure.canonical import Value, digest, is_name, is_whole, pack
+from cupola.secure.envelope import Statement
 from cupola.secure.identity import Identity, Party, spoken
 
 FORMAT = 1
@@ -80,6 +78,10 @@ class Roster:
         """Names of the sites whose signature allows this."""
         return frozenset(self.consents.get(what, {}))
 
+    def numbers(self, names: Container[str]) -> list[int]:
+        """Of the sites with these names: names can be long."""
+        return [number for number, site in enumerate(self.sites) if site.name in names]
+
     @property
     def leaves(self) -> frozenset[str]:
         """Sites that differences of totals may tell of."""
@@ -96,6 +98,18 @@ class Roster:
         """32 bytes that stand for all of the roster, consents included."""
         consents = [[w, sorted(by.items())] for w, by in sorted(self.consents.items()) if by]
         return digest("cupola roster 1", self.body, consents)
+
+    def statement(
+        self,
+        site: str,
+        step: int,
+        attempt: int,
+        question: bytes,
+        layout: bytes,
+        terms: bytes = b"",
+    ) -> Statement:
+        """What one answer of a site in this study is for."""
+        return Statement(self.study, self.digest, step, attempt, question, layout, site, terms)
 
     @property
     def fingerprint(self) -> str:
@@ -169,12 +183,7 @@ def agreement(identity: Identity, body: bytes, what: str) -> bytes:
 
 def is_agreed(party: Party, body: bytes, what: str, signature: Any) -> bool:
     """Whether a site signed this."""
-    try:
-        key = Ed25519PublicKey.from_public_bytes(party.sign)
-        key.verify(signature, _agreement(party.name, body, what))
-    except (InvalidSignature, ValueError, TypeError):
-        return False
-    return True
+    return party.signed(_agreement(party.name, body, what), signature)
 
 
 def simulated_roster(

@@ -7,21 +7,24 @@ they have compared among themselves. Everything else is the same code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import PlanError
-from cupola.federation import Federation, InProcess, Question, SeparateProcesses
-from cupola.secure import masked, pairwise
+from cupola.federation import Federation, Question
+from cupola.secure import traffic
 from cupola.secure.compensator import compensator_host
-from cupola.secure.hidden import Sent, Traffic
+from cupola.secure.compensator_client import Masked
+from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
-from cupola.secure.masked import Hidden, Masked
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
+from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, simulated_roster
+from cupola.secure.secure_aggregation import SecureSums
+from cupola.secure.traffic import Sent, Traffic
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Parties:
     protocol: str
     openly: tuple[str, ...] = ()
     changes: bool = False
-    _members: dict[int, Member] = field(default_factory=dict, compare=False)
+    _members: dict[int, Member] = field(default_factory=dict, compare=False, init=False)
 
     @property
     def roster(self) -> Roster:
@@ -48,15 +51,8 @@ class Parties:
     @property
     def recipe(self) -> tuple[str, Mapping[str, Any]]:
         """How a separate process makes a site's keys."""
-        facts = {
-            "study": self.study,
-            "seed": self.seed,
-            "sites": self.sites,
-            "minimum": self.minimum,
-            "protocol": self.protocol,
-            "openly": list(self.openly),
-            "changes": self.changes,
-        }
+        facts = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
+        facts["openly"] = list(self.openly)
         return "cupola.secure.simulation:member", facts
 
     def member(self, site: int) -> Member:
@@ -91,22 +87,19 @@ def simulated_parties(
 
 def hidden_sums(
     engine: Federation, parties: Parties, folder: Path | None = None, own_processes: bool = False
-) -> Hidden:
+) -> SecureSums:
     """An engine whose sums are masked. folder: the compensator's memory is kept in it.
     own_processes: whether the compensator gets a process of its own."""
     if parties.protocol == "pairwise":
-        return pairwise.Pairwise(engine, parties.roster)
-    own = None if folder is None else folder / "compensator"
+        return Pairwise(engine, parties.roster)
+    memory = None if folder is None else str((folder / "compensator").resolve())
+    facts: dict[str, Any] = {"roster": parties.roster.to_json(), "seed": parties.seed}
+    facts["memory"] = memory
     third: Federation
     if own_processes:
-        memory = None if own is None else str(own.resolve())
-        facts = {"roster": parties.roster.to_json(), "seed": parties.seed, "memory": memory}
         third = SeparateProcesses("cupola.secure.compensator:compensator_host", facts, 1)
     else:
-        memory = None if own is None else str(own)
-        third = InProcess(
-            compensator_host(parties.roster.to_json(), seed=parties.seed, memory=memory)
-        )
+        third = InProcess(compensator_host(**facts))
     return Masked(engine, third, parties.roster)
 
 
@@ -114,8 +107,7 @@ def expected_traffic(
     question: Question, parties: Parties, asked: Sequence[int], sent: Sent
 ) -> Traffic:
     """What a masked sum over these sites sends. sent: the arrays of each that answers."""
-    protocol = pairwise if parties.protocol == "pairwise" else masked
-    return protocol.expected_traffic(question, parties.roster, asked, sent)
+    return traffic.expected_traffic(question, parties.roster, asked, sent)
 
 
 def member(site: int, folder: Path | None, **facts: Any) -> Member:

@@ -36,7 +36,7 @@ from cupola.federation import Contribution
 from cupola.federation.message import WITNESS, encode_contribution
 from cupola.secure.checksum import checksum
 from cupola.secure.encoding import Entry
-from cupola.secure.streams import P, derive
+from cupola.secure.mask_stream import P, derive
 
 
 def question_key(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from cupola.flare.launch import runs
+from cupola.engines.flare.launch import runs
 
 ENDING = 15.0  # seconds that it has to end by itself
 

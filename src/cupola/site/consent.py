@@ -148,7 +148,7 @@ class SiteGate:
         elif question.task == "open" or not matches(question.task, PROTOCOLS):
             inner = question
             if question.task == "open":
-                from cupola.secure.hidden import inner_question
+                from cupola.secure.wrapped_question import inner_question
 
                 inner = inner_question(question)
             self._allow(inner, settings, analysis)
@@ -158,7 +158,7 @@ class SiteGate:
             # Two protocols could tell the totals of two cohorts.
             raise Declined("the plan's sums are made by another protocol")
         elif question.task in ("masked", "pairwise masked"):
-            from cupola.secure.hidden import inner_question
+            from cupola.secure.wrapped_question import inner_question
 
             self._allow(inner_question(question), settings, analysis)
 

@@ -210,8 +210,8 @@ class Joining:
 
     def _enrol(self, terms: Terms) -> None:
         """A start-up kit of the federation, unless the folder has one."""
-        from cupola.flare import launch, provision
-        from cupola.flare.settings import Invitation, load_invitation, to_toml
+        from cupola.engines.flare import launch, provision
+        from cupola.engines.flare.settings import Invitation, load_invitation, to_toml
 
         launch.check_installed()
         wanted = Invitation(
@@ -313,7 +313,7 @@ class Joining:
             if not re.fullmatch(r"[0-9a-f]{1,16}", name):
                 raise FederationError("the server's study has no plain name")
             return self.folder / "results" / name
-        from cupola.flare.parties import results_folder
+        from cupola.site.party_process import results_folder
 
         return results_folder(self.folder, self.terms.study)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from cupola.analysis.protocol import NoData
 from cupola.errors import DataError
-from cupola.federation import Answering, Declined, Opened, Question, SiteContext, StateStore
+from cupola.federation import Answering, Declined, OpenSite, Question, SiteContext, StateStore
 from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
-from cupola.federation.stored import Alone, DiskStore, StoredAnswers
+from cupola.federation.stored import DiskStore, SingleWriterLock, StoredAnswers
 from cupola.secure.compensator import Compensator
+from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
-from cupola.secure.memory import Memory
 from cupola.site.consent import (
     SETTLING,
     Joined,
@@ -47,9 +47,9 @@ def open_site(folder: str | Path, study: str) -> Answering:
     answers = StoredAnswers(place / "answers")
     ledger = OwnLedger(place, lambda: answers.newest >= 0)
 
-    def make() -> Opened:
+    def make() -> OpenSite:
         joined = gate.joined()
-        alone = Alone(place)
+        alone = SingleWriterLock(place)
         answers.look_again()
         try:
             return _opened(joined, alone, answers, ledger.journal)
@@ -61,8 +61,8 @@ def open_site(folder: str | Path, study: str) -> Answering:
 
 
 def _opened(
-    joined: Joined[SiteSettings], alone: Alone, answers: StoredAnswers, journal: Journal
-) -> Opened:
+    joined: Joined[SiteSettings], alone: SingleWriterLock, answers: StoredAnswers, journal: Journal
+) -> OpenSite:
     identity, roster, proposal = joined.identity, joined.roster, joined.proposal
     own = own_site(joined)
     host = proposal.analysis.own_host(own)
@@ -103,7 +103,7 @@ def _opened(
         memory.close()
         getattr(host, "close", lambda: None)()
         raise
-    return Opened(context, books, (memory, host, alone), replay)
+    return OpenSite(context, books, (memory, host, alone), replay)
 
 
 def _chained(chain: Any) -> tuple[Any, Callable[[], Any]]:
@@ -174,9 +174,9 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
     path = place / "compensator.jsonl"
     ledger = OwnLedger(place, lambda: _settled(path))
 
-    def make() -> Opened:
+    def make() -> OpenSite:
         joined = look(base, study, CompensatorSettings)
-        alone, third = Alone(place), None
+        alone, third = SingleWriterLock(place), None
         try:
             third = Compensator(joined.identity, joined.roster, path, joined.gone)
             ledger.journal.hold({"settled": _chained(third.memory)})
@@ -185,7 +185,7 @@ def open_compensator(folder: str | Path, study: str) -> Answering:
                 third.close()
             alone.close()
             raise
-        return Opened(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
+        return OpenSite(SiteContext(0, third, None, StateStore(), None), None, (third, alone))
 
     return Answering(make, gate=gate, own_log=own_log(place), record=ledger.record)
 

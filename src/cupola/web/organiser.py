@@ -31,8 +31,8 @@ from cupola.web.plans import parse, plan_of, to_text
 from cupola.web.settings import Settings
 
 if TYPE_CHECKING:
-    from cupola.flare.settings import FederationSettings
-    from cupola.flare.settings import Invitation as Invited
+    from cupola.engines.flare.settings import FederationSettings
+    from cupola.engines.flare.settings import Invitation as Invited
     from cupola.secure.identity import Party
     from cupola.secure.roster import Roster
 
@@ -51,7 +51,7 @@ class Organiser:
 
     @cached_property
     def settings(self) -> FederationSettings:
-        from cupola.flare.settings import load_federation
+        from cupola.engines.flare.settings import load_federation
 
         return load_federation(self.folder / "federation.toml")
 
@@ -65,7 +65,7 @@ class Organiser:
 
     def prepare(self) -> None:
         """Make the server's own kits, once."""
-        from cupola.flare import launch, provision
+        from cupola.engines.flare import launch, provision
 
         launch.check_installed()
         leads = [user for user, role in self.settings.users.items() if role == "lead"]
@@ -81,7 +81,7 @@ class Organiser:
 
     def invited(self, name: str) -> Invited:
         """What a party is told so that it can ask for its certificate."""
-        from cupola.flare.settings import load_invitation
+        from cupola.engines.flare.settings import load_invitation
 
         return load_invitation(self.folder / "invitations" / f"{name}.toml")
 
@@ -92,7 +92,7 @@ class Organiser:
     def sign(self, name: str, request: str) -> str:
         """The certificate for this name's request, once: a second key for it is refused, so that
         who makes tokens later cannot pose as a party that is there already."""
-        from cupola.flare import provision
+        from cupola.engines.flare import provision
 
         body = _decoded(request)
         mark = self.folder / "signed" / f"{name}.request.sha256"
@@ -147,8 +147,8 @@ def _decoded(request: str) -> bytes:
 def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> dict[str, str]:
     """Name -> role of those to invite: these sites, and the compensator where the plan's sums need
     one."""
-    from cupola.flare.coordinate import checked
     from cupola.secure.identity import Identity
+    from cupola.site.coordinator import checked
 
     if organiser is None:
         raise Refused("this server has no federation: start it with --federation")
@@ -238,7 +238,7 @@ def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster
 
 def settle(study: Study, sites: Sequence[str]) -> None:
     """Write down who takes part, if real sites can carry the plan out; the caller commits."""
-    from cupola.flare.coordinate import checked
+    from cupola.site.coordinator import checked
 
     study.roster = roster_of(study).to_json()
     try:
@@ -250,7 +250,7 @@ def settle(study: Study, sites: Sequence[str]) -> None:
 
 
 def flare_job(roster: str, plan: str) -> Any:
-    from cupola.flare.jobs import Job as FlareJob
+    from cupola.engines.flare.jobs import Job as FlareJob
     from cupola.secure.roster import Roster
 
     agreed = Roster.from_json(roster)

@@ -147,8 +147,8 @@ def _left(seconds: float) -> float | None:
 
 def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     """A study at real sites: the coordinator carries it out, and is followed from here."""
-    from cupola.flare.coordinate import unpack
-    from cupola.flare.submit import stop, submit
+    from cupola.engines.flare.submit import stop, submit
+    from cupola.site.coordinator import unpack
     from cupola.web.organiser import flare_job
 
     where, user = folder / "run", Path(job["real"]["user"])

@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,29 +32,31 @@ from cupola.federation import (
     StateStore,
     task,
 )
-from cupola.federation.answering import Answering, Opened, read_answer
+from cupola.federation.answering import Answering, OpenSite, read_answer
 from cupola.federation.message import encode_question, question_fields
 from cupola.secure import (
     canonical,
     checksum,
+    compensator_messages,
     differences,
     encoding,
+    following,
     going_on,
     graph,
-    settlement,
+    mask_stream,
+    secure_aggregation,
     shamir,
-    streams,
 )
 from cupola.secure import envelope as envelopes
-from cupola.secure import masked as compensated
 from cupola.secure import member as members
-from cupola.secure import pairwise as pairs
 from cupola.secure import pairwise_member as pair_members
 from cupola.secure.compensator import Compensator
-from cupola.secure.hidden import layout_of, question_hash
+from cupola.secure.compensator_client import Masked
 from cupola.secure.identity import Identity
-from cupola.secure.pairwise_keys import Cohort, neighbours, pack_edges
+from cupola.secure.pairwise import Pairwise
+from cupola.secure.pairwise_keys import Cohort
 from cupola.secure.roster import Roster, body_digest, consent, simulated_roster
+from cupola.secure.wrapped_question import layout_of, question_hash
 
 HERE = Path(__file__).resolve().parent
 ATTEMPT = 1_700_000_000_000_000
@@ -105,23 +108,24 @@ class Randomness:
 
         return SimpleNamespace(generate=generate)
 
-    def fixed(self) -> ExitStack:
+    def fixed(self, clock: Callable[[], int] = lambda: ATTEMPT) -> ExitStack:
+        """clock: microseconds, where attempts must differ."""
+
         def below(_: int) -> int:
             return int.from_bytes(self.now("coefficients", 33), "little")
 
         drawn = SimpleNamespace(token_bytes=lambda _: CHECK)
-        clock = SimpleNamespace(time_ns=lambda: ATTEMPT * 1000)
+        ticking = SimpleNamespace(time_ns=lambda: clock() * 1000)
         stack = ExitStack()
         for module, name, other in (
             (members, "new_seed", lambda: self.now("seed", 32)),
             (pair_members, "new_seed", lambda: self.now("seeds", 32)),
+            (following, "new_seed", lambda: self.now("witness", 32)),
             (envelopes, "X25519PrivateKey", self.key("envelope")),
             (pair_members, "X25519PrivateKey", self.key("mask", "seal")),
             (shamir, "secrets", SimpleNamespace(randbelow=below)),
-            (compensated, "secrets", drawn),
-            (compensated, "time", clock),
-            (pairs, "secrets", drawn),
-            (pairs, "time", clock),
+            (secure_aggregation, "secrets", drawn),
+            (secure_aggregation, "time", ticking),
         ):
             stack.enter_context(patch.object(module, name, other))
         return stack
@@ -138,7 +142,7 @@ class Wire(Federation):
         self.parties, self.names = parties, names
         self.messages = [] if messages is None else messages
 
-    def _ask(self, question, sites):
+    def ask(self, question, sites):
         for site in sites:
             data = encode_question(question)
             answer = self.parties[site](data)
@@ -147,20 +151,21 @@ class Wire(Federation):
             yield site, read_answer(answer)
 
 
-def site_of_cupola(roster, number, answer, memory=None):
+def site_of_cupola(roster, number, answer, memory=None, **facts):
     """A site that holds `answer`: arrays and weight, or None if it declines."""
     name = roster.sites[number].name
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
-    member = members.Member(identity, roster, number, *([] if memory is None else [memory]))
+    own = [] if memory is None else [memory]
+    member = members.Member(identity, roster, number, *own, **facts)
     context = SiteContext(number, answer, None, StateStore(), 1, party=member)
-    return Answering(lambda: Opened(context)).answer
+    return Answering(lambda: OpenSite(context)).answer
 
 
-def compensator_of_cupola(roster):
+def compensator_of_cupola(roster, memory=None):
     name = roster.compensator.name
     identity = Identity(name, secret(name, "sign"), secret(name, "seal"))
-    context = SiteContext(0, Compensator(identity, roster), None, StateStore(), 1)
-    return Answering(lambda: Opened(context)).answer
+    context = SiteContext(0, Compensator(identity, roster, memory), None, StateStore(), 1)
+    return Answering(lambda: OpenSite(context, closes=(context.data,))).answer
 
 
 def coordinator_of_cupola(roster, sites, compensator=None, messages=None):
@@ -169,11 +174,11 @@ def coordinator_of_cupola(roster, sites, compensator=None, messages=None):
     messages = [] if messages is None else messages
     engine = Wire(sites, names, messages)
     if compensator is None:
-        return pairs.Pairwise(engine, roster)
-    return compensated.Masked(engine, Wire([compensator], ["compensator"], messages), roster)
+        return Pairwise(engine, roster)
+    return Masked(engine, Wire([compensator], ["compensator"], messages), roster)
 
 
-def roster_of(sites, minimum, third, leaves=()):
+def roster_of(sites, minimum, third, leaves=(), changes=False):
     names = [f"site {number}" for number in range(sites)]
 
     def identity(name):
@@ -181,9 +186,9 @@ def roster_of(sites, minimum, third, leaves=()):
 
     parties = tuple(identity(name).public for name in names)
     own = identity("compensator").public if third else None
-    body = body_digest("vectors", parties, own, minimum)
+    body = body_digest("vectors", parties, own, minimum, changes)
     given = {names[i]: consent(identity(names[i]), body, "leaves") for i in leaves}
-    return Roster("vectors", parties, own, minimum, {"leaves": given})
+    return Roster("vectors", parties, own, minimum, {"leaves": given}, changes)
 
 
 # Cases
@@ -332,15 +337,15 @@ def primitives():
         for bits, many in ((16, 100), (32, 1025), (64, 2100))
     }
     masks = np.zeros(5, np.int32)
-    streams.add_mask(masks, key, 3)
+    mask_stream.add_mask(masks, key, 3)
     return {
         "pack": {"values": ["nothing", "bytes 00ff", "é", -12, [1, ["a"], "bytes "]],
                  "bytes": canonical.pack(*values).hex()},
         "derive": {"secret": key.hex(), "purpose": ["a", 1],
-                   "bytes": streams.derive(key, "a", 1, length=48).hex()},
-        "stream": {"key": key.hex(), "start": 21, "bytes": streams.stream(key, 21, 40).hex()},
+                   "bytes": mask_stream.derive(key, "a", 1, length=48).hex()},
+        "stream": {"key": key.hex(), "start": 21, "bytes": mask_stream.stream(key, 21, 40).hex()},
         "mask": {"key": key.hex(), "bits": 32, "start": 3, "numbers": masks.tolist(),
-                 "checksum": str(streams.mask_residue(key))},
+                 "checksum": str(mask_stream.mask_residue(key))},
         "checksum": {"key": key.hex(), "array": "x", "residues": {
             k: str(v) for k, v in residues.items()}},
         "entries": [
@@ -348,7 +353,7 @@ def primitives():
             for facts in ENTRIES
             for found in [encoding.entry("x", (), *facts)]
         ],
-        "chunks": [[arrays, list(settlement.chunks(arrays))] for arrays in CHUNKED],
+        "chunks": [[arrays, list(compensator_messages.chunks(arrays))] for arrays in CHUNKED],
         "graph": [
             [sites, minimum, [found.picks, found.threshold, found.quorum]]
             for sites, minimum in GRAPHS
@@ -416,13 +421,13 @@ def _edges():
         site: sorted((site + step * step) % 150 + 1 for step in range(1, 6)) for site in sites[:40]
     }
     picks = {site: sorted(set(drawn) - {site}) for site, drawn in picks.items()}
-    edges = pack_edges(cohort, picks)
+    edges = cohort.edges(picks)
     return {
         "sites": list(sites),
         "picks": {str(site): drawn for site, drawn in picks.items()},
         "edges": edges.hex(),
         "neighbours": {
-            str(site): neighbours(cohort, site, list(sites[:60]), edges) for site in (1, 2, 40, 60)
+            str(site): cohort.neighbours(site, list(sites[:60]), edges) for site in (1, 2, 40, 60)
         },
     }
 

@@ -1,27 +1,14 @@
 """Loaders, one short function for each data set; importing this registers them all."""
 
-from cupola.data.loaders import (
+from cupola.data.loaders import (  # noqa: F401
     bundled,
     cityscapes,
+    csv_npz,
     elsewhere,
     folders,
     images,
     leaf,
-    own,
-    plays,
-    published,
+    shakespeare,
     synthetic,
+    tff,
 )
-
-__all__ = [
-    "bundled",
-    "cityscapes",
-    "elsewhere",
-    "folders",
-    "images",
-    "leaf",
-    "own",
-    "plays",
-    "published",
-    "synthetic",
-]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -41,6 +42,22 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             return {key: stored[key] for key in stored.files}
     except (OSError, ValueError, EOFError, AttributeError, BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays ({error})") from None
+
+
+def read_image(path: Any, mode: str, where: str = "") -> Any:
+    """An image file (or its bytes) as Pillow has it, converted to this mode; "" keeps its own.
+    where: what is said of it in errors, if not its path."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise DataError("reading image files needs Pillow: pip install 'cupola[images]'") from None
+    try:
+        with Image.open(path) as image:
+            return image.convert(mode) if mode else image.copy()
+    except FileNotFoundError:
+        raise DataError(f"{where or path} is missing") from None
+    except (OSError, UnidentifiedImageError) as error:
+        raise DataError(f"{where or path}: not a readable image ({error})") from None
 
 
 def need(stored: dict[str, np.ndarray], keys: list[str], path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from cupola.data.dataset import Dataset, Source
 from cupola.data.loaders._common import classes, public_split
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 
 
 @dataset("digits")

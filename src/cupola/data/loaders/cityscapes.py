@@ -10,8 +10,8 @@ from pydantic import PositiveInt
 
 from cupola.data.dataset import NO_LABEL, Dataset, Source
 from cupola.data.download import Files
-from cupola.data.loaders._common import numbered
-from cupola.data.registry import dataset
+from cupola.data.loaders._common import numbered, read_image
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 #: The 19 classes that are evaluated, by their number in the files of label ids.
@@ -63,18 +63,10 @@ def _part(root: Path, part: str, height: int, width: int) -> tuple[Dataset, list
 
 def _read(path: Path, mode: str, height: int, width: int) -> np.ndarray:
     """Pixels of an image (bilinear), or labels (mode L; nearest)."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise DataError("reading image files needs Pillow: pip install 'cupola[images]'") from None
-    how = Image.Resampling.NEAREST if mode == "L" else Image.Resampling.BILINEAR
-    try:
-        with Image.open(path) as image:
-            if mode == "L" and image.mode not in ("L", "P"):
-                raise DataError(f"{path}: not an image of label ids (mode {image.mode})")
-            plain = image if mode == "L" else image.convert(mode)
-            return np.asarray(plain.resize((width, height), how))
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path}: not a readable image ({error})") from None
+    image = read_image(path, "" if mode == "L" else mode)
+    if mode == "L" and image.mode not in ("L", "P"):
+        raise DataError(f"{path}: not an image of label ids (mode {image.mode})")
+    from PIL.Image import Resampling
+
+    how = Resampling.NEAREST if mode == "L" else Resampling.BILINEAR
+    return np.asarray(image.resize((width, height), how))

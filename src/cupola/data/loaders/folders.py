@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from pydantic import PositiveInt
 
-from cupola.data.dataset import Dataset, Source
+from cupola.data.dataset import Dataset, Source, joined
 from cupola.data.download import Files, Remote
-from cupola.data.loaders._common import classes, images, need, public_split, read_npz
-from cupola.data.registry import dataset
+from cupola.data.loaders._common import classes, images, need, public_split, read_image, read_npz
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -129,7 +129,7 @@ def pacs(files: Files, size: PositiveInt = 64, test: float = 0.0) -> Source:
 def _by_domain(
     name: str, parts: list[Dataset], domains: tuple[str, ...], names: tuple[str, ...], test: float
 ) -> Source:
-    data = Dataset(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    data = joined(parts)
     groups = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
     train, held, kept = public_split(data, test, groups * len(names) + data.y.numpy())
     return Source(
@@ -179,17 +179,13 @@ def _archive(path: Path, names: tuple[str, ...], size: int) -> list[Dataset]:
 
 def _pixels(paths: Iterable[Any], size: int, grey: bool, where: str = "") -> Any:
     """Images of any size as one uint8 tensor (n, 1 or 3, size, size)."""
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError:
-        raise DataError("reading image files needs Pillow: pip install 'cupola[images]'") from None
-    made = []
-    for path in paths:
-        try:
-            with Image.open(path) as image:
-                plain = image.convert("L" if grey else "RGB")
-        except (OSError, UnidentifiedImageError) as error:
-            raise DataError(f"{where or path}: not a readable image ({error})") from None
-        made.append(np.asarray(ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)))
-    stacked = np.stack(made)
+    mode = "L" if grey else "RGB"
+    stacked = np.stack([_fitted(read_image(path, mode, where), size) for path in paths])
     return images(stacked if grey else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+
+
+def _fitted(image: Any, size: int) -> np.ndarray:
+    """Scaled, and cut centrally to size x size."""
+    from PIL import Image, ImageOps
+
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))

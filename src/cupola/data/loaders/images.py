@@ -14,7 +14,7 @@ import torch
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files, Remote
 from cupola.data.loaders._common import classes, images, need, numbered, read_npz
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
 from cupola.errors import DataError
 
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # package dataset-fashion-mnist

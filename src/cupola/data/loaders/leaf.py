@@ -9,8 +9,7 @@ the cache, and in NAME/ and NAME/data/ there.
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,21 @@ from pydantic import PositiveInt
 from cupola.data.dataset import Dataset, Source
 from cupola.data.download import Files
 from cupola.data.loaders._common import classes, need, read_npz
-from cupola.data.registry import dataset
+from cupola.data.loading import dataset
+from cupola.data.words import vocabulary as known_words
+from cupola.data.words import words_of
 from cupola.errors import DataError
 
 # The 80 characters of LEAF's Shakespeare; any other becomes a space.
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_WORD = re.compile(r"[\w']+|[.,!?;]")
 _PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
 
 
 @dataset("femnist")
 def femnist(files: Files) -> Source:
     """Handwritten characters by writer, 1 x 28 x 28, 62 classes, in LEAF's layout."""
-    rows = _Rows(files)
+    rows = _Rows.read(files)
 
     def part(x: list[Any], y: list[Any]) -> Dataset:
         pixels = np.rint(np.array(x, np.float64).reshape(-1, 1, 28, 28) * 255)
@@ -59,23 +59,20 @@ def sent140(
     """
     npz = None if _leaf_folder(files) else files.look("sent140_users.npz")
     if npz is None:
-        rows = _Rows(files)
+        rows = _Rows.read(files)
         rows.x = [tweet[4] if isinstance(tweet, list) else tweet for tweet in rows.x]
     else:
         stored = read_npz(npz)
         need(stored, ["text", "y", "user", "local_test"], npz)
-        rows = _Rows.of(
+        rows = _Rows(
             bytes(stored["text"]).decode().split("\n"),
             list(stored["y"]),
             [f"user {u}" for u in stored["user"]],
             stored["local_test"].astype(bool),
         )
     tokens = [words_of(text) for text in rows.x]
-    if vocabulary is None:
-        counts = Counter(w for t, held in zip(tokens, rows.held) if not held for w in t)
-        known = sorted(counts, key=lambda w: (-counts[w], w))[:words]
-    else:
-        known = first_words("sent140", Path(vocabulary).expanduser(), words)
+    trained = (t for t, held in zip(tokens, rows.held) if not held)
+    known = known_words("sent140", vocabulary, trained, words)
     ids = {word: i for i, word in enumerate(known, _FIRST_WORD)}
     table = np.full((len(tokens), length), _PADDING, np.int64)
     for row, found in zip(table, tokens):
@@ -98,26 +95,6 @@ def sent140(
     )
 
 
-def words_of(text: str) -> list[str]:
-    """Words and marks of a text, in lower case."""
-    return _WORD.findall(text.lower())
-
-
-def first_words(name: str, path: Path, many: int) -> list[str]:
-    """The first `many` different words that lines of the file start with."""
-    known: dict[str, None] = {}
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.strip():
-                    known[line.split(maxsplit=1)[0]] = None
-                if len(known) == many:
-                    break
-    except OSError as error:
-        raise DataError(f"{name}: vocabulary: {error}") from None
-    return list(known)
-
-
 @dataset("shakespeare")
 def shakespeare(files: Files, length: PositiveInt = 80) -> Source:
     """Next character in the lines of a role: x and y are int64 (n, length), y is x one step on; 80
@@ -127,7 +104,7 @@ def shakespeare(files: Files, length: PositiveInt = 80) -> Source:
     """
     npz = None if _leaf_folder(files) else files.look("shakespeare_roles.npz")
     if npz is None:
-        rows = _Rows(files)
+        rows = _Rows.read(files)
         rows.x = [(x + y)[-(length + 1) :] for x, y in zip(rows.x, rows.y)]
         short = [len(text) for text in rows.x if len(text) <= length]
         if short:
@@ -177,7 +154,7 @@ def _roles(path: Path, length: int) -> _Rows:
         local += [held] * count
     trained = {owner for owner, held in zip(owners, local) if not held}
     keep = [owner in trained for owner in owners]
-    return _Rows.of(
+    return _Rows(
         [r for r, k in zip(x, keep) if k],
         [None] * sum(keep),
         [o for o, k in zip(owners, keep) if k],
@@ -193,10 +170,18 @@ def _leaf_folder(files: Files) -> Path | None:
     return None
 
 
+@dataclass
 class _Rows:
     """Rows of all users, in the order of the files: inputs, targets, owner, held out."""
 
-    def __init__(self, files: Files) -> None:
+    x: list[Any]
+    y: list[Any]
+    owner: list[str]
+    held: np.ndarray
+
+    @classmethod
+    def read(cls, files: Files) -> _Rows:
+        """From LEAF's layout."""
         folder = _leaf_folder(files)
         if folder is None:
             looked = ", ".join(str(p) for p in files.places())
@@ -205,24 +190,17 @@ class _Rows:
                 f"make them with LEAF (leaf.cmu.edu) and put it at {files.places()[-1]}, "
                 "or name its folder with folder=..."
             )
-        self.x, self.y, self.owner, held = [], [], [], []
-        parts = ["train", "test"] if (folder / "train").is_dir() else ["all_data"]
-        for part in parts:
+        x, y, owner, held = [], [], [], []  # type: tuple[list[Any], list[Any], list[str], list[bool]]
+        for part in ["train", "test"] if (folder / "train").is_dir() else ["all_data"]:
             for path in sorted((folder / part).glob("*.json")):
-                for user, x, y in _users(path):
-                    self.x += x
-                    self.y += y
-                    self.owner += [user] * len(x)
-                    held += [part == "test"] * len(x)
-        if not self.x:
+                for user, inputs, targets in _users(path):
+                    x += inputs
+                    y += targets
+                    owner += [user] * len(inputs)
+                    held += [part == "test"] * len(inputs)
+        if not x:
             raise DataError(f"{folder}: no rows in its JSON files")
-        self.held = np.array(held, bool)
-
-    @classmethod
-    def of(cls, x: list[Any], y: list[Any], owner: list[str], held: np.ndarray) -> _Rows:
-        rows = cls.__new__(cls)
-        rows.x, rows.y, rows.owner, rows.held = x, y, owner, held
-        return rows
+        return cls(x, y, owner, np.array(held, bool))
 
     def source(self, name: str, part: Any, **facts: Any) -> Source:
         """`part` makes a Dataset of inputs and targets."""

@@ -14,8 +14,8 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from scipy.special import ndtri
 
-from cupola.data.dataset import Dataset, FederatedData, SiteData, Source
-from cupola.data.registry import dataset
+from cupola.data.dataset import Dataset, FederatedData, SiteData, Source, joined
+from cupola.data.loading import dataset
 from cupola.federation.randomness import generator, uniforms
 
 
@@ -85,7 +85,7 @@ def synthetic(
     return Source(
         "synthetic_iid" if iid else f"synthetic({alpha:g},{beta:g})",
         "classification",
-        Dataset(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts])),
+        joined(parts),
         classes=classes,
         class_names=tuple(str(c) for c in range(classes)),
         groups=np.repeat(np.arange(sites), [len(p) for p in parts]),

@@ -1,17 +1,17 @@
 """Models by name. `build` makes one; importing this package registers all families."""
 
-from cupola.nn.models.registry import build, describe, model, names, options
+from cupola.nn.models.building import build, describe, model, names, options
 
 # isort: split
 from cupola.nn.models import (  # noqa: F401
     convnext,
     convolutional,
-    dense,
     densenet,
     knresnets,
+    lstm,
+    mlp,
     mobile,
     pretrained,
-    recurrent,
     residual,
     resnets,
     segmentation,

@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from cupola.nn.kernelnorm import KNConv2d
-from cupola.nn.models.parts import Shape, Share, head, image
-from cupola.nn.models.registry import model
+from cupola.nn.models.blocks import Shape, Share, head, image
+from cupola.nn.models.building import model
 from cupola.nn.normalisation import Affine, PositionalNorm
 
 

@@ -9,26 +9,22 @@ from torch import nn
 
 from cupola.nn.activations import Activation
 from cupola.nn.activations import activation as layer
-from cupola.nn.models.dense import dense
-from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, head, image, pooled, sequence
-from cupola.nn.models.registry import model
-from cupola.nn.normalisation import Norm
+from cupola.nn.models.blocks import Layers, Shape, Share, Size, head, image, image_model, pooled
+from cupola.nn.models.building import model
+from cupola.nn.models.mlp import dense
 
 
-@model(
-    "cnn", "two 5x5 convolutions and a dense layer of 512 (McMahan et al.; FedPT's EMNIST model)"
-)
+@image_model(
+    "cnn", "two 5x5 convolutions and a dense layer of 512 (McMahan et al.; FedPT's EMNIST model)",
+    least=4, bias=True, norm="group", init=None,
+)  # fmt: skip
 def cnn(
-    input_shape: Shape,
+    make: Layers,
+    shape: Shape,
     classes: int | None,
     *,
-    norm: Norm = "group",
-    activation: Activation = "relu",
     hidden: Size = 512,
     dropout: Share = 0.0,
-    group_size: Size = 32,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
 ) -> nn.Module:
     """Images of at least 4x4; 1,690,174 parameters for 28x28x1 and 62 classes.
 
@@ -36,10 +32,7 @@ def cnn(
     norm: after the second convolution, as in FedPT; "none" is the model of McMahan et al. (2017).
     dropout: share of the dense layer's outputs.
     """
-    channels, height, width = image("cnn", input_shape, 4)
-    make = Layers(
-        norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
-    )
+    channels, height, width = shape
     second = make.block(32, 64, 5)
     layers = {
         "conv1": nn.Conv2d(channels, 32, 5, padding=2),
@@ -86,46 +79,22 @@ _VGG6 = (64, _POOL, 128, _POOL, 256, _POOL, 512, 512)
 _VGG11 = (64, _POOL, 128, _POOL, 256, 256, _POOL, 512, 512, _POOL, 512, 512, _POOL)
 
 
-@model("vgg6", "VGG-6: five 3x3 convolutions, average pooling (utility preservation, KernelNorm)")
-def vgg6(
-    input_shape: Shape,
-    classes: int | None,
-    *,
-    norm: Norm = "none",
-    activation: Activation = "relu",
-    group_size: Size = 32,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
-    init: Init = "torch",
-) -> nn.Module:
+@image_model(
+    "vgg6", "VGG-6: five 3x3 convolutions, average pooling (utility preservation, KernelNorm)",
+    least=8, norm="none",
+)  # fmt: skip
+def vgg6(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
     """Images of at least 8x8; 3,915,914 parameters for CIFAR-10, 3,917,386 with group norm."""
-    channels, _, _ = image("vgg6", input_shape, 8)
-    # A normalisation brings its own shift, so the convolution has none.
-    bias = norm == "none"
-    make = Layers(
-        norm, activation, group_size, bias=bias, dropout=kernel_dropout, always=always_drop
-    )
-    return sequence([*_features(channels, _VGG6, make), *pooled(512, classes)], init)
+    return [*_features(shape[0], _VGG6, make), *pooled(512, classes)]
 
 
-@model("vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)")
-def vgg11(
-    input_shape: Shape,
-    classes: int | None,
-    *,
-    norm: Norm = "none",
-    activation: Activation = "relu",
-    group_size: Size = 32,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
-    init: Init = "he",
-) -> nn.Module:
+@image_model(
+    "vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)",
+    least=32, bias=True, norm="none", init="he",
+)  # fmt: skip
+def vgg11(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
     """Images of at least 32x32; 9,225,610 parameters for 10 classes, 9,231,114 with a norm."""
-    channels, _, _ = image("vgg11", input_shape, 32)
-    make = Layers(
-        norm, activation, group_size, bias=True, dropout=kernel_dropout, always=always_drop
-    )
-    return sequence([*_features(channels, _VGG11, make), *pooled(512, classes)], init)
+    return [*_features(shape[0], _VGG11, make), *pooled(512, classes)]
 
 
 def _features(channels: int, layout: Sequence[int], make: Layers) -> list[nn.Module]:

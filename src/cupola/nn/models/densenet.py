@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cupola.nn.activations import Activation
-from cupola.nn.models.parts import Init, Layers, Shape, Share, Size, image, pooled, sequence
-from cupola.nn.models.registry import model
-from cupola.nn.normalisation import Norm
+from cupola.nn.models.blocks import Layers, Shape, image_model, pooled
 
 
 class Grown(nn.Module):
@@ -22,28 +19,17 @@ class Grown(nn.Module):
         return torch.cat([x, self.body(x)], 1)
 
 
-@model("densenet20x16", "DenseNet of depth 20 and growth 16, for DP training (KernelNorm papers)")
-def densenet20x16(
-    input_shape: Shape,
-    classes: int | None,
-    *,
-    norm: Norm = "group",
-    activation: Activation = "relu",
-    group_size: Size = 16,
-    kernel_dropout: Share = 0.1,
-    last_dropout: Share = 0.5,
-    always_drop: bool = False,
-    init: Init = "torch",
-) -> nn.Module:
+@image_model(
+    "densenet20x16", "DenseNet of depth 20 and growth 16, for DP training (KernelNorm papers)",
+    least=8, bias=False, norm="group", group_size=16, last_dropout=0.5,
+)  # fmt: skip
+def densenet20x16(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
     """Images of at least 8x8; 764,778 parameters for CIFAR-10, 759,882 with kernel norm."""
-    channels, _, _ = image("densenet20x16", input_shape, 8)
-    make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
-    width, layers = 32, make.bare(channels, 32)
+    width, layers = 32, make.bare(shape[0], 32)
     for block in range(3):
         if block:
             layers += [*make.pre(width, width), nn.AvgPool2d(2)]
         for _ in range(5):
             layers.append(Grown(nn.Sequential(*make.pre(width, 16))))
             width += 16
-    layers += [*make.last(width, last_dropout), make.act(), *pooled(width, classes)]
-    return sequence(layers, init)
+    return [*layers, *make.last(width), make.act(), *pooled(width, classes)]

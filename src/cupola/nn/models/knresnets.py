@@ -9,22 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from cupola.nn.activations import Activation
-from cupola.nn.models.parts import (
-    Init,
-    Layers,
-    Shape,
-    Share,
-    Size,
-    Stem,
-    image,
-    pooled,
-    sequence,
-    small,
-)
-from cupola.nn.models.registry import model
-from cupola.nn.models.residual import Residual
-from cupola.nn.normalisation import Norm
+from cupola.nn.models.blocks import Layers, Residual, Shape, image_model, pooled
 
 Pairs = tuple[tuple[int, int], tuple[int, int]]
 _BEFORE: Pairs = ((1, 0), (1, 0))
@@ -42,33 +27,30 @@ class Stage(NamedTuple):
     middle: int
 
 
-class Plan(NamedTuple):
+class Architecture(NamedTuple):
     """A KNResNet; `end`: inputs and outputs of the convolution after the stages, if any."""
 
     stages: tuple[Stage, ...]
-    bottleneck: bool
-    end: tuple[int, int] | None
+    bottleneck: bool = False
+    end: tuple[int, int] | None = None
 
     @property
     def features(self) -> int:
         return self.end[1] if self.end else self.stages[-1].width
 
 
-PLANS = {
-    18: Plan(
+ARCHITECTURES = {
+    18: Architecture(
         (Stage(2, 64, 256), Stage(2, 256, 256), Stage(1, 512, 512), Stage(1, 724, 724)),
-        False,
-        (724, 512),
+        end=(724, 512),
     ),
-    34: Plan(
+    34: Architecture(
         (Stage(4, 64, 256), Stage(5, 256, 320), Stage(3, 512, 640), Stage(2, 512, 843)),
-        False,
-        (512, 512),
+        end=(512, 512),
     ),
-    50: Plan(
+    50: Architecture(
         (Stage(4, 256, 64), Stage(5, 512, 128), Stage(4, 810, 201), Stage(2, 2048, 512)),
-        True,
-        None,
+        bottleneck=True,
     ),
 }
 
@@ -78,17 +60,14 @@ def residual(make: Layers, stage: Stage, size: int, *, bottleneck: bool) -> nn.M
     width, middle = stage.width, stage.middle
     # Kernels of even size add a place, which the last one takes away again.
     first, last = (1, 0) if size == 2 else (size // 2, size // 2)
-    if bottleneck:
-        body = make.pre(width, middle, size, padding=first)
-        body += [*make.pre(middle, middle), *make.pre(middle, width, size, padding=last)]
-    else:
-        body = make.pre(width, middle, size, padding=first)
-        body += make.pre(middle, width, size, padding=last)
+    body = make.pre(width, middle, size, padding=first)
+    body += make.pre(middle, middle) if bottleneck else []
+    body += make.pre(middle, width, size, padding=last)
     return Residual(nn.Sequential(*body))
 
 
-def _trunk(plan: Plan, channels: int, make: Layers, *, low: bool) -> list[nn.Module]:
-    width = plan.stages[0].width
+def _trunk(plan: Architecture, channels: int, make: Layers) -> list[nn.Module]:
+    width, low = plan.stages[0].width, make.low
     layers = make.bare(channels, width, 3) if low else make.bare(channels, width, 7, 2)
     layers += [] if low else [nn.MaxPool2d(3, 2, padding=1)]
     paddings = (_BEFORE, _AFTER, _BEFORE if low else _MORE)
@@ -106,44 +85,24 @@ def _trunk(plan: Plan, channels: int, make: Layers, *, low: bool) -> list[nn.Mod
     return layers
 
 
-def _knresnet(number: int, parameters: str) -> None:
+def _knresnet(number: int) -> None:
     """Register one depth."""
-    name, plan = f"knresnet{number}", PLANS[number]
+    plan = ARCHITECTURES[number]
 
-    @model(name, f"KNResNet-{number}: made for kernel normalisation, mostly of 2x2 kernels")
-    def make_knresnet(
-        input_shape: Shape,
-        classes: int | None,
-        *,
-        norm: Norm = "kernel",
-        activation: Activation = "relu",
-        stem: Stem = "auto",
-        group_size: Size = 32,
-        kernel_dropout: Share = 0.05,
-        last_dropout: Share = 0.25,
-        always_drop: bool = False,
-        init: Init = "he",
-    ) -> nn.Module:
-        low = small(stem, input_shape, HIGH)
-        channels, _, _ = image(name, input_shape, 16 if low else HIGH)
-        make = Layers(
-            norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
-            always=always_drop,
-        )  # fmt: skip
-        layers = _trunk(plan, channels, make, low=low)
-        layers += [*make.last(plan.features, last_dropout), make.act()]
-        return sequence([*layers, *pooled(plan.features, classes)], init)
-
-    make_knresnet.__doc__ = f"""{parameters}, with kernel norm.
-
-    stem: low: 3x3 convolution, for images of at least 16x16; high: 7x7 of stride 2 and max-pooling,
-        for at least 96x96; auto: low below that.
-    """
+    @image_model(
+        f"knresnet{number}",
+        f"KNResNet-{number}: made for kernel normalisation, mostly of 2x2 kernels",
+        least=(16, HIGH), below=HIGH, norm="kernel", stem="auto", kernel_dropout=0.05,
+        last_dropout=0.25, init="he",
+    )  # fmt: skip
+    def knresnet(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
+        """stem: low: 3x3 convolution, for images of at least 16x16; high: 7x7 of stride 2 and
+        max-pooling, for at least 96x96; auto: low below that."""
+        layers = _trunk(plan, shape[0], make)
+        return [*layers, *make.last(plan.features), make.act(), *pooled(plan.features, classes)]
 
 
-for _number, _parameters in (
-    (18, "11,215,840 parameters for CIFAR-100, 11,685,220 for ImageNet"),
-    (34, "21,323,450 parameters for CIFAR-100, 21,792,830 for ImageNet"),
-    (50, "23,681,570 parameters for CIFAR-100, 25,556,390 for ImageNet"),
-):
-    _knresnet(_number, _parameters)
+# Parameters with kernel norm for CIFAR-100: 11,215,840, 21,323,450 and 23,681,570;
+# for ImageNet: 11,685,220, 21,792,830 and 25,556,390.
+for _number in ARCHITECTURES:
+    _knresnet(_number)

@@ -7,21 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from cupola.nn.activations import Activation
-from cupola.nn.models.parts import (
-    Init,
-    Layers,
-    Shape,
-    Share,
-    Size,
-    Stem,
-    image,
-    initialise,
-    pooled,
-    small,
-)
-from cupola.nn.models.registry import model
-from cupola.nn.normalisation import Norm
+from cupola.nn.models.blocks import Layers, Shape, image_model, pooled
 
 Width = Annotated[float, Field(gt=0, le=4)]
 
@@ -56,43 +42,34 @@ class _Inverted(nn.Module):
         return x + made if self.shortcut else made
 
 
-@model("mobilenet_v2", "MobileNetV2 of any width, without its last 1x1 convolution at 0.25 (PFA)")
+@image_model(
+    "mobilenet_v2", "MobileNetV2 of any width, without its last 1x1 convolution at 0.25 (PFA)",
+    least=16, norm="batch", activation="relu6", group_size=8, stem="auto", init="he",
+)  # fmt: skip
 def mobilenet_v2(
-    input_shape: Shape,
+    make: Layers,
+    shape: Shape,
     classes: int | None,
     *,
     width: Width = 0.25,
     last: bool = False,
-    norm: Norm = "batch",
-    activation: Activation = "relu6",
-    group_size: Size = 8,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
-    stem: Stem = "auto",
-    init: Init = "he",
-) -> nn.Module:
+) -> list[nn.Module]:
     """Images of at least 16x16; at width 0.25 its features have 133,152 parameters (the paper's
     0.13 M), 133,962 with a head for 10 classes.
 
     last: also the last 1x1 convolution, to 1280 channels.
     stem: low: no down-sampling before the third stage, for small images; auto: low below 64 pixels.
     """
-    channels, _, _ = image("mobilenet_v2", input_shape, 16)
-    low = small(stem, input_shape)
     now = _channels(32 * width)
-    make = Layers(
-        norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
-        always=always_drop,
-    )  # fmt: skip
-    layers = make.block(channels, now, 3, 1 if low else 2)
+    layers = make.block(shape[0], now, 3, 1 if make.low else 2)
     for stage, (expansion, wanted, blocks, stride) in enumerate(_STAGES):
         outputs = _channels(wanted * width)
         for i in range(blocks):
-            step = stride if i == 0 and not (low and stage == 1) else 1
+            step = stride if i == 0 and not (make.low and stage == 1) else 1
             layers.append(_Inverted(now, outputs, step, expansion, make))
             now = outputs
     if last:
         wide = max(1280, _channels(1280 * width))
         layers += make.block(now, wide, 1)
         now = wide
-    return initialise(nn.Sequential(*layers, *pooled(now, classes)), init)
+    return [*layers, *pooled(now, classes)]

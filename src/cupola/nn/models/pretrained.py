@@ -10,9 +10,10 @@ from typing import Literal
 from torch import nn
 
 from cupola.errors import PlanError
-from cupola.nn.lean import make_all_lean
-from cupola.nn.models.parts import Shape, Size, needs_classes
-from cupola.nn.models.registry import model
+from cupola.nn.frozen_batchnorm import Standardise, fold, fresh_groups, still
+from cupola.nn.memory_saving import make_all_lean
+from cupola.nn.models.blocks import Shape, Size, needs_classes
+from cupola.nn.models.building import model
 from cupola.nn.reprogram import (
     Adapted,
     Begin,
@@ -24,7 +25,6 @@ from cupola.nn.reprogram import (
     require_enough,
 )
 from cupola.nn.sources import Trained, fresh_source, load, stamp
-from cupola.nn.stillnorm import Standardise, fold, fresh_groups, still
 
 #: reprogram: border and map; labels: border, classes by a fixed mapping; map: the map alone; head:
 #: a new last layer; full: that and all of the source; scratch: the same from fresh weights.

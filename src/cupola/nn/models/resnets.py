@@ -8,23 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from cupola.nn.activations import Activation
-from cupola.nn.models.parts import (
-    Init,
-    Layers,
-    Shape,
-    Share,
-    Size,
-    Stem,
-    image,
-    initialise,
-    pooled,
-    sequence,
-    small,
-)
-from cupola.nn.models.registry import model
-from cupola.nn.models.residual import Residual
-from cupola.nn.normalisation import Norm
+from cupola.nn.models.blocks import Layers, Residual, Shape, image_model, pooled
 
 
 class Depth(NamedTuple):
@@ -53,7 +37,7 @@ DEPTHS = {
 Block = Callable[[int, int, int], nn.Module]  # inputs, width, stride
 
 
-def trunk(depth: Depth, channels: int, make: Layers, *, low: bool) -> list[nn.Module]:
+def trunk(depth: Depth, channels: int, make: Layers) -> list[nn.Module]:
     """A post-activation ResNet, as in torchvision, without its head."""
 
     def block(inputs: int, width: int, stride: int) -> nn.Module:
@@ -70,8 +54,8 @@ def trunk(depth: Depth, channels: int, make: Layers, *, low: bool) -> list[nn.Mo
         shortcut = nn.Sequential(*make.conv(inputs, outputs, 1, stride)) if other else None
         return Residual(nn.Sequential(*body), shortcut, make.act())
 
-    first = make.block(channels, 64, 3) if low else make.block(channels, 64, 7, 2)
-    return [*first, *_early_pooling(low), *_stages(depth, block)]
+    first = make.block(channels, 64, 3) if make.low else make.block(channels, 64, 7, 2)
+    return [*first, *_early_pooling(make.low), *_stages(depth, block)]
 
 
 class Preactivated(nn.Module):
@@ -86,9 +70,7 @@ class Preactivated(nn.Module):
         return self.body(y) + (x if self.shortcut is None else self.shortcut(y))
 
 
-def preactivated(
-    depth: Depth, channels: int, make: Layers, *, low: bool, shortcut: int
-) -> list[nn.Module]:
+def preactivated(depth: Depth, channels: int, make: Layers, shortcut: int) -> list[nn.Module]:
     """A pre-activation ResNet without its head; shortcut: size of its convolutions."""
 
     def block(inputs: int, width: int, stride: int) -> nn.Module:
@@ -106,8 +88,8 @@ def preactivated(
             across = nn.Sequential(*make.bare(inputs, outputs, 1))
         return Preactivated(before, nn.Sequential(*body), across)
 
-    first = make.bare(channels, 64, 3) if low else make.bare(channels, 64, 7, 2)
-    return [*first, *_early_pooling(low), *_stages(depth, block)]
+    first = make.bare(channels, 64, 3) if make.low else make.bare(channels, 64, 7, 2)
+    return [*first, *_early_pooling(make.low), *_stages(depth, block)]
 
 
 def _early_pooling(low: bool) -> list[nn.Module]:
@@ -123,70 +105,44 @@ def _stages(depth: Depth, block: Block) -> list[nn.Module]:
     return layers
 
 
-def _resnet(number: int, parameters: str) -> None:
-    """Register one depth."""
-    name, depth = f"resnet{number}", DEPTHS[number]
+def _resnet(number: int) -> None:
+    """Register one depth, post-activation and pre-activation."""
+    depth = DEPTHS[number]
 
-    @model(name, f"ResNet-{number}, with group normalisation unless told otherwise")
-    def make_resnet(
-        input_shape: Shape,
+    @image_model(
+        f"resnet{number}", f"ResNet-{number}, with group normalisation unless told otherwise",
+        least=(8, 32), bias=False, norm="group", stem="auto", init="he",
+    )  # fmt: skip
+    def resnet(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
+        """As in torchvision.
+
+        stem: high: 7x7 convolution of stride 2 and max-pooling, for images of at least 32x32; low:
+            3x3 of stride 1 without pooling, for at least 8x8; auto: low below 64 pixels.
+        """
+        return [*trunk(depth, shape[0], make), *pooled(depth.features, classes)]
+
+    @image_model(
+        f"preactresnet{number}",
+        f"PreactResNet-{number}: normalisation and activation before convolutions",
+        least=(16, 64), bias=False, norm="group", stem="auto", last_dropout=0.5,
+    )  # fmt: skip
+    def preact_resnet(
+        make: Layers,
+        shape: Shape,
         classes: int | None,
         *,
-        norm: Norm = "group",
-        activation: Activation = "relu",
-        stem: Stem = "auto",
-        group_size: Size = 32,
-        kernel_dropout: Share = 0.1,
-        always_drop: bool = False,
-        init: Init = "he",
-    ) -> nn.Module:
-        low = small(stem, input_shape)
-        channels, _, _ = image(name, input_shape, 8 if low else 32)
-        make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
-        layers = trunk(depth, channels, make, low=low)
-        return sequence([*layers, *pooled(depth.features, classes)], init)
-
-    make_resnet.__doc__ = f"""Post-activation ResNet-{number} as in torchvision: {parameters}.
-
-    stem: high: 7x7 convolution of stride 2 and max-pooling, for images of at least 32x32; low: 3x3
-        of stride 1 without pooling, for images of at least 8x8; auto: low below 64 pixels.
-    """
-
-
-def _preact_resnet(number: int, parameters: str) -> None:
-    """Register one depth."""
-    name, depth = f"preactresnet{number}", DEPTHS[number]
-
-    @model(name, f"PreactResNet-{number}: normalisation and activation before convolutions")
-    def make_preact_resnet(
-        input_shape: Shape,
-        classes: int | None,
-        *,
-        norm: Norm = "group",
-        activation: Activation = "relu",
-        stem: Stem = "auto",
         shortcut: Literal[1, 2] = 1,
         last_norm: bool = True,
-        group_size: Size = 32,
-        kernel_dropout: Share = 0.1,
-        last_dropout: Share = 0.5,
-        always_drop: bool = False,
-        init: Init = "torch",
-    ) -> nn.Module:
-        low = small(stem, input_shape)
-        channels, _, _ = image(name, input_shape, 16 if low else 64)
-        make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
-        layers = preactivated(depth, channels, make, low=low, shortcut=shortcut)
+    ) -> list[nn.Module]:
+        """stem: as for `resnet`; for images of at least 16x16 (low) or 64x64 (high).
+
+        shortcut: size of the convolutions in shortcuts that halve the resolution.
+        last_norm: normalisation and activation before the last pooling.
+        """
+        layers = preactivated(depth, shape[0], make, shortcut)
         if last_norm:
-            layers += [*make.last(depth.features, last_dropout), make.act()]
-        return sequence([*layers, *pooled(depth.features, classes)], init)
-
-    make_preact_resnet.__doc__ = f"""Pre-activation ResNet-{number}: {parameters}.
-
-    stem: as for `resnet{number}`; for images of at least 16x16 (low) or 64x64 (high).
-    shortcut: size of the convolutions in shortcuts that halve the resolution.
-    last_norm: normalisation and activation before the last pooling.
-    """
+            layers += [*make.last(depth.features), make.act()]
+        return [*layers, *pooled(depth.features, classes)]
 
 
 class Level(nn.Module):
@@ -208,29 +164,19 @@ class Level(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(x))
 
 
-@model(
-    "crop_resnet18", "ResNet-18 for 24x24 crops: early down-sampling, then stride 1 (FedPT's CIFAR)"
-)
-def crop_resnet18(
-    input_shape: Shape,
-    classes: int | None,
-    *,
-    norm: Norm = "group",
-    activation: Activation = "relu",
-    groups: Size = 2,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
-    init: Init = "he",
-) -> nn.Module:
+@image_model(
+    "crop_resnet18",
+    "ResNet-18 for 24x24 crops: early down-sampling, then stride 1 (FedPT's CIFAR)",
+    least=8, bias=False, norm="group", groups=2, init="he",
+)  # fmt: skip
+def crop_resnet18(make: Layers, shape: Shape, classes: int | None) -> nn.Module:
     """Images of at least 8x8; 11,227,812 parameters for 100 classes, 11,181,642 for 10.
 
     Pre-activation, as in Reddi et al. (2021): a 7x7 stem of stride 2, max-pooling, four stages of
     two blocks that keep the resolution, 1x1 projections with a norm. groups: of GroupNorm.
     The 3x3 convolutions of the last stage are `stage4.0.conv1` to `stage4.1.conv2`.
     """
-    channels, _, _ = image("crop_resnet18", input_shape, 8)
-    make = Layers(norm, activation, groups=groups, dropout=kernel_dropout, always=always_drop)
-    layers = {"stem": nn.Sequential(*make.block(channels, 64, 7, 2), *_early_pooling(low=False))}
+    layers = {"stem": nn.Sequential(*make.block(shape[0], 64, 7, 2), *_early_pooling(low=False))}
     inputs = 64
     for stage, width in enumerate((64, 128, 256, 512), 1):
         first = Level(inputs, width, make, first=stage == 1)
@@ -238,21 +184,10 @@ def crop_resnet18(
         inputs = width
     layers["end"] = nn.Sequential(*make.normal(512), make.act())
     layers["head"] = nn.Sequential(*pooled(512, classes))
-    module = nn.Sequential(OrderedDict(layers))
-    initialise(module, init)
-    return module
+    return nn.Sequential(OrderedDict(layers))
 
 
-for _number, _parameters in (
-    (18, "11,181,642 parameters for 10 classes, 11,173,962 with the low stem"),
-    (34, "21,289,802 parameters for 10 classes"),
-    (50, "23,528,522 parameters for 10 classes"),
-):
-    _resnet(_number, _parameters)
-
-for _number, _parameters in (
-    (18, "11,169,162 parameters for CIFAR-10 with kernel norm, 11,172,170 with group norm"),
-    (34, "21,280,330 parameters for CIFAR-10 with group norm"),
-    (50, "23,513,162 parameters for CIFAR-10 with group norm"),
-):
-    _preact_resnet(_number, _parameters)
+# Parameters for 10 classes: 11,181,642, 21,289,802 and 23,528,522; of pre-activation with group
+# norm and the low stem 11,172,170, 21,280,330 and 23,513,162.
+for _number in DEPTHS:
+    _resnet(_number)

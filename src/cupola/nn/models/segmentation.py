@@ -5,21 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cupola.nn.activations import Activation
-from cupola.nn.models.knresnets import Plan, Stage, residual
-from cupola.nn.models.parts import (
-    Init,
-    Layers,
-    Shape,
-    Share,
-    Size,
-    image,
-    initialise,
-    needs_classes,
-)
-from cupola.nn.models.registry import model
+from cupola.nn.models.blocks import Layers, Shape, Share, Size, image_model, needs_classes
+from cupola.nn.models.knresnets import Architecture, Stage, residual
 from cupola.nn.models.resnets import DEPTHS, trunk
-from cupola.nn.normalisation import Norm
 
 
 class FullyConvolutional(nn.Module):
@@ -55,27 +43,13 @@ class FullyConvolutional(nn.Module):
         return total
 
 
-@model("fcn", "small fully convolutional network for segmentation, three scales")
-def fcn(
-    input_shape: Shape,
-    classes: int | None,
-    *,
-    width: Size = 32,
-    norm: Norm = "group",
-    activation: Activation = "relu",
-    group_size: Size = 32,
-    kernel_dropout: Share = 0.1,
-    always_drop: bool = False,
-    init: Init = "he",
-) -> nn.Module:
+@image_model(
+    "fcn", "small fully convolutional network for segmentation, three scales",
+    least=4, norm="group", init="he",
+)  # fmt: skip
+def fcn(make: Layers, shape: Shape, classes: int | None, *, width: Size = 32) -> nn.Module:
     """Images of at least 4x4; logits (n, classes, H, W). width: channels of the finest scale."""
-    channels, _, _ = image("fcn", input_shape, 4)
-    outputs = needs_classes("fcn", classes)
-    make = Layers(
-        norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
-        always=always_drop,
-    )  # fmt: skip
-    return initialise(FullyConvolutional(channels, outputs, width, make), init)
+    return FullyConvolutional(shape[0], needs_classes("fcn", classes), width, make)
 
 
 class Segmenting(nn.Module):
@@ -99,82 +73,53 @@ def _scores(make: Layers, inputs: int, classes: int, dropout: float) -> list[nn.
     return [*make.block(inputs, 512), *end, nn.Conv2d(512, classes, 1)]
 
 
-def _fcn_resnet(number: int, parameters: str) -> None:
+def _fcn_resnet(number: int) -> None:
     """Register one depth."""
     name, depth = f"fcn_resnet{number}", DEPTHS[number]
 
-    @model(name, f"segmentation by ResNet-{number} and a fully convolutional head")
-    def make_fcn_resnet(
-        input_shape: Shape,
-        classes: int | None,
-        *,
-        norm: Norm = "group",
-        activation: Activation = "relu",
-        dropout: Share = 0.1,
-        group_size: Size = 32,
-        kernel_dropout: Share = 0.1,
-        always_drop: bool = False,
-        init: Init = "he",
+    @image_model(
+        name, f"segmentation by ResNet-{number} and a fully convolutional head",
+        least=32, bias=False, norm="group", init="he",
+    )  # fmt: skip
+    def fcn_resnet(
+        make: Layers, shape: Shape, classes: int | None, *, dropout: Share = 0.1
     ) -> nn.Module:
-        channels, _, _ = image(name, input_shape, 32)
+        """Images of at least 32x32. dropout: of the features that the last convolution sees."""
         outputs = needs_classes(name, classes)
-        make = Layers(norm, activation, group_size, dropout=kernel_dropout, always=always_drop)
-        features = nn.Sequential(*trunk(depth, channels, make, low=False))
+        features = nn.Sequential(*trunk(depth, shape[0], make))
         scores = nn.Sequential(*_scores(make, depth.features, outputs, dropout))
-        return initialise(Segmenting(features, scores), init)
-
-    make_fcn_resnet.__doc__ = f"""Images of at least 32x32; {parameters} parameters for 19 classes.
-
-    dropout: of the features that the last convolution sees.
-    """
+        return Segmenting(features, scores)
 
 
 #: Widths of stages and of their blocks' middles. KNResNet-34 and -50: the publication gives the
 #: middles and the number of parameters, which several layouts fit; these are our choice.
 _SEGMENTATION = {
-    18: Plan(
+    18: Architecture(
         (Stage(2, 64, 128), Stage(2, 128, 256), Stage(1, 256, 512), Stage(1, 512, 625)),
-        False,
-        None,
     ),
-    34: Plan(
+    34: Architecture(
         (Stage(4, 64, 128), Stage(4, 128, 256), Stage(2, 256, 256), Stage(3, 512, 512)),
-        False,
-        None,
     ),
-    50: Plan(
+    50: Architecture(
         (Stage(3, 256, 128), Stage(5, 512, 256), Stage(4, 512, 458), Stage(1, 2048, 512)),
-        True,
-        None,
+        bottleneck=True,
     ),
 }
 
 
-def _fcn_knresnet(number: int, parameters: str) -> None:
+def _fcn_knresnet(number: int) -> None:
     """Register one depth."""
     name, plan = f"fcn_knresnet{number}", _SEGMENTATION[number]
 
-    @model(name, f"segmentation by KNResNet-{number} and a fully convolutional head")
-    def make_fcn_knresnet(
-        input_shape: Shape,
-        classes: int | None,
-        *,
-        norm: Norm = "kernel",
-        activation: Activation = "relu",
-        group_size: Size = 32,
-        kernel_dropout: Share = 0.1,
-        last_dropout: Share = 0.5,
-        always_drop: bool = False,
-        init: Init = "he",
-    ) -> nn.Module:
-        channels, _, _ = image(name, input_shape, 32)
+    @image_model(
+        name, f"segmentation by KNResNet-{number} and a fully convolutional head",
+        least=32, norm="kernel", last_dropout=0.5, init="he",
+    )  # fmt: skip
+    def fcn_knresnet(make: Layers, shape: Shape, classes: int | None) -> nn.Module:
+        """Images of at least 32x32."""
         outputs = needs_classes(name, classes)
-        make = Layers(
-            norm, activation, group_size, bias=norm == "none", dropout=kernel_dropout,
-            always=always_drop,
-        )  # fmt: skip
         width = plan.stages[0].width
-        layers = [*make.bare(channels, width, 7, 2), nn.MaxPool2d(3, 2, padding=1)]
+        layers = [*make.bare(shape[0], width, 7, 2), nn.MaxPool2d(3, 2, padding=1)]
         for i, stage in enumerate(plan.stages):
             size = 1 if plan.bottleneck and i == 3 else 3
             if i:
@@ -184,17 +129,13 @@ def _fcn_knresnet(number: int, parameters: str) -> None:
                 residual(make, stage, outer, bottleneck=plan.bottleneck)
                 for _ in range(stage.blocks)
             ]
-        scores = [*make.pre(width, 512), *make.last(512, last_dropout), make.act()]
+        scores = [*make.pre(width, 512), *make.last(512), make.act()]
         scores.append(nn.Conv2d(512, outputs, 1))
-        module = Segmenting(nn.Sequential(*layers), nn.Sequential(*scores))
-        return initialise(module, init)
-
-    make_fcn_knresnet.__doc__ = (
-        f"Images of at least 32x32; {parameters} parameters for 19 classes, with kernel norm."
-    )
+        return Segmenting(nn.Sequential(*layers), nn.Sequential(*scores))
 
 
-for _number, _parameters in ((18, "13,546,579"), (34, "23,654,739"), (50, "32,955,987")):
-    _fcn_resnet(_number, _parameters)
-for _number, _parameters in ((18, "13,525,124"), (34, "23,398,803"), (50, "32,874,099")):
-    _fcn_knresnet(_number, _parameters)
+# Parameters for 19 classes: 13,546,579, 23,654,739 and 32,955,987; of KNResNets with kernel norm
+# 13,525,124, 23,398,803 and 32,874,099.
+for _number in DEPTHS:
+    _fcn_resnet(_number)
+    _fcn_knresnet(_number)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
-from cupola.nn.models.parts import Shape, Share, Size, needs_classes, tokens
-from cupola.nn.models.registry import model
+from cupola.nn.models.blocks import Shape, Share, Size, needs_classes, tokens
+from cupola.nn.models.building import model
 
 LONGEST_WAVE = 10_000  # of the positions' sines
 

@@ -1,6 +1,6 @@
 """Trained models to build on: ImageNet classifiers by name, and models that Cupola has trained."""
 
-from cupola.nn.sources.registry import (
+from cupola.nn.sources.trained import (
     Preprocessing,
     Trained,
     fresh_source,

@@ -7,10 +7,9 @@ from functools import partial
 
 from torch import nn
 
-from cupola.nn.models.parts import Layers, initialise, pooled
-from cupola.nn.models.residual import Residual
+from cupola.nn.models.blocks import Layers, Residual, initialise, pooled
 from cupola.nn.models.resnets import DEPTHS, Depth, trunk
-from cupola.nn.sources.registry import Entry, Preprocessing, add
+from cupola.nn.sources.trained import Entry, Preprocessing, add
 
 _TORCHVISION = Preprocessing(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _KERAS = Preprocessing(
@@ -38,7 +37,7 @@ _ABOUT = {
 
 def _resnet(depth: Depth, eps: float) -> nn.Module:
     make = Layers("batch")
-    layers = [*trunk(depth, 3, make, low=False), *pooled(depth.features, 1000)]
+    layers = [*trunk(depth, 3, make), *pooled(depth.features, 1000)]
     return _normalised(nn.Sequential(*layers), eps)
 
 

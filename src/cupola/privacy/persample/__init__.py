@@ -8,14 +8,14 @@ layer joins with `@rule(MyLayer)`; see `rules`.
 
 from cupola.privacy.persample.clipping import ROUNDING, Clipped, PerSample
 from cupola.privacy.persample.rules import Rule, rule
-from cupola.privacy.persample.suitability import unsupported
+from cupola.privacy.persample.trial import unsupported
 
 from cupola.privacy.persample import (  # isort: skip  # noqa: F401
     attention,
     border,
     convolution,
-    kernelnorm,
-    layers,
+    knconv,
+    torch_layers,
     recurrent,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +15,8 @@ class BorderRule(Rule):
     """x + unit tanh(mask theta): the output's gradient times the slope of the border, which does
     not depend on x, so nothing of the input is kept."""
 
-    def keep(
-        self, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
-    ) -> Kept:
-        del layer, args, kwargs, output
+    def remember(self, layer: Any, x: Tensor, output: Tensor) -> Kept:
+        del layer, x, output
         return ()
 
     def gradients(self, layer: Border, kept: Kept, g: Tensor) -> Gradients:

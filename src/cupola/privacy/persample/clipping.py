@@ -22,7 +22,8 @@ from cupola.privacy.persample.bookkeeping import Share, backward, forward, share
 from cupola.privacy.persample.company import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.convolution import weights_channels_last
 from cupola.privacy.persample.rules import Room, Sums
-from cupola.privacy.persample.suitability import (
+from cupola.privacy.persample.tape import Layout, layout
+from cupola.privacy.persample.trial import (
     calm,
     chance,
     drawn_like,
@@ -30,7 +31,6 @@ from cupola.privacy.persample.suitability import (
     trial,
     unsupported,
 )
-from cupola.privacy.persample.tape import Layout, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -79,7 +79,7 @@ class Form:
 class PerSample:
     """Per-sample gradients of a module and a loss with one value per sample.
 
-    Reuse it: the first call tries book-keeping on a copy of the module (see `suitability`); where
+    Reuse it: the first call tries book-keeping on a copy of the module (see `trial`); where
     that would be wrong, the module runs under `vmap`. Then it is tried whether the bits of a sample
     depend on its company (see `company`); where they do, samples go one by one. `form` tells.
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cupola.privacy.persample.layers import GRAM
 from cupola.privacy.persample.rules import (
     MOST_TERMS,
     Contribution,
@@ -41,6 +40,7 @@ from cupola.privacy.persample.rules import (
     squares,
     wanted,
 )
+from cupola.privacy.persample.torch_layers import GRAM
 
 #: Weights with fewer numbers are found by one grouped convolution. Where windows begin to pay is
 #: not settled: on one thread from about 10,000 on.
@@ -73,14 +73,32 @@ def weights_channels_last(module: nn.Module) -> Iterator[None]:
             weight.data = data
 
 
+class Windows(NamedTuple):
+    """What a convolution's gradients are made of: sum_p (a_p - c_p) g_p' over windows a of x.
+
+    x (n, k, C, ...) and g (n, k, O, ...); padding: that is left to the convolution. centre (n, k,
+    1, ...): c, numbers taken off all of a window; None: none.
+    """
+
+    x: Tensor
+    g: Tensor
+    padding: tuple[int, ...]
+    centre: Tensor | None = None
+
+
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvolutionRule(Rule):
     """Any stride, padding, dilation, groups and padding mode; weight and bias."""
 
+    def windows(self, layer: Any, kept: Kept, g: Tensor) -> Windows:
+        """Input and output gradient as the weight sees them."""
+        x, padding = _padded(layer, kept[0])
+        return Windows(x, g, padding)
+
     def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
         names, found = wanted(layer), {}
         if "weight" in names:
-            found["weight"] = weight_gradients(layer, *_padded(layer, kept[0]), g)
+            found["weight"] = _weight_gradients(layer, self.windows(layer, kept, g))
         if "bias" in names:
             found["bias"] = over_places(g)
         return found
@@ -89,33 +107,35 @@ class ConvolutionRule(Rule):
         names = wanted(layer)
         if "weight" not in names:
             return Materialised(self.gradients(layer, kept, g))
-        x, padding = _padded(layer, kept[0])
+        seen = self.windows(layer, kept, g)
         bias = {"bias": over_places(g)} if "bias" in names else {}
-        if prefers_gram(layer, x, g):
-            squared = gram(layer, x, g, padding)
+        if _prefers_gram(layer, seen):
+            squared = _gram(layer, seen)
         elif (
             by_windows(layer)
-            and (held := room.lend((len(g), *product_shape(layer)), g)) is not None
+            and (held := room.lend((len(g), *_product_shape(layer)), g)) is not None
         ):
-            found = {"weight": write_products(layer, x, g, padding, held)} | bias
-            return Products(Materialised(found), layer)
+            products = _write_products(layer, seen, held)
+            if seen.centre is not None:
+                products -= _shared(seen.g, seen.centre).unsqueeze(1)
+            return Products(Materialised({"weight": products} | bias), layer)
         elif layer.groups > 1 or (not by_windows(layer) and room.take(len(g), layer.weight)):
-            return Materialised({"weight": _grouped(layer, x, g, padding)} | bias)
+            return Materialised({"weight": _weight_gradients(layer, seen)} | bias)
         else:
-            squared = product_squares(layer, x, g, padding)
+            squared = _product_squares(layer, seen)
         for value in bias.values():
             squared = squared + squares(value)
 
         def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
             for name, value in bias.items():
                 sums.rows(parameters[name], weights, value)
-            add_products(sums, parameters["weight"], layer, x, g, padding, weights)
+            _add_products(sums, parameters["weight"], layer, seen, weights)
 
         return Factored(squared, add)
 
 
 class Products(NamedTuple):
-    """Per-sample gradients whose weight is as `write_products` has it; only sums are turned."""
+    """Per-sample gradients whose weight is as `_write_products` has it; only sums are turned."""
 
     gradients: Materialised
     layer: Any
@@ -131,19 +151,19 @@ class Products(NamedTuple):
     def add(self, sums: Sums, parameters: Parameters, weights: Tensor) -> None:
         for name, rows in self.gradients.gradients.items():
             if name == "weight":
-                combine(as_products(sums, parameters[name], self.layer).view(-1), weights, rows)
+                combine(_as_products(sums, parameters[name], self.layer).view(-1), weights, rows)
             else:
                 sums.rows(parameters[name], weights, rows)
 
 
-def as_products(sums: Sums, weight: nn.Parameter, layer: Any) -> Tensor:
-    """The sum of a weight, in the order of `write_products`: (window, O)."""
+def _as_products(sums: Sums, weight: nn.Parameter, layer: Any) -> Tensor:
+    """The sum of a weight, in the order of `_write_products`: (window, O)."""
 
     def zeros() -> Tensor:
-        made = torch.zeros(1, *product_shape(layer), dtype=torch.float64, device=weight.device)
+        made = torch.zeros(1, *_product_shape(layer), dtype=torch.float64, device=weight.device)
         return _as_weights(layer, made)[0]
 
-    return sums.total(weight, zeros).movedim((0, 1), (-1, -2)).view(product_shape(layer))
+    return sums.total(weight, zeros).movedim((0, 1), (-1, -2)).view(_product_shape(layer))
 
 
 def over_places(g: Tensor) -> Tensor:
@@ -152,21 +172,19 @@ def over_places(g: Tensor) -> Tensor:
 
 
 def by_windows(layer: Any) -> bool:
-    """Whether per-sample gradients of the weight are products of windows (`write_products`)."""
+    """Whether per-sample gradients of the weight are products of windows (`_write_products`)."""
     return layer.groups == 1 and layer.weight.numel() >= NUMBERS
 
 
-def product_shape(layer: Any) -> tuple[int, int]:
-    """(window, O), one sample's weight gradient as `write_products` gives it."""
+def _product_shape(layer: Any) -> tuple[int, int]:
+    """(window, O), one sample's weight gradient as `_write_products` gives it."""
     return layer.weight[0].numel(), layer.weight.shape[0]
 
 
-def write_products(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], out: Tensor
-) -> Tensor:
-    """Per-sample weight gradients, written to out (n, window, O)."""
+def _write_products(layer: Any, seen: Windows, out: Tensor) -> Tensor:
+    """Per-sample weight gradients without their centre, written to out (n, window, O)."""
     start = 0
-    for parts, gradients in _blocks(layer, x, g, padding, whole=layer.stride[0] > 1):
+    for parts, gradients in _blocks(layer, *seen[:3], whole=layer.stride[0] > 1):
         own = out[start : start + len(gradients)].unflatten(1, (len(parts), -1))
         for i, windows in enumerate(parts):
             product = own[:, i]
@@ -253,24 +271,28 @@ def _grouped(layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...]) -> Tens
     return found[1].reshape(n, *weight.shape)
 
 
-def weight_gradients(layer: Any, x: Tensor, padding: tuple[int, ...], g: Tensor) -> Tensor:
+def _weight_gradients(layer: Any, seen: Windows) -> Tensor:
     """Per-sample gradients of the weight, (n, *weight.shape)."""
-    if not by_windows(layer):
-        return _grouped(layer, x, g, padding)
-    products = g.new_empty(len(g), *product_shape(layer))
-    return _as_weights(layer, write_products(layer, x, g, padding, products))
+    if by_windows(layer):
+        products = seen.g.new_empty(len(seen.g), *_product_shape(layer))
+        found = _as_weights(layer, _write_products(layer, seen, products))
+    else:
+        found = _grouped(layer, seen.x, seen.g, seen.padding)
+    if seen.centre is None:
+        return found
+    filters = _shared(seen.g, seen.centre)
+    return found - filters.view(*filters.shape, *[1] * (layer.weight.dim() - 1))
 
 
-def shared(g: Tensor, centre: Tensor) -> Tensor:
+def _shared(g: Tensor, centre: Tensor) -> Tensor:
     """sum_p g_p c_p, (n, O), for g (n, k, O, ...) and c (n, k, 1, ...)."""
     return torch.matmul(g.flatten(3), centre.flatten(3).mT).sum((1, 3))
 
 
-def _centred(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _centred(layer: Any, seen: Windows) -> Iterator[tuple[Tensor, Tensor]]:
     """Windows less their centre (few, k places, window) and gradients (few, k places, O), float64,
     few samples at a time."""
+    x, g, padding, centre = seen
     start = 0
     for (windows,), own in _blocks(layer, x, g.double(), padding, whole=True):
         few = len(own)
@@ -280,54 +302,46 @@ def _centred(
         yield windows.flatten(1, 2), own.flatten(1, 2)
 
 
-def product_squares(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None = None
-) -> Tensor:
-    """Squared norms as by `gram`, from per-sample products in float64, a few samples at a time."""
+def _product_squares(layer: Any, seen: Windows) -> Tensor:
+    """Squared norms as by `_gram`, from per-sample products in float64, a few samples at a time."""
     found = []
-    for a, b in _centred(layer, x, g, padding, centre):
+    for a, b in _centred(layer, seen):
         squared = torch.bmm(a.mT, b).flatten(1).square().sum(1)
         terms = (sizes(a, 2) * sizes(b, 2)).sum(1)
         found.append(guarded(squared, terms, 4 * a.shape[1] + layer.weight.numel()))
     return torch.cat(found)
 
 
-def add_products(
-    sums: Sums,
-    weight: nn.Parameter,
-    layer: Any,
-    x: Tensor,
-    g: Tensor,
-    padding: tuple[int, ...],
-    weights: Tensor,
-    centre: Tensor | None = None,
+def _add_products(
+    sums: Sums, weight: nn.Parameter, layer: Any, seen: Windows, weights: Tensor
 ) -> None:
     """Add the weighted sum of sum_p (a_p - c_p) g_p' in float64."""
+    x, g, padding, centre = seen
     scaled = live(g.double(), weights) * weights.view(-1, *[1] * (g.dim() - 1))
     own = None if centre is None else live(centre, weights)
-    total = as_products(sums, weight, layer)
-    for blocks in _centred(layer, live(x, weights), scaled, padding, own):
+    alive = Windows(live(x, weights), scaled, padding, own)
+    total = _as_products(sums, weight, layer)
+    for blocks in _centred(layer, alive):
         for a, b in zip(*(t.flatten(0, 1).split(MOST_TERMS) for t in blocks)):
             total += a.mT @ b
 
 
-def prefers_gram(layer: Any, x: Tensor, g: Tensor) -> bool:
+def _prefers_gram(layer: Any, seen: Windows) -> bool:
     """Whether Gram matrices are the cheaper way: few positions, many channels."""
+    x, g = seen[:2]
     pixels, places = x[0, :, 0].numel(), g[0, :, 0].numel()
     products = places * layer.weight.numel()
     grams = pixels**2 * x.shape[2] + places**2 * g.shape[2]
     return layer.groups == 1 and 2 * GRAM * grams < products
 
 
-def gram(
-    layer: Any, x: Tensor, g: Tensor, padding: tuple[int, ...], centre: Tensor | None = None
-) -> Tensor:
+def _gram(layer: Any, seen: Windows) -> Tensor:
     """Squared norms |sum_p a_p g_p'|^2 = sum_pq (a_p.a_q)(g_p.g_q) of windows a and gradients g.
 
     a_p.a_q is the sum of products of pixels over the places of a window; a sum along one dimension
-    of the image after the other. In float64, guarded by the size of the terms. centre (n, k, 1,
-    ...): numbers taken off all of a window first.
+    of the image after the other. In float64, guarded by the size of the terms.
     """
+    x, g, padding, centre = seen
     inside, outside = _inner(x), _inner(g)  # (n, k, ..., k, ...)
     dims = len(padding)
     both = [p for pad in reversed(padding) for p in (pad, pad)]

@@ -4,8 +4,8 @@ A rule belongs to a type of layer and is registered by a decorator:
 
     @rule(MyLayer)
     class MyRule(Rule):
-        def keep(self, layer, args, kwargs, output):
-            return (args[0],)
+        def remember(self, layer, x, output):
+            return (x,)
 
         def gradients(self, layer, kept, g):
             (x,) = kept
@@ -248,17 +248,15 @@ class Rule:
     """Base of all rules; see the module's documentation for what to override."""
 
     def keep(
-        self,
-        layer: Any,  # noqa: ARG002
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        output: Tensor,  # noqa: ARG002
+        self, layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor
     ) -> Kept:
-        """What to remember of a call: tensors with one entry per row, (rows, ...).
+        """What to remember of a call: tensors with one entry per row, (rows, ...)."""
+        return self.remember(layer, args[0] if args else next(iter(kwargs.values())), output)
 
-        output: the layer's, with its `grad_fn`, which knows what the forward pass saved.
-        """
-        return (args[0] if args else next(iter(kwargs.values())),)
+    def remember(self, layer: Any, x: Any, output: Tensor) -> Kept:  # noqa: ARG002
+        """The same for a layer with one input. output: the layer's, with its `grad_fn`, which knows
+        what the forward pass saved."""
+        return (x,)
 
     def arrange(self, kept: Kept, g: Tensor) -> tuple[Kept, Tensor]:
         """Bring (n, k, ...) into a form in which several uses can be joined along dimension 1."""

@@ -1,0 +1,41 @@
+"""How each mechanism is audited: a line for each. Nowhere else do audits tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from cupola.audit import canaries, minimisers, stepwise, totals
+from cupola.audit.canaries import Experiment
+from cupola.audit.judging import Test
+from cupola.audit.replayed_run import Subject
+from cupola.learn.mechanisms import (
+    Central,
+    Distributed,
+    DpFtrl,
+    DpSgd,
+    Mechanism,
+    ObjectivePerturbation,
+    OutputPerturbation,
+)
+
+
+class Audited(NamedTuple):
+    """tests(run, seed): of the mechanism's parts. canaries(run, site, seed): all that fit it."""
+
+    tests: Callable[[Subject, int], Iterator[Test]]
+    canaries: Callable[[Subject, int, int], list[Experiment]]
+
+
+AUDITED: dict[type[Mechanism], Audited] = {
+    DpSgd: Audited(stepwise.tests, canaries.of_examples),
+    Central: Audited(totals.central_tests, canaries.of_sites),
+    DpFtrl: Audited(totals.correlated_tests, canaries.of_sites),
+    Distributed: Audited(totals.shares_tests, canaries.of_updates),
+    OutputPerturbation: Audited(minimisers.output_tests, canaries.of_solutions),
+    ObjectivePerturbation: Audited(minimisers.objective_tests, canaries.of_solutions),
+}
+
+
+def audited(subject: Subject) -> Audited:
+    return AUDITED[type(subject.mechanism)]

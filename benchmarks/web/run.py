@@ -28,10 +28,10 @@ import httpx2
 
 from cupola.web import accounts, hits
 from cupola.web.app import make_app
-from cupola.web.frame import COOKIE
-from cupola.web.layout import STARTS
+from cupola.web.kinds import forms
 from cupola.web.models import Account, Event, Invitation, Run, Study
 from cupola.web.plans import to_text
+from cupola.web.security_middleware import COOKIE
 from cupola.web.settings import Settings
 
 PASSWORD = "benchmark-password"
@@ -54,10 +54,10 @@ def fill(settings: Settings, studies: int, users: int, variants: int) -> list[tu
         summary = {"metric": "accuracy", "value": 0.9, "bytes": 1e6, "epsilon": 2.0, "unit": "site",
                    "recipe": "fedavg", "data": "digits", "tested": variants}  # fmt: skip
         for i in range(studies):
-            kind, owner = rng.choice(list(STARTS)), leaders[i % len(leaders)]
+            kind, owner = rng.choice(list(forms())), leaders[i % len(leaders)]
             study = Study(
                 id=f"{i:016x}", owner_id=owner.id, name=f"study {i}", kind=kind, status="finished",
-                plan=to_text({**STARTS[kind], "name": f"study {i}"}),
+                plan=to_text({**forms()[kind].start, "name": f"study {i}"}),
                 foreseen={"error": "not foreseen"}, created=time.time() - 3600 * i,
             )  # fmt: skip
             db.add(study)

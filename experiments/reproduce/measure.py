@@ -9,8 +9,8 @@ import numpy as np
 
 from cupola.base.formatting import finite
 from cupola.errors import DataError
+from cupola.pages.folder import sent
 from cupola.report import RunFolder
-from cupola.report.folder import sent
 from cupola.sweep import kept
 from reproduce.published_epsilon import upcycled_epsilon
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupola.base.formatting import count, text
-from cupola.report import page
+from cupola.pages import page
 from reproduce.outcome import difference_rows, grid_rows, parts_of
 
 

@@ -21,7 +21,7 @@ from ports import free_ports
 from test_association_study import same_as_plink
 
 from cupola.site import spent
-from cupola.web.launch import holder
+from cupola.web.launcher import holder
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITES = ["north", "south", "west"]

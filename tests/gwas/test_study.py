@@ -237,7 +237,7 @@ def test_the_report_is_the_same_from_the_results_and_from_their_table(tmp_path):
 def test_a_study_starts_without_torch():
     """Its processor time is seconds: loading what it does not need would be most of it."""
     program = (
-        "import sys, cupola.cli.gwas, cupola.gwas.analysis, cupola.report.association\n"
+        "import sys, cupola.cli.gwas, cupola.gwas.analysis, cupola.gwas.report_sections\n"
         "heavy = {'torch', 'matplotlib', 'plotly', 'sklearn', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

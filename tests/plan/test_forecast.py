@@ -21,7 +21,7 @@ from cupola.learn import build
 from cupola.learn.check import facts
 from cupola.learn.forecast import Forecast, forecast, foresee
 from cupola.learn.recipes import RECIPES
-from cupola.report.folder import open_run
+from cupola.pages.folder import open_run
 
 MECHANISMS = CHOICES["mechanism"]
 PERSONAL = ["personalise.rounds=2"]

@@ -16,7 +16,6 @@ ROUTES = {
     "POST /join": OPEN,
     "GET /assets/report.css": OPEN,
     "GET /assets/report.js": OPEN,
-    "GET /assets/plotly.js": OPEN,
     "POST /api/join": OPEN,
     "GET /": ANY,
     "POST /logout": ANY,

@@ -6,8 +6,8 @@ import pytest
 from web_world import PASSWORD
 
 from cupola.web import accounts
-from cupola.web.frame import COOKIE
 from cupola.web.models import Account, Attempt, Event, Login, Study
+from cupola.web.security_middleware import COOKIE
 
 
 def test_a_session_is_new_after_log_in_and_ends_at_log_out(world):

@@ -10,10 +10,10 @@ import pytest
 from web_world import PASSWORD, World
 
 from cupola.web.app import make_app
-from cupola.web.frame import COOKIE, form_token
-from cupola.web.gate import Gate, Lane
-from cupola.web.issued import BROWSER, KEY, SESSION, sign, signed
+from cupola.web.backpressure import Gate, Lane
+from cupola.web.security_middleware import COOKIE, form_token
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import BROWSER, KEY, SESSION, sign, signed
 
 
 def run(what):
@@ -187,7 +187,7 @@ def test_a_stream_holds_no_place(world):
 
 
 def test_who_sends_slowly_takes_no_place_and_is_cut_off(world, monkeypatch):
-    monkeypatch.setattr("cupola.web.frame.READING", 0.05)
+    monkeypatch.setattr("cupola.web.security_middleware.READING", 0.05)
     sent = []
 
     async def tried():

@@ -161,8 +161,8 @@ def test_of_two_who_accept_together_the_second_to_look_sees_both(world):
         for held in (mine, theirs):
             assert [i.status for i in held.invitations] == ["open", "open"]
         theirs.invitations[1].status = "joined"
-        world.office(other).start_if_complete(theirs)
+        world.service(other).start_if_complete(theirs)
         assert theirs.status == "inviting"
         mine.invitations[0].status = "joined"
-        world.office(db).start_if_complete(mine)
+        world.service(db).start_if_complete(mine)
         assert mine.status == "queued"

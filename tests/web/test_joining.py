@@ -28,7 +28,7 @@ from cupola.site.dataset_settings import named_data, write_settings
 from cupola.site.join import Choice, begin
 from cupola.site.server import NotYet, Server, Unknown, checked_url
 from cupola.site.settings import SiteSettings
-from cupola.web.studies import without_paths
+from cupola.web.study_service import without_paths
 
 SITES = ["north", "south", "west"]
 DATA = {"loader": "csv", "path": "table.csv", "target": "ill", "test": 0.0}
@@ -275,7 +275,7 @@ def test_only_the_first_coordinator_gives_a_name_its_first_certificate(real, tmp
     refused = real.post(ben, f"/studies/{made}/invite", sites="west", real="yes")
     assert refused.status_code == 409
     assert "only the first coordinator" in refused.text
-    monkeypatch.setattr("cupola.web.real.Federation.has_signed", lambda *_: True)
+    monkeypatch.setattr("cupola.web.organiser.Organiser.has_signed", lambda *_: True)
     answer = real.shown(ben, f"/studies/{made}/invite", sites="west", real="yes")
     token = answer.text.split("<pre>")[1].split("<")[0]
     monkeypatch.undo()
@@ -436,7 +436,7 @@ def test_a_busy_server_is_asked_again(real, study, tmp_path, monkeypatch):
     async def entered(*_):
         return len(waits) >= 2  # no place for two tries
 
-    monkeypatch.setattr("cupola.web.gate.Lane.enter", entered)
+    monkeypatch.setattr("cupola.web.backpressure.Lane.enter", entered)
     assert joining.progress()["status"] == "inviting"
     assert len(waits) == 2
     assert all(2 <= wait <= 5 for wait in waits)

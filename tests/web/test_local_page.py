@@ -13,7 +13,7 @@ from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.site.consent import WITHDRAWN, study_folder
 from cupola.site.join import Joining
-from cupola.web.frame import form_token
+from cupola.web.security_middleware import form_token
 from cupola.web.site_page import make_page
 
 SECRET = "s3cret-of-the-address"

@@ -109,7 +109,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_words_stand_out(scheme):
     """WCAG AA: at least 4.5 for text, in both colour schemes."""
-    style = (files("cupola.report") / "style.css").read_text()
+    style = (files("cupola.pages") / "style.css").read_text()
     colours = dict(re.findall(r"--([\w-]+):#(\w+)", style.split(":root{")[scheme + 1]))
     pairs = [(ink, paper) for ink in ("ink", "soft", "accent") for paper in ("bg", "card")]
     pairs += [(kind, f"{kind}-bg") for kind in ("good", "warn", "bad")] + [("accent", "wash")]
@@ -118,7 +118,7 @@ def test_words_stand_out(scheme):
 
 
 def test_focus_is_shown():
-    style = (files("cupola.report") / "style.css").read_text()
+    style = (files("cupola.pages") / "style.css").read_text()
     own = (files("cupola.web") / "static" / "web.css").read_text()
     assert re.search(r":focus-visible\{outline:2px", style)
     assert "button:focus-visible" in own

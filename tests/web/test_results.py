@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from web_world import variants
 
-from cupola.web import hits
-from cupola.web.launch import ChildProcess
+from cupola.gwas import hit_index as hits
+from cupola.web.launcher import ChildProcess
 from cupola.web.models import Run
 from cupola.web.progress import Follow, site_states
 
@@ -153,7 +153,8 @@ def test_the_comparison_shows_runs_of_ones_own(world):
     both = ada.get("/compare", params={"run": ids})
     assert "Side by side" in both.text
     assert "compare fedprox" in both.text
-    assert "data-points" in both.text
+    assert "Communication, utility, privacy" in both.text
+    assert "further left is cheaper" in both.text
     assert world.known("ben").get("/compare", params={"run": ids}).status_code == 404
     assert ada.get("/compare", params={"run": [10**9]}).status_code == 404
     assert ada.get("/compare", params={"run": list(range(1, 20))}).status_code == 422

@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from web_world import PASSWORD
 
 from cupola.web import accounts, invitations
-from cupola.web.accounts import Refused, TooOften, network
-from cupola.web.frame import COOKIE, MARK
+from cupola.web.accounts import RateLimited, Refused, network
 from cupola.web.models import Event, Invitation, Run
+from cupola.web.security_middleware import COOKIE, MARK
 
 # Passwords
 
@@ -50,7 +50,7 @@ def test_a_known_browser_is_no_place_to_guess_either(world):
     for i in range(world.settings.tries):
         with pytest.raises(Refused, match="wrong"):
             failed(world, "lea", f"10.2.1.{i}", mark)  # its address does not matter
-    with pytest.raises(TooOften):
+    with pytest.raises(RateLimited):
         failed(world, "lea", "10.2.0.1", mark)
 
 
@@ -63,7 +63,7 @@ def test_a_mark_is_of_one_account_and_not_made_by_others(world):
         for _ in range(world.settings.tries):
             with pytest.raises(Refused, match="wrong"):
                 failed(world, "ada", f"10.3.1.{i}", one)
-        with pytest.raises(TooOften):
+        with pytest.raises(RateLimited):
             failed(world, "ada", f"10.3.1.{i}", one)
 
 
@@ -79,7 +79,7 @@ def test_one_address_does_not_try_many_names(world):
     for i in range(10 * world.settings.tries):
         with pytest.raises(Refused, match="wrong"):
             failed(world, f"name{i}", "10.4.0.1")
-    with pytest.raises(TooOften):
+    with pytest.raises(RateLimited):
         failed(world, "another", "10.4.0.1")
 
 

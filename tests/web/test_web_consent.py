@@ -12,12 +12,12 @@ import pytest
 import cupola
 from cupola.analysis.session import run
 from cupola.gwas import Association
+from cupola.gwas.data_sets import data_sets
 from cupola.learn import Training
 from cupola.personalize import Personalisation
 from cupola.web import worker
 from cupola.web.demo import COHORTS, simulated_cohorts
-from cupola.web.layout import STARTS
-from cupola.web.local_datasets import data_sets
+from cupola.web.kinds import forms
 
 SMALL = {
     "rounds": 2, "model": {"name": "linear"}, "recipe": "fedavg",
@@ -94,18 +94,17 @@ def shown(world, kind, plan, sites):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_page_shows_what_the_program_asks(name, world, cohorts, tmp_path, monkeypatch):
     kind, plan = KINDS[name]
-    whole = {**STARTS[kind], **plan}
+    whole = {**forms()[kind].start, **plan}
     if kind == "association":
         files = data_sets(cohorts)
-        whole["cohorts"] = [{"name": one, **files[one].files} for one in COHORTS]
+        whole["cohorts"] = [{"name": one, **files[one]} for one in COHORTS]
 
     def rehearsed(job, folder):
         """The server's own way to foresee, in this process."""
         folder.mkdir(parents=True, exist_ok=True)
         made = {**vars(job), "data": str(cohorts)}
-        find = worker._association if kind == "association" else worker._training
+        worker._foresee(folder, made)
         (folder / "job.json").write_text("{}")
-        (folder / "foreseen.json").write_text(worker.json_line(find(made)))
 
     monkeypatch.setattr(world.launcher, "start", rehearsed)
     sites = COHORTS if kind == "association" else ["a", "b", "c", "d"]

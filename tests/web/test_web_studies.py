@@ -5,32 +5,34 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupola.web import fields, plans
-from cupola.web.layout import STARTS
+from cupola.web import form_fields, plans
+from cupola.web.kinds import forms
 from cupola.web.models import Run
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
-KINDS = list(plans.KINDS)
+STARTS = {kind: form.start for kind, form in forms().items()}
+KINDS = list(STARTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_form_makes_the_plan_that_filled_it(world, kind):
     ada, start = world.known("ada"), STARTS[kind]
     page = ada.get(f"/studies/new?kind={kind}").text
-    for shown in fields.all_fields(kind):
+    for shown in form_fields.all_fields(kind):
         assert f'id="{shown.id}"' in page
         assert len(shown.about) > 8
     assert "module:name" not in page  # a plan from a browser names no code
-    made = world.post(ada, "/studies/new", kind=kind, **fields.filled(kind, start))
+    made = world.post(ada, "/studies/new", kind=kind, **form_fields.filled(kind, start))
     where = made.headers["location"]
     assert plans.parse(ada.get(f"{where}/plan.toml").text) == start
     assert ada.get(f"{where}/edit").status_code == 200
-    saved = world.post(ada, f"{where}/edit", **fields.filled(kind, start))
+    saved = world.post(ada, f"{where}/edit", **form_fields.filled(kind, start))
     assert saved.status_code == 303
 
 
@@ -51,7 +53,7 @@ def test_the_form_makes_the_plan_that_filled_it(world, kind):
 )
 def test_problems_are_shown_at_their_field(world, key, value):
     ada = world.known("ada")
-    form = {**fields.filled("training", STARTS["training"]), key: value}
+    form = {**form_fields.filled("training", STARTS["training"]), key: value}
     answer = world.post(ada, "/studies/new", kind="training", **form)
     assert answer.status_code == 422
     assert f'id="f-{key.replace(".", "-")}-wrong"' in answer.text
@@ -60,10 +62,10 @@ def test_problems_are_shown_at_their_field(world, key, value):
 
 def test_sentences_speak_of_nothing_that_a_browser_cannot_do():
     told = "A [data set](d.md), or your own function at `module:name` that gives `cupola.Source`."
-    assert fields.as_html(told) == "A data set."
+    assert form_fields.as_html(told) == "A data set."
     for kind in KINDS:
-        for shown in fields.all_fields(kind):
-            assert fields.as_html(shown.about).count("`") == 0, shown.key
+        for shown in form_fields.all_fields(kind):
+            assert form_fields.as_html(shown.about).count("`") == 0, shown.key
 
 
 def test_plans_are_written_with_short_lists_in_a_line():
@@ -75,26 +77,28 @@ def test_plans_are_written_with_short_lists_in_a_line():
 
 def test_what_does_not_apply_is_not_written():
     form = {
-        **fields.filled("training", STARTS["training"]),
+        **form_fields.filled("training", STARTS["training"]),
         "privacy.epsilon": "3",
         "sum.minimum": "4",
         "participation.count": "2",
     }
-    made = fields.from_form("training", {}, form)
+    made = form_fields.from_form("training", {}, form)
     assert "privacy" not in made
     assert "sum" not in made
-    assert fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})["privacy"] == {
+    assert form_fields.from_form("training", {}, {**form, "privacy.mechanism": "dp-sgd"})[
+        "privacy"
+    ] == {
         "mechanism": "dp-sgd",
         "epsilon": 3,
     }
-    private = fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
+    private = form_fields.from_form("training", {}, {**form, "recipe": "dp-sgd"})
     assert private["privacy"] == {"epsilon": 3}
 
 
 def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
     ada = world.known("ada")
     form = {
-        **fields.filled("training", STARTS["training"]),
+        **form_fields.filled("training", STARTS["training"]),
         "data.name": "elsewhere", "data.called": "patients", "data.kind": "classification",
         "data.shape": "3", "data.class_names": "not ill, ill", "evaluation.on": "sites",
     }  # fmt: skip
@@ -112,12 +116,12 @@ def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
         assert answer.status_code == 409
         assert "invite real sites" in answer.text
     simulated = {k: v for k, v in form.items() if k != "data.name"} | {"data.name": "digits"}
-    assert "called" not in fields.from_form("training", {}, simulated)["data"]
+    assert "called" not in form_fields.from_form("training", {}, simulated)["data"]
 
 
 def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
     from cupola.analysis.plan_file import load
-    from cupola.web.forecast import SAMPLES, foresee_elsewhere
+    from cupola.learn.foreseen import SAMPLES, check_elsewhere
 
     plan = {
         "name": "x", "rounds": 4, "sum": "masked", "model": "linear", "local": {"lr": 0.1},
@@ -127,29 +131,28 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
         },
         "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5},
     }  # fmt: skip
-    told = foresee_elsewhere(load(plan))
+    told, _ = check_elsewhere(load(plan))
     assert told["bytes"]["per_site_down"] > 100
     groups = told["privacy"]["groups"]
     assert [group["samples"] for group in groups] == list(SAMPLES)
     costs = [group["epsilon"] for group in groups]
     assert costs == sorted(costs, reverse=True)  # the more samples, the smaller the share drawn
     assert told["privacy"]["epsilon"] == costs[1]
-    assert foresee_elsewhere(load({**plan, "privacy": {}}))["privacy"] is None
+    assert check_elsewhere(load({**plan, "privacy": {}}))[0]["privacy"] is None
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
+    from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.learn.check import facts
-    from cupola.web.forecast import foresee_elsewhere
 
     private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
     plan = {**STARTS["training"], "rounds": 2, "privacy": private}
     if elsewhere:
         told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}
         plan["data"] = {"name": "elsewhere", "partition": {"kind": "iid", "sites": 3}, **told}
-    found = (foresee_elsewhere if elsewhere else facts)(load(plan))
-    monkeypatch.setattr(Office, "foresee", lambda *_: found)
+    found = analysis_of(load(plan)).foresee(Path())
+    monkeypatch.setattr(StudyService, "foresee", lambda *_: found)
     page = world.known("ada").get(f"/studies/{world.study('ada', **plan)}").text
     for part in ("Sent in a round", "Epsilon of each site", "Who learns what", "Nothing protects"):
         assert part in page
@@ -158,7 +161,7 @@ def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
 
 def test_the_form_shows_ones_and_zeros_as_numbers():
     plan = {"rounds": 1, "privacy": {"clip": 1.0}, "data": {"partition": {"test": 0.0}}}
-    shown = fields.filled("training", {**plan, "twin": True})
+    shown = form_fields.filled("training", {**plan, "twin": True})
     assert shown == {
         "rounds": "1", "privacy.clip": "1.0", "data.partition.test": "0.0", "twin": "true",
     }  # fmt: skip
@@ -166,14 +169,16 @@ def test_the_form_shows_ones_and_zeros_as_numbers():
 
 def test_keys_that_the_form_does_not_show_stay():
     before = {**STARTS["training"], "link": {"down": 3.0}, "trainable": {"freeze": ["x"]}}
-    form = {**fields.filled("training", before), "rounds": "7"}
-    after = fields.from_form("training", before, form)
+    form = {**form_fields.filled("training", before), "rounds": "7"}
+    after = form_fields.from_form("training", before, form)
     assert after["link"] == {"down": 3.0}
     assert after["trainable"] == {"freeze": ["x"]}
     assert after["rounds"] == 7
 
 
 REFUSED = [
+    'kind = "antigravity:Analysis"',
+    'kind = "no-such-kind"',
     'task = "os:system"',
     'data = "digits"\nmodel = "antigravity:a.b"',  # looking it up would import it
     'data = "digits"\nmodel = "antigravity: a"',
@@ -200,7 +205,7 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
     assert answer.status_code == 422
     assert "antigravity" not in sys.modules
     with pytest.raises(plans.Wrong):
-        plans.check(plans.TRAINING, plans.parse(whole))
+        plans.check("training", plans.parse(whole))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_plans_from_a_browser_name_neither_code_nor_files(world, text):
 )
 def test_association_plans_name_no_files(text):
     with pytest.raises(plans.Wrong):
-        plans.check(plans.ASSOCIATION, plans.parse('test = "linear"\n' + text))
+        plans.check("association", plans.parse('test = "linear"\n' + text))
 
 
 @given(
@@ -235,7 +240,7 @@ def test_no_shape_of_a_plan_hides_code(tree):
     found = {value for key, value in plans.leaves(given) if key != "name"}
     if {"a:b", "/x"} & found:
         with pytest.raises(plans.Wrong):
-            plans.check(plans.TRAINING, given)
+            plans.check("training", given)
 
 
 def test_wrong_and_huge_uploads_are_refused(world):
@@ -322,7 +327,7 @@ def test_studies_wait_for_each_other(world):
         world.post(ada, f"/studies/{study}/start")
     with world.app.state.sessions() as db:
         room = 1 + db.query(Run).filter_by(status="running").count()
-        Office(db, replace(world.settings, at_once=room), world.launcher).sweep()
+        StudyService(db, replace(world.settings, at_once=room), world.launcher).sweep()
     assert "running" in ada.get(f"/studies/{first}").text
     assert "queued" in ada.get(f"/studies/{second}").text
     world.finish(first)
@@ -346,23 +351,24 @@ def test_a_study_is_deleted_with_all_that_it_left_here(world):
 
 
 def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
+    from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.gwas.plan import StudyPlan
     from cupola.web.demo import COHORTS, simulated_cohorts
-    from cupola.web.forecast import forecast
+
+    def foreseen(**changes):
+        return analysis_of(load({**plan, **changes}, elsewhere=True)).foresee(tmp_path)
 
     simulated_cohorts(tmp_path, variants=200, people=24)
     files = [{"name": n, "bfile": n} for n in COHORTS]
     plan = {"test": "chi-square", "sum": "masked", "chunk": 64, "cohorts": files}
-    whole = load(plan, of=StudyPlan)
-    told = forecast(whole, list(whole.cohorts), tmp_path)
+    told = foreseen()
     assert (told["variants"], told["people"], told["known"]) == (120, 24, 3)  # the rest is rare
     rows = {row["task"]: row for row in told["rows"]}
     assert rows["gwas counts"]["times"] == 1  # many chunks in a question
     assert told["at_most"] == []
     assert told["total"] == sum(row["total"] for row in told["rows"])
-    openly = forecast(load({**plan, "sum": "plain"}, of=StudyPlan), list(whole.cohorts), tmp_path)
+    openly = foreseen(sum="plain")
     assert 0 < openly["total"] < told["total"]
-    none = forecast(whole, [], tmp_path)
+    none = foreseen(cohorts=[{"name": n} for n in COHORTS])
     assert none["variants"] == 100_000
     assert none["total"] > 100 * told["total"]

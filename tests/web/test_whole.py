@@ -16,11 +16,11 @@ from patience import wait
 from web_world import World
 
 from cupola.web.app import make_app
-from cupola.web.fields import filled
-from cupola.web.launch import ChildProcess, Job
-from cupola.web.layout import STARTS
+from cupola.web.form_fields import filled
+from cupola.web.kinds import forms
+from cupola.web.launcher import ChildProcess, Job
 from cupola.web.models import Run
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 pytestmark = pytest.mark.slow
 CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
@@ -49,7 +49,7 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
     world = World(tmp_path)
     first = world.app.state.launcher = world.launcher = ChildProcess()
     plan = {
-        **STARTS["training"],
+        **forms()["training"].start,
         "rounds": 3000,
         "checkpoint_seconds": 0.2,
         "evaluation": {"every": 100},
@@ -78,7 +78,7 @@ def test_a_study_outlives_the_server_stops_and_goes_on(tmp_path):
         run = db.query(Run).filter_by(study_id=study).one()
         run.status = run.study.status = "running"
         db.commit()
-        Office(db, world.settings, second).sweep()
+        StudyService(db, world.settings, second).sweep()
         assert run.status == "finished", run.reason
         assert run.summary["rounds"] == 3000
     page = ada.get(f"/studies/{study}/runs/1").text

@@ -11,15 +11,16 @@ import numpy as np
 from fastapi.testclient import TestClient
 from patience import wait
 
+from cupola.gwas import hit_index
 from cupola.gwas.compare import Table
-from cupola.web import accounts, hits
+from cupola.web import accounts
 from cupola.web.app import make_app
-from cupola.web.frame import COOKIE, form_token
-from cupola.web.launch import Job
-from cupola.web.layout import STARTS
+from cupola.web.kinds import forms
+from cupola.web.launcher import Job
 from cupola.web.models import COORDINATOR, PARTICIPANT, Account, Attempt
+from cupola.web.security_middleware import COOKIE, form_token
 from cupola.web.settings import Settings
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 PASSWORD = "correct horse"
 ANSWER = {
@@ -66,7 +67,8 @@ class Pretender:
             (folder / "results.html").write_text("<section><h2>How it learned</h2></section>")
             summary = {"metric": "accuracy", "value": 0.9, "bytes": 1e6, "epsilon": 2.5,
                        "unit": "example", "recipe": "fedavg", "data": "digits",
-                       "tested": 3}  # fmt: skip
+                       "tested": 3,
+                       "said": "accuracy 90%, epsilon 2.5"}  # fmt: skip
             (folder / "summary.json").write_text(json.dumps(summary))
         self.living.discard(folder)
 
@@ -75,7 +77,12 @@ class World:
     """The application and what tests do with it."""
 
     def __init__(
-        self, folder: Path, database: str | None = None, federation: Path | None = None
+        self,
+        folder: Path,
+        database: str | None = None,
+        federation: Path | None = None,
+        modules: tuple[str, ...] = (),
+        people: bool = True,
     ) -> None:
         data = folder / "data"
         for name in ("north", "south", "west"):
@@ -85,12 +92,13 @@ class World:
         self.settings = Settings(
             folder, database, data, "https://cupola.example",
             cheap=True, sweep=3600.0, upload=300_000, at_once=50, federation=federation,
+            modules=modules,
         )  # fmt: skip
         self.launcher = Pretender()
         self.browsers: dict[str | None, TestClient] = {}
         self.app = make_app(self.settings, self.launcher)
         with self.app.state.sessions() as db:
-            for i, (name, role) in enumerate(PEOPLE.items()):
+            for i, (name, role) in enumerate(PEOPLE.items() if people else ()):
                 accounts.create(db, self.settings, name, PASSWORD, role, manager=i == 0)
             db.commit()
 
@@ -121,20 +129,20 @@ class World:
     def post(self, browser: TestClient, url: str, files: Any = None, **fields: Any) -> Any:
         return browser.post(url, data={"csrf": self.token(browser), **fields}, files=files)
 
-    def office(self, db: Any) -> Office:
-        return Office(db, self.settings, self.launcher)
+    def service(self, db: Any) -> StudyService:
+        return StudyService(db, self.settings, self.launcher)
 
     def study(self, owner: str, kind: str = "training", **changes: Any) -> str:
         """A new draft; its id."""
         with self.app.state.sessions() as db:
             found = db.query(Account).filter_by(name=owner).one()
-            made = self.office(db).create(found, kind, {**STARTS[kind], **changes})
+            made = self.service(db).create(found, kind, {**forms()[kind].start, **changes})
             db.commit()
             return made.id
 
     def sweep(self) -> None:
         with self.app.state.sessions() as db:
-            self.office(db).sweep()
+            self.service(db).sweep()
 
     def finish(self, study: str, number: int = 1, status: str = "finished", **facts: Any) -> Path:
         self.sweep()
@@ -183,5 +191,5 @@ def variants(m: int, seed: int = 3) -> Table:
 
 def with_hits(folder: Path, m: int = 120) -> Table:
     table = variants(m)
-    hits.build(folder / "hits.sqlite", table)
+    hit_index.build(folder / "hits.sqlite", table)
     return table

@@ -99,7 +99,7 @@ def _path(loc: tuple[int | str, ...], whole: type[BaseModel]) -> list[str]:
             continue
         fields = section.model_fields if _is_model(section) else {}
         if path and section is None and path[-1] == "partition":
-            section = _partitions().get(part)
+            section = partitions().get(part)
             continue
         if path and not fields:  # inside a plain value: the rest names types, not keys
             break
@@ -120,7 +120,7 @@ def _model_of(annotation: Any) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def _partitions() -> dict[str, type[BaseModel]]:
+def partitions() -> dict[str, type[BaseModel]]:
     from cupola.data import Partition
 
     members = get_args(get_args(Partition)[0])
@@ -137,10 +137,10 @@ def _sentence(problem: Any, path: list[str], whole: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{key} is missing"
     if kind == "union_tag_not_found":
-        return f"{key}.kind is missing; there are: {', '.join(_partitions())}"
+        return f"{key}.kind is missing; there are: {', '.join(partitions())}"
     if kind == "union_tag_invalid":
         given = problem["ctx"]["tag"]
-        return f"{key}.kind = '{given}' is unknown; {hint(given, _partitions(), 'there are')}"
+        return f"{key}.kind = '{given}' is unknown; {hint(given, partitions(), 'there are')}"
     if kind == "value_error":
         text = message.removeprefix("Value error, ")
         return f"{key}: {text}" if key else text
@@ -165,8 +165,8 @@ def _meant(path: list[str], problem: Any, whole: type[BaseModel]) -> str:
         name = part.partition("[")[0]
         section = _model_of(section.model_fields[name].annotation) if section else None
     if section is None:  # a partition, the one place where sections differ by kind
-        kind = next((p for p in problem["loc"] if p in _partitions()), "iid")
-        section = _partitions()[str(kind)]
+        kind = next((p for p in problem["loc"] if p in partitions()), "iid")
+        section = partitions()[str(kind)]
     prefix = "".join(part + "." for part in outer)
     close = closest(last, section.model_fields)
     if close:

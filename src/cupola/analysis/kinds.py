@@ -31,6 +31,11 @@ def kind_of(given: Mapping[str, Any]) -> str:
     return "association" if "cohorts" in given else "training"
 
 
+def ours() -> tuple[str, ...]:
+    """Kinds that come with Cupola."""
+    return tuple(_OURS)
+
+
 def names() -> list[str]:
     """Every kind that a plan can name here, but for the user's own."""
     return [*_OURS, *(point.name for point in entry_points(group=GROUP))]

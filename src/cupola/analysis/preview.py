@@ -32,6 +32,7 @@ from cupola.secure.traffic import expected_traffic
 if TYPE_CHECKING:
     from cupola.analysis.protocol import Analysis, OwnSite
 
+INVITED = 200  # sites at most; what each of more would be asked is the same
 LONGEST = 60.0  # seconds for which a program is played through
 _UNCHECKED = (
     "beyond its tasks, this kind of analysis does not say which questions follow from the plan: "
@@ -118,7 +119,24 @@ def expected_roster(
     return _Expected(study, tuple(keys), other, minimum, changes=changes)
 
 
+def simulated_roster(analysis: Analysis[Any], sites: int) -> Roster:
+    """The parties of a plan whose sites are only known by their number."""
+    plan, names = analysis.plan, [f"site {i + 1}" for i in range(min(sites, INVITED))]
+    third = plan.sum.masked and plan.sum.protocol == "compensator"
+    minimum = min(analysis.minimum or len(names), len(names))
+    return expected_roster(plan.name, names, minimum, "compensator" if third else None)
+
+
 # Playing a program through
+
+
+def simulated_answers(analysis: Analysis[Any]) -> list[dict[str, Any]]:
+    """Every kind of answer that a program asks its simulated sites for."""
+    host = analysis.host()
+    rows = AnswerRows(analysis.plan.sum, simulated_roster(analysis, len(host)))
+    with _Noted(host, rows, analysis.plan.seed) as reach:
+        drive(analysis.program(host), reach, after=lambda state: reach.confirm(state.step - 1))
+    return rows.rows
 
 
 def played(analysis: Analysis[Any], site: OwnSite, roster: Roster) -> Preview:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVa
 from cupola.analysis.disclosure import learned
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
+from cupola.analysis.web_hooks import WebHooks
 from cupola.errors import DataError, PlanError
 from cupola.federation import Federation, Ledger, Program, Question, State
 from cupola.federation.site import Host, find_task, is_known
@@ -24,7 +25,7 @@ from cupola.federation.site import Host, find_task, is_known
 if TYPE_CHECKING:
     from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
     from cupola.secure.roster import Roster
 
 P = TypeVar("P", bound=PlanHeader)
@@ -119,7 +120,7 @@ class Sites(Protocol):
         """Write down what sites complained of, where that is known here."""
 
 
-class Analysis(Generic[P]):
+class Analysis(WebHooks, Generic[P]):
     """A kind of analysis, opened for one plan.
 
     replayable: the program draws nothing and has no secrets, so that a site can run a copy of it on
@@ -177,10 +178,6 @@ class Analysis(Generic[P]):
     def tasks(self) -> tuple[str, ...]:
         """What sites are asked to run; 'gwas *' stands for all that begin so."""
         return ()
-
-    def asks(self, task: str) -> bool:
-        """Whether sites are asked to run this."""
-        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
 
     @property
     def openly(self) -> tuple[str, ...]:
@@ -254,6 +251,10 @@ class Analysis(Generic[P]):
             "over steps, differences of totals can tell about single sites, since sites change "
             "(sum.changes = true)"
         )
+
+    def asks(self, task: str) -> bool:
+        """Whether sites are asked to run this."""
+        return any(fnmatchcase(task, pattern) for pattern in self.tasks)
 
     def may_ask(self, step: int) -> bool:
         """Whether the plan can come to so many steps. A site answers a step once, so that this is
@@ -386,8 +387,8 @@ class Analysis(Generic[P]):
         return [(run.plan.get("kind", self.kind), "")]
 
     def sections(self, run: RunFolder) -> list[str]:
-        """The report, part by part, as HTML (see `cupola.report.page`)."""
-        from cupola.report.any_run import sections
+        """The report, part by part, as HTML (see `cupola.pages.page`)."""
+        from cupola.pages.any_run import sections
 
         return sections(run)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cupola.base import formatting
 from cupola.base.formatting import main_metric
-from cupola.report.privacy import cell, heading
+from cupola.learn.privacy_section import cell, heading
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -50,6 +50,14 @@ def web(
         float, typer.Option(min=0, help="Most that a simulated study may run at a time; 0: any.")
     ] = 48.0,
     demo: Annotated[bool, typer.Option(help="Begin with demonstration studies.")] = True,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--module",
+            metavar="MODULE",
+            help="An installed module whose analyses plans may name (kind = 'MODULE:Class').",
+        ),
+    ] = None,
     federation: Annotated[
         Path | None,
         typer.Option(
@@ -66,9 +74,9 @@ def web(
 
         from cupola.web.app import make_app
         from cupola.web.demo import demonstrations, first_account
-        from cupola.web.real import federation_of
+        from cupola.web.organiser import organiser_of
         from cupola.web.settings import Settings
-        from cupola.web.studies import Office
+        from cupola.web.study_service import StudyService
     except ImportError as error:
         raise _missing(error) from None
     settings = Settings(
@@ -79,19 +87,20 @@ def web(
         secure=url.startswith("https://"),
         at_once=at_once,
         federation=federation,
+        modules=tuple(modules or ()),
         memory=int(1e9 * memory) if memory is not None else 3 * _physical() // 4,
         hours=hours,
     )
-    organised = federation_of(settings)
+    organised = organiser_of(settings)
     if organised is not None:
         organised.prepare()
     application = make_app(settings)
     with application.state.sessions() as db:
-        office = Office(db, settings, application.state.launcher)
-        first = first_account(office)
+        service = StudyService(db, settings, application.state.launcher)
+        first = first_account(service)
         if first:  # before anything else can fail: it is told once
             typer.echo(f"First account, shown once: name {first[0]}, password {first[1]}")
-        for line in demonstrations(office) if first and demo else ():
+        for line in demonstrations(service) if first and demo else ():
             typer.echo(line)
     where = url or f"http://{host}:{port}"
     typer.echo(f"Open {where} (Ctrl-C ends the server; studies that run go on)")

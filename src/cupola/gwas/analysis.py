@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cupola.analysis.disclosure import learned
+from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
 from cupola.base.formatting import duration, size
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
     from cupola.secure.roster import Roster
 
 
@@ -50,6 +51,9 @@ class AssociationResult(Result):
     shared_people: tuple[tuple[str, str, int], ...] = ()
 
 
+_SITES_CHOOSE = "leave it out: sites choose their own files when they join"
+
+
 @dataclass
 class ListedCohorts(NoData):
     """Real cohorts, and the public list that the coordinator brings along."""
@@ -68,6 +72,28 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     noun = data_noun = "cohort"
     _table: Table | None = None  # of results, once they are made
     files = TABLES
+    unchosen = MappingProxyType({"bfile": "not-chosen"})
+    table_link = "Search all variants"
+    file_notes = MappingProxyType(
+        {
+            "study.assoc": "results, as PLINK prints them",
+            "study.assoc.linear": "results, as PLINK prints them",
+            "study.assoc.logistic": "results, as PLINK prints them",
+            "study.model": "trend test, as PLINK prints it",
+            "study.parquet": "results, unrounded",
+            "study.ssf.tsv": "results for the GWAS catalog",
+            "study.dropped.tsv": "why variants were left out",
+        }
+    )
+    not_from_browsers = MappingProxyType(
+        {
+            "cohorts": _SITES_CHOOSE,
+            "folder": _SITES_CHOOSE,
+            "variants": "leave it out: it names a file of this server",
+            "salt": "leave it out: what cohorts share must not be told to the coordinator",
+            "workers": "leave it out: the server decides",
+        }
+    )
 
     def __init__(self, plan: StudyPlan) -> None:
         super().__init__(plan)
@@ -203,7 +229,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return [(str(run.result.get("test") or run.plan.get("test")), "")]
 
     def sections(self, run: RunFolder) -> list[str]:
-        from cupola.report.association import sections
+        from cupola.gwas.report_sections import sections
 
         return sections(run, self._table)
 
@@ -240,3 +266,58 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             for a, b, n in found.shared_people
         ]
         return [*lines, *(str(run.folder / file) for file in (*found.files, "report.html"))]
+
+    # In the web
+
+    @classmethod
+    def forms(cls) -> Mapping[str, Form]:
+        from cupola.gwas.web_form import forms
+
+        return forms()
+
+    @classmethod
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:
+        del given, real
+        return True
+
+    @classmethod
+    def with_sites(
+        cls, given: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        return {**given, "cohorts": [{"name": name, **files} for name, files in sites.items()]}
+
+    @classmethod
+    def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:
+        from cupola.gwas.data_sets import data_sets
+
+        return data_sets(folder)
+
+    def foresee(self, folder: Path) -> dict[str, Any]:
+        from cupola.gwas.foreseen import foresee
+
+        return foresee(self, folder)
+
+    @classmethod
+    def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.gwas.foreseen import sections
+
+        return sections(facts)
+
+    def in_short(self, run: RunFolder) -> dict[str, Any]:
+        from cupola.gwas.report_sections import in_short
+
+        return in_short(run)
+
+    def index_table(self, run: RunFolder, path: Path) -> None:
+        from cupola.gwas.hit_index import build
+        from cupola.gwas.report_sections import results_in
+
+        self._table = results_in(run)  # which the report's sections need, too
+        build(path, self._table)
+
+    @classmethod
+    def search_table(cls, path: Path, search: str, page: int) -> TablePage:
+        from cupola.gwas.hit_index import HINT, read
+
+        found = read(path, search, page).column_at("P", 2)
+        return replace(found, title="Variants by p-value", hint=HINT, row="variant")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from safetensors.numpy import save as to_safetensors
 
 from cupola.analysis.checkpoint import json_line, write_sealed
+from cupola.analysis.explain import partitions
+from cupola.analysis.forms import Form
+from cupola.analysis.overrides import changed
 from cupola.analysis.protocol import Analysis, OwnSite, Progress, SiteRules, Watch
 from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from cupola.analysis.preview import Preview
     from cupola.analysis.run_folder import Run
     from cupola.federation.site import Host
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
     from cupola.secure.roster import Roster
 
 _STEPS = 5  # of a round: training, and four ways of judging, at most
@@ -49,6 +53,37 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         "twin",
     )  # fmt: skip
     progress_part = "round"
+    comparable = True
+    file_notes = MappingProxyType(
+        {
+            "model.safetensors": "the model",
+            "personal.safetensors": "the groups' models",
+            "personal.json": "groups and results of every site",
+            "partition.json": "who holds what",
+        }
+    )
+    not_from_browsers = MappingProxyType(
+        {
+            "task": "leave it out: it names code",
+            "data.path": "names a file of this server",
+            "data.folder": "names a folder of this server",
+            "data.download": "this server downloads nothing; use `cupola data get` on it",
+            "model.weights": "names a file of this server",
+            "model.vectors": "names a file of this server",
+            "privacy.budget.file": "leave it out: budgets are kept with the study",
+        }
+    )
+    #: More than a demonstration needs; a study at real sites is not limited by the server.
+    browser_limits = MappingProxyType(
+        {
+            "rounds": 10_000,
+            "data.partition.sites": 10_000,
+            "data.partition.sites_per_type": 10_000,
+            "data.partition.parts": 1000,
+            "personalise.rounds": 10_000,
+        }
+    )
+    browser_words = frozenset({"device", "data.class_names"})
 
     def __init__(self, plan: TrainingPlan) -> None:
         super().__init__(plan)
@@ -276,12 +311,12 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         return load_model(run)
 
     def chips(self, run: RunFolder) -> list[tuple[str, str]]:
-        from cupola.report.single import chips
+        from cupola.learn.report_sections import chips
 
         return chips(run)
 
     def sections(self, run: RunFolder) -> list[str]:
-        from cupola.report.single import sections
+        from cupola.learn.report_sections import sections
 
         return sections(run)
 
@@ -306,3 +341,51 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         from cupola.learn.show import show
 
         return show(run, quiet)
+
+    # In the web
+
+    @classmethod
+    def forms(cls) -> Mapping[str, Form]:
+        from cupola.learn.web_form import forms
+
+        return forms()
+
+    @classmethod
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:
+        """Whether the plan's way of spreading data takes a number of sites."""
+        del real
+        data = given.get("data")
+        part = data.get("partition") if isinstance(data, dict) else None
+        kind = part.get("kind", "iid") if isinstance(part, dict) else "iid"
+        model = partitions().get(str(kind))
+        return model is not None and "sites" in model.model_fields
+
+    @classmethod
+    def with_sites(
+        cls, given: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        if not sites or not cls.takes_sites(given):
+            return dict(given)
+        return changed(given, {"data.partition.sites": len(sites)})
+
+    @classmethod
+    def needs_real_sites(cls, given: Mapping[str, Any]) -> bool:
+        data = given.get("data")
+        return isinstance(data, dict) and data.get("name") == "elsewhere"
+
+    def foresee(self, folder: Path) -> dict[str, Any]:
+        del folder
+        from cupola.learn.foreseen import foresee
+
+        return foresee(self)
+
+    @classmethod
+    def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.learn.foreseen import sections
+
+        return sections(facts)
+
+    def in_short(self, run: RunFolder) -> dict[str, Any]:
+        from cupola.learn.report_sections import in_short
+
+        return in_short(run)

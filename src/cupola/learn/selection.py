@@ -10,7 +10,7 @@ from cupola.learn.build import federated_data
 from cupola.learn.plan import Plan
 
 if TYPE_CHECKING:
-    from cupola.report.folder import RunFolder
+    from cupola.pages.folder import RunFolder
 
 _HELD_OUT = ("test", "sites_test")
 _VALIDATION = ("validation", "sites_validation")

@@ -42,7 +42,7 @@ def _methods(personal: dict[str, Any]) -> Table:
     """Personalisation: every method's mean over sites, and who gained or lost by it."""
     from rich.table import Table
 
-    from cupola.report.personal import METHODS
+    from cupola.personalize.personal_section import METHODS
 
     name, groups = personal["metric"], personal.get("groups") or {}
     said = "personalisation"

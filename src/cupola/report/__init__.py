@@ -10,17 +10,16 @@ chart library costs each of a sweep's runs, follows light and dark, and prints.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cupola.report.any_run import page_of
-from cupola.report.folder import RunFolder, find_runs, is_run, open_run
+from cupola.base.files import write_atomically
+from cupola.pages.folder import RunFolder, find_runs, is_run, open_run
+from cupola.report.compare_page import compare_page
 from cupola.report.groups import common_metric, easy_target, group
-from cupola.report.many import many
 from cupola.report.picture import overview_picture
+from cupola.report.run_page import run_page
 
 if TYPE_CHECKING:
     from cupola.analysis.protocol import Analysis
@@ -34,9 +33,9 @@ def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
     folder = Path(folder)
     runs = find_runs(folder)
     if is_run(folder) and not (folder / "runs.json").is_file():
-        html = page_of(runs[0], analysis)
+        html = run_page(runs[0], analysis)
     else:
-        html = many(runs, folder.resolve().name, folder)
+        html = compare_page(runs, folder.resolve().name, folder)
     return save(html, folder / "report.html")
 
 
@@ -55,7 +54,8 @@ def compare(
     """
     out = Path(out)
     runs = _all(folders)
-    return save(many(runs, name or "Comparison", out.parent, target, extra, remark, crown), out)
+    html = compare_page(runs, name or "Comparison", out.parent, target, extra, remark, crown)
+    return save(html, out)
 
 
 def table(folders: Sequence[Path | str], target: float | None = None) -> list[dict[str, Any]]:
@@ -75,13 +75,5 @@ def _all(folders: Sequence[Path | str]) -> list[RunFolder]:
 def save(html: str, path: Path) -> Path:
     """Write whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".report-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(html)
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    write_atomically(path, html)
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,16 +12,10 @@ from typing import Any
 import numpy as np
 
 from cupola.base.formatting import LOWER_IS_BETTER, finite, mean_spread
-from cupola.report.folder import RunFolder, sent
+from cupola.pages.folder import AXES, RunFolder, sent
 
 # What does not change the result, or is the seed itself.
 _NEUTRAL = {"seed", "seeds", "name", "grid", "device", "engine", "checkpoint_seconds", "twin"}
-
-AXES: dict[str, Callable[[dict[str, Any]], float]] = {
-    "rounds": lambda r: float(r.get("round", 0)),
-    "bytes": sent,
-    "time": lambda r: float(r.get("seconds") or 0),
-}
 
 
 @dataclass(frozen=True)

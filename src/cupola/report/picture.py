@@ -8,7 +8,7 @@ from typing import Any
 
 from cupola.base.formatting import LOWER_IS_BETTER, SHARES, mean_spread, metric, metric_unit, title
 from cupola.errors import DataError
-from cupola.report.folder import SPLITS, find_runs
+from cupola.pages.folder import SPLITS, find_runs
 from cupola.report.groups import common_metric, group
 
 _COLOURS = ("#0b6cb8", "#d55e00", "#008a66", "#b5508f", "#a87900", "#1d9bd1", "#5a4fcf", "#5b6672")

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import UploadFile
 
 from cupola.web import accounts
-from cupola.web.frame import form_token, same
 from cupola.web.models import COORDINATOR, JOINED, Account, Event, Invitation, Run, Study
+from cupola.web.security_middleware import form_token, same
 from cupola.web.settings import Settings
 
 

@@ -15,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from cupola.errors import CupolaError
-from cupola.web.issued import BROWSER, SESSION, browser_of, sign
 from cupola.web.models import (
     ASKED,
     COORDINATOR,
@@ -33,6 +32,7 @@ from cupola.web.models import (
     Study,
 )
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import BROWSER, SESSION, browser_of, sign
 
 TOKEN, OWN = "(token)", "(logged in)"  # no name or address that a person could have
 IDLE, LONGEST = 12 * 3600.0, 7 * 24 * 3600.0  # seconds without a request, seconds in all
@@ -44,7 +44,7 @@ class Refused(CupolaError):
     """What a person asked for cannot be done; the text says why."""
 
 
-class TooOften(Refused):
+class RateLimited(Refused):
     """Too many log-ins failed. wait: seconds until the next may be tried."""
 
     def __init__(self, wait: float) -> None:
@@ -106,8 +106,8 @@ def log_in(
     place = network(address) if browser is None else f"browser {browser}"[:64]
     tried = attempt(db, name, place)  # before it is judged: many at once are no way around
     try:
-        hold_back(db, settings, name, place, beside=1, alone=browser is not None)
-    except TooOften:
+        limit_attempts(db, settings, name, place, beside=1, alone=browser is not None)
+    except RateLimited:
         db.delete(tried)  # who waits is not made to wait longer by trying
         db.commit()
         raise
@@ -186,7 +186,7 @@ def change_password(
     db: Session, settings: Settings, account: Account, old: str, new: str, keep: str
 ) -> None:
     """All other sessions of the account end; the one with the cookie `keep` goes on."""
-    hold_back(db, settings, account.name, OWN, alone=True)
+    limit_attempts(db, settings, account.name, OWN, alone=True)
     if not _fits(settings, account.password, old):
         attempt(db, account.name, OWN)
         raise Refused("the present password is wrong")
@@ -215,7 +215,7 @@ def delete_account(db: Session, account: Account) -> None:
     db.flush()
 
 
-def hold_back(
+def limit_attempts(
     db: Session, settings: Settings, name: str, address: str, beside: int = 0, alone: bool = False
 ) -> None:
     """Few failures of one name from one address, more of an address as a whole. Not of a name as a
@@ -229,7 +229,7 @@ def hold_back(
     for rule, most in rules[:1] if alone or name == TOKEN else rules:
         number, first = db.execute(select(func.count(), func.min(Attempt.time)).where(rule)).one()
         if number >= most + beside:
-            raise TooOften(first + wait - now)
+            raise RateLimited(first + wait - now)
 
 
 def reset_password(db: Session, settings: Settings, name: str) -> str:

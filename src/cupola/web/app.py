@@ -20,19 +20,19 @@ from starlette.exceptions import HTTPException
 
 import cupola
 from cupola.web.access import LogIn
-from cupola.web.accounts import Refused, TooOften
+from cupola.web.accounts import RateLimited, Refused
+from cupola.web.backpressure import Gate
 from cupola.web.database import open_database
-from cupola.web.frame import Frame
-from cupola.web.gate import Gate
-from cupola.web.launch import ChildProcess, Launcher
+from cupola.web.kinds import Wrong
+from cupola.web.launcher import ChildProcess, Launcher
 from cupola.web.models import RUNNING, Run, Study
-from cupola.web.plans import Wrong
-from cupola.web.real import Flare, federation_of
+from cupola.web.organiser import FlareLauncher, organiser_of
 from cupola.web.render import page
 from cupola.web.routes import account, api, assets, compare, join, live, result, study
+from cupola.web.security_middleware import SecurityMiddleware
 from cupola.web.settings import Settings
-from cupola.web.shelf import Shelf
-from cupola.web.studies import Office
+from cupola.web.shown_secrets import ShownSecrets
+from cupola.web.study_service import StudyService
 
 _LOG = logging.getLogger("cupola.web")
 
@@ -40,23 +40,23 @@ _LOG = logging.getLogger("cupola.web")
 def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
     """The application on these settings; the database is made or migrated."""
     sessions = open_database(settings)
-    federation = federation_of(settings)
-    made = launcher or (ChildProcess() if federation is None else Flare(federation))
+    organiser = organiser_of(settings)
+    made = launcher or (ChildProcess() if organiser is None else FlareLauncher(organiser))
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         ending = threading.Event()
         app.state.ending = ending
-        beside = threading.Thread(target=_beside, args=(app, ending), daemon=True)
-        beside.start()
-        if isinstance(made, Flare):
+        background = threading.Thread(target=_background, args=(app, ending), daemon=True)
+        background.start()
+        if isinstance(made, FlareLauncher):
             made.coordinate()
         yield
         ending.set()
-        beside.join(10)
+        background.join(10)
         with sessions() as db:
             rule = select(Run.id).join(Study).where(Run.status == RUNNING, Study.real)
-            if isinstance(made, Flare) and db.scalar(rule.limit(1)) is None:
+            if isinstance(made, FlareLauncher) and db.scalar(rule.limit(1)) is None:
                 made.close()
         sessions.kw["bind"].dispose()
 
@@ -67,13 +67,15 @@ def make_app(settings: Settings, launcher: Launcher | None = None) -> FastAPI:
         "that a token is exchanged for; browsers with a session.",
         docs_url=None,  # they would load scripts from another host
         redoc_url=None,
-        lifespan=life,
+        lifespan=lifespan,
     )
     app.state.settings, app.state.sessions = settings, sessions
-    app.state.launcher, app.state.shelf = made, Shelf()
+    app.state.launcher, app.state.secrets = made, ShownSecrets()
     app.state.ending = threading.Event()
     app.add_middleware(Gate, settings=settings)
-    app.add_middleware(Frame, settings=settings)  # around the gate: bodies are read before it
+    app.add_middleware(
+        SecurityMiddleware, settings=settings
+    )  # around the gate: bodies are read before it
     for part in (account, assets, compare, join, live, result, study):
         app.include_router(part.router, include_in_schema=False)
     app.include_router(api.router)
@@ -99,8 +101,8 @@ def _answers(app: FastAPI) -> None:
         back = quote(request.url.path) if request.method == "GET" else "/"
         return RedirectResponse(f"/login?back={back}", 303)
 
-    @app.exception_handler(TooOften)
-    def _too_often(request: Request, error: TooOften) -> Response:
+    @app.exception_handler(RateLimited)
+    def _rate_limited(request: Request, error: RateLimited) -> Response:
         return told(request, 429, str(error), **{"Retry-After": str(error.wait)})
 
     @app.exception_handler(Refused)
@@ -138,12 +140,12 @@ def _answers(app: FastAPI) -> None:
         return told(request, 400, "the request holds text that cannot be stored")
 
 
-def _beside(app: FastAPI, ending: threading.Event) -> None:
+def _background(app: FastAPI, ending: threading.Event) -> None:
     """Now and then: settle runs that ended, begin those that wait."""
     settings = app.state.settings
     while not ending.wait(settings.sweep):
         try:
             with app.state.sessions() as db:
-                Office(db, settings, app.state.launcher).sweep()
+                StudyService(db, settings, app.state.launcher).sweep()
         except Exception:
             _LOG.exception("looking after studies failed; trying again")

@@ -33,7 +33,8 @@ def open_database(settings: Settings) -> sessionmaker[Session]:
             said = str(getattr(error, "orig", None) or error).splitlines()[0]
             raise CupolaError(f"database {where}: {said}") from None
         raise
-    return sessionmaker(engine, expire_on_commit=False)
+    facts = {"modules": settings.modules}  # for `Study.analysis`
+    return sessionmaker(engine, expire_on_commit=False, info=facts)
 
 
 #: More than the gate lets in, the live pages' looks and the sweep; who waits longer gives up.

@@ -12,47 +12,48 @@ from sqlalchemy import select
 
 from cupola.errors import CupolaError
 from cupola.gwas.bed import write_bed
+from cupola.gwas.data_sets import data_sets
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused
-from cupola.web.local_datasets import data_sets
+from cupola.web.kinds import analysis_named, kind_of
 from cupola.web.models import COORDINATOR, Account, Study
-from cupola.web.plans import ASSOCIATION, kind_of
-from cupola.web.studies import Office
+from cupola.web.study_service import StudyService
 
 FIRST = "coordinator"
 OWN = "demonstration"
 COHORTS = ("north", "south", "west")
 
 
-def first_account(office: Office) -> tuple[str, str] | None:
+def first_account(service: StudyService) -> tuple[str, str] | None:
     """(name, password) of the first coordinator, if there was no account yet."""
-    if office.db.scalar(select(Account.id).limit(1)) is not None:
+    if service.db.scalar(select(Account.id).limit(1)) is not None:
         return None
     password = secrets.token_urlsafe(12)
-    accounts.create(office.db, office.settings, FIRST, password, COORDINATOR, manager=True)
-    office.db.commit()
+    accounts.create(service.db, service.settings, FIRST, password, COORDINATOR, manager=True)
+    service.db.commit()
     return FIRST, password
 
 
-def demonstrations(office: Office) -> list[str]:
+def demonstrations(service: StudyService) -> list[str]:
     """Studies of every kind, of the first account, that start at once; what was left out, and why.
     The association study is about people who do not exist: where the folder of data holds others,
     it is left out."""
-    owner = office.db.scalar(select(Account).order_by(Account.id).limit(1))
+    owner = service.db.scalar(select(Account).order_by(Account.id).limit(1))
     assert owner is not None
     told = []
     for plan in sorted((p for p in (files("cupola.web") / "plans").iterdir()), key=str):
         given = tomllib.loads(plan.read_text("utf-8"))
         kind = kind_of(given)
         try:
-            sites = _simulated(office.settings.data) if kind == ASSOCIATION else []
-            study = office.create(owner, kind, given)
+            chosen = analysis_named(kind).unchosen is not None
+            sites = _simulated(service.settings.data) if chosen else []
+            study = service.create(owner, kind, given)
             if sites:
-                play(office, owner, study, sites)
-            office.start(study)
-            office.db.commit()
+                play(service, owner, study, sites)
+            service.start(study)
+            service.db.commit()
         except (CupolaError, OSError) as error:
-            office.db.rollback()
+            service.db.rollback()
             told.append(f"The demonstration of {kind} was left out: {error}")
     return told
 
@@ -67,14 +68,14 @@ def _simulated(folder: Path | None) -> list[str]:
     return names
 
 
-def play(office: Office, owner: Account, study: Study, chosen: list[str]) -> None:
+def play(service: StudyService, owner: Account, study: Study, chosen: list[str]) -> None:
     """Let data sets of this machine take part as sites, without a token passing through hands."""
     names = [name.rsplit("/", 1)[-1][:60] for name in chosen]
     for (_, token), data in zip(invitations.invite(study, names), chosen):
-        office.db.flush()
-        taken, _ = invitations.take(office.db, office.settings, token, owner)
-        invitations.accept(office.settings, taken, data)
-    office.db.flush()
+        service.db.flush()
+        taken, _ = invitations.take(service.db, service.settings, token, owner)
+        invitations.accept(service.settings, taken, data)
+    service.db.flush()
 
 
 def simulated_cohorts(folder: Path, variants: int = 4000, people: int = 900, seed: int = 7) -> None:

@@ -11,8 +11,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from cupola.web.accounts import Refused, digest, new_token
-from cupola.web.issued import KEY, sign
-from cupola.web.local_datasets import data_sets
 from cupola.web.models import (
     ASKED,
     DECLINED,
@@ -29,9 +27,10 @@ from cupola.web.models import (
     Invitation,
     Study,
 )
-from cupola.web.plans import ASSOCIATION, asks_sites, parse
-from cupola.web.real import Federation, has_own_data, parties, take_keys
+from cupola.web.organiser import Organiser, has_own_data, parties, take_keys
+from cupola.web.plans import parse
 from cupola.web.settings import Settings
+from cupola.web.signed_tokens import KEY, sign
 
 MOST = 200
 TOKEN_LASTS, KEY_LASTS = 30 * 24 * 3600.0, 90 * 24 * 3600.0  # seconds; after the study's end
@@ -39,13 +38,13 @@ _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}")
 
 
 def invite(
-    study: Study, sites: Sequence[str], federation: Federation | None = None
+    study: Study, sites: Sequence[str], organiser: Organiser | None = None
 ) -> list[tuple[str, str]]:
-    """(site, token) for each new site; the caller commits and shows them. federation: its sites
+    """(site, token) for each new site; the caller commits and shows them. organiser: its sites
     are machines of their own."""
     if study.status not in (DRAFT, INVITING):
         raise Refused("sites can be invited before a study starts; repeat it to invite others")
-    if not asks_sites(study.kind, parse(study.plan)):
+    if not study.analysis.takes_sites(parse(study.plan), organiser is not None):
         raise Refused("this plan's data say who the sites are: it can only be simulated as it is")
     known = {i.site.lower() for i in study.invitations}
     names = [name.strip() for name in sites if name.strip()]
@@ -54,13 +53,13 @@ def invite(
     if len(names) + len(known) > MOST:
         raise Refused(f"{MOST} sites at most can be invited")
     roles = dict.fromkeys(names, SITE)
-    if study.invitations and study.real != (federation is not None):
+    if study.invitations and study.real != (organiser is not None):
         raise Refused("a study's sites are all real, or all simulated")
-    if federation is None and has_own_data(study):
+    if organiser is None and has_own_data(study):
         raise Refused("the data are elsewhere: invite real sites, which hold them")
-    if federation is not None:
-        roles = parties(study, federation, names)
-        new = [name for name in roles if not federation.has_signed(name)]
+    if organiser is not None:
+        roles = parties(study, organiser, names)
+        new = [name for name in roles if not organiser.has_signed(name)]
         if new and not study.owner.manager:
             raise Refused(
                 f"'{new[0]}' has no certificate yet: whoever uses its first token becomes it on "
@@ -154,9 +153,8 @@ def accept(
         raise Refused("the study has begun without this site")
     if invitation.study.real:
         take_keys(invitation, public)
-    elif invitation.study.kind == ASSOCIATION:
-        known = data_sets(settings.data)
-        if data not in known:
+    elif invitation.study.analysis.unchosen is not None:
+        if data not in invitation.study.analysis.data_sets(settings.data):
             raise Refused("choose one of the data sets of this machine")
         taken = {i.data for i in invitation.study.invitations if i.status == JOINED}
         if data in taken:

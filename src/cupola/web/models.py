@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, String, Text, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, object_session, relationship
+
+from cupola.analysis.protocol import Analysis
+from cupola.web.kinds import analysis_named
 
 COORDINATOR, PARTICIPANT = "coordinator", "participant"
 #: Of a study. draft: can be changed; inviting: tokens are out; the others as of its last run.
@@ -67,7 +71,7 @@ class Study(Base):
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
     owner_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
     name: Mapped[str] = mapped_column(String(100))
-    kind: Mapped[str] = mapped_column(String(20))
+    kind: Mapped[str] = mapped_column(String(200))
     plan: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String(12), default=DRAFT)
     minimum: Mapped[int] = mapped_column(default=0)
@@ -80,6 +84,17 @@ class Study(Base):
     runs: Mapped[list[Run]] = relationship(order_by="Run.number", back_populates="study")
 
     __table_args__ = (Index("study_by_owner", "owner_id", "created"),)
+
+    @property
+    def analysis(self) -> type[Analysis[Any]]:
+        """What carries it out; of code that the server does not allow, nothing is imported."""
+        return analysis_named(self.kind, self.modules)
+
+    @property
+    def modules(self) -> Collection[str]:
+        """Those whose code plans may name on this server."""
+        session = object_session(self)
+        return session.info.get("modules", ()) if session else ()
 
 
 class Invitation(Base):

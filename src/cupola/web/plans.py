@@ -8,63 +8,27 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from cupola.analysis.explain import problems
-from cupola.errors import CupolaError
-from cupola.gwas.plan import StudyPlan
-from cupola.learn.plan import Plan, changed, normal
+from cupola.analysis.overrides import normal
+from cupola.analysis.protocol import Analysis
+from cupola.web.kinds import Problem, Wrong, analysis_named, forms, registered
+from cupola.web.models import Study
 
-TRAINING, PERSONALISATION, ASSOCIATION = "training", "personalisation", "association"
-KINDS = {
-    TRAINING: "One model, trained by all sites.",
-    PERSONALISATION: "A model for every site: groups of similar sites adapt the common one.",
-    ASSOCIATION: "Which variants go with a trait, over cohorts that keep their genotypes.",
-}
-ELSEWHERE = "elsewhere"  # data that only real sites hold
-Problem = tuple[str, str]  # dotted key ('' for the whole), what is wrong
-_SITES_CHOOSE = "sites choose their own files when they join"
-_REFUSED = {
-    ASSOCIATION: {
-        "cohorts": f"leave it out: {_SITES_CHOOSE}",
-        "folder": f"leave it out: {_SITES_CHOOSE}",
-        "variants": "leave it out: it names a file of this server",
-        "salt": "leave it out: what cohorts share must not be told to the coordinator",
-        "workers": "leave it out: the server decides",
-    },
-    TRAINING: {
-        "seeds": "a study is one run; give seed",
-        "grid": "a study is one run; `cupola sweep` tries many settings",
-        "task": "leave it out: it names code",
-        "data.path": "names a file of this server",
-        "data.folder": "names a folder of this server",
-        "data.download": "this server downloads nothing; use `cupola data get` on it",
-        "model.weights": "names a file of this server",
-        "model.vectors": "names a file of this server",
-        "privacy.budget.file": "leave it out: budgets are kept with the study",
-        "engine.kind": "leave it out: the server decides",
-        "engine.workers": "leave it out: the server decides",
-    },
-}
-#: More than a demonstration needs; a study at real sites is not limited by this machine.
-LIMITS = {
-    "rounds": 10_000, "data.partition.sites": 10_000, "data.partition.sites_per_type": 10_000,
-    "data.partition.parts": 1000, "personalise.rounds": 10_000,
-}  # fmt: skip
 LONGEST, DOTS, KEYS, NAME = 200_000, 250, 1000, 100  # characters; in a line; in all; of a name
-_WORDS = {"device", "name", "data.class_names"}  # never looked up as code or a file
-
-
-class Wrong(CupolaError):
-    """A plan cannot be carried out. problems: by key."""
-
-    def __init__(self, found: Sequence[Problem]) -> None:
-        self.problems = list(found)
-        super().__init__("; ".join(f"{key}: {said}" if key else said for key, said in found))
+_REFUSED = {  # of every plan
+    "seeds": "a study is one run; give seed",
+    "grid": "a study is one run; `cupola sweep` tries many settings",
+    "engine.kind": "leave it out: the server decides",
+    "engine.workers": "leave it out: the server decides",
+    "engine.address": "leave it out: the server decides",
+}
+_WORDS = ("name", "kind")  # a name is never looked up; a kind only where its module is allowed
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -108,66 +72,50 @@ def to_text(given: Mapping[str, Any]) -> str:
     return short if tomllib.loads(short) == tomllib.loads(text) else text
 
 
-def check(kind: str, given: dict[str, Any], sites: Sequence[str] = ()) -> Plan | StudyPlan:
-    """The plan, if this server may carry it out; sites: names of those who joined."""
-    if found := list(_not_here(kind, given)):
+def check(
+    kind: str, given: dict[str, Any], sites: Sequence[str] = (), modules: Collection[str] = ()
+) -> Any:
+    """The plan, if this server may carry it out. sites: names of those who joined. modules: whose
+    code a plan may name as its kind."""
+    analysis = analysis_named(kind, modules)
+    found = list(_not_here(analysis, given))
+    if given.get("kind", registered(kind)) != registered(kind):
+        found.append(("kind", f"this is a study of kind '{kind}'"))
+    if found:
         raise Wrong(found)
-    whole: type[BaseModel] = StudyPlan if kind == ASSOCIATION else Plan
-    if kind == ASSOCIATION:
-        names = list(sites) or [f"site {i + 1}" for i in range(3)]
-        given = {**given, "cohorts": [{"name": n, "bfile": "not-chosen"} for n in names]}
-    elif sites and "sites" in _partition(given):
-        given = changed(given, {"data.partition.sites": len(sites)})
+    names = list(sites)
+    if not names and analysis.unchosen is not None:
+        names = [f"site {i + 1}" for i in range(3)]
+    whole = analysis.with_sites(given, {name: analysis.unchosen or {} for name in names})
     try:
-        plan = whole.model_validate(given)
+        plan = analysis.Plan.model_validate(whole)
     except ValidationError as error:
-        found = list(problems(error, whole))
+        found = list(problems(error, analysis.Plan))
         raise Wrong([(key, said.removeprefix(f"{key}: ")) for key, said in found]) from None
-    if isinstance(plan, Plan) and kind == PERSONALISATION and plan.personalise is None:
-        raise Wrong([("personalise.rounds", "say how the model is made personal")])
-    if isinstance(plan, Plan) and kind == TRAINING and plan.personalise is not None:
-        raise Wrong([("", "the plan makes models personal: choose that kind of study")])
-    assert isinstance(plan, Plan | StudyPlan)
+    form = forms().get(kind)
+    if form is not None and (problem := form.refuses(plan)):
+        raise Wrong([problem])
     return plan
 
 
-def kind_of(given: Mapping[str, Any]) -> str:
-    """Which kind of study a plan describes."""
-    if "test" in given:
-        return ASSOCIATION
-    return PERSONALISATION if "personalise" in given else TRAINING
+def plan_of(study: Study, sites: Sequence[str] = ()) -> Any:
+    """The plan of a study; sites: names of those who joined."""
+    return check(study.kind, parse(study.plan), sites, study.modules)
 
 
-def asks_sites(kind: str, given: dict[str, Any]) -> bool:
-    """Whether the plan leaves open how many sites take part, so that some can be invited."""
-    return kind == ASSOCIATION or "sites" in _partition(given)
-
-
-def _partition(given: Mapping[str, Any]) -> set[str]:
-    """The keys that the plan's partition takes."""
-    from cupola.analysis.explain import _partitions
-
-    data = given.get("data")
-    part = data.get("partition") if isinstance(data, dict) else None
-    kind = part.get("kind", "iid") if isinstance(part, dict) else "iid"
-    model = _partitions().get(str(kind))
-    return set(model.model_fields) if model else set()
-
-
-def _not_here(kind: str, given: Mapping[str, Any]) -> Iterator[Problem]:
-    refused = _REFUSED[ASSOCIATION if kind == ASSOCIATION else TRAINING]
+def _not_here(analysis: type[Analysis[Any]], given: Mapping[str, Any]) -> Iterator[Problem]:
     for key, value in leaves(given):
-        for name, why in refused.items():
+        for name, why in {**_REFUSED, **analysis.not_from_browsers}.items():
             if key == name or key.startswith(name + "."):
                 yield key, why
         if key == "name" and isinstance(value, str) and len(value) > NAME:
             yield key, f"has {NAME} characters at most"
-        if isinstance(value, str) and key not in _WORDS:
+        if isinstance(value, str) and key not in (*_WORDS, *analysis.browser_words):
             if ":" in value:
                 yield key, f"'{value}' may name code; a plan from a browser cannot"
             elif any(mark in value for mark in ("/", "\\", "..", "~")):
                 yield key, f"'{value}' may name a file; a plan from a browser cannot"
-        most = LIMITS.get(key)
+        most = analysis.browser_limits.get(key)
         if most is not None and isinstance(value, int | float) and value > most:
             yield key, f"is {most:,} at most here"
 

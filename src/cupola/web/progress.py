@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cupola.base.formatting import finite
 from cupola.federation.ledger import COMPENSATOR
-from cupola.report.folder import SPLITS
+from cupola.pages.folder import SPLITS
 
 _TAIL = 1 << 18  # bytes of the ledger that are looked at for the state of sites
 _AT_ONCE = 1 << 20
+_NO_CURVE = ("round", "step", "sites", "seconds", "bytes_down", "bytes_up")
 #: Of real sites, whose ledger comes at the end: those that gave no answer, and what was last asked.
 AWAY = "away.json"
 
@@ -60,17 +62,16 @@ class Follow:
 
 
 def point(record: dict[str, Any]) -> dict[str, Any]:
-    """A round in a few numbers."""
+    """A record of the history as points of curves, by name: what was judged, or whatever numbers an
+    analysis of another kind writes down."""
     split = next((s for s in SPLITS if isinstance(record.get(s), dict)), None)
-    judged: dict[str, Any] = record.get(split or "") or {}
+    judged: dict[str, Any] = record.get(split or "") or record
+    names = ("accuracy", "loss") if split else [n for n in record if n not in _NO_CURVE][:4]
+    shown = {n.capitalize().replace("_", " "): judged[n] for n in names if finite(judged.get(n))}
+    sent = (record.get("bytes_down") or 0) + (record.get("bytes_up") or 0)
     return {
-        "round": record.get("round"),
-        "loss": judged.get("loss"),
-        "accuracy": judged.get("accuracy"),
-        "bytes": (record.get("bytes_down") or 0) + (record.get("bytes_up") or 0),
-        "seconds": record.get("seconds"),
-        "sites": record.get("sites"),
-        "failed": record.get("failed") or {},
+        "round": record.get("round", record.get("step")),
+        "curves": shown | {"Bytes sent": sent},
     }
 
 

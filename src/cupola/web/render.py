@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cupola.base import formatting
-from cupola.web.fields import as_html
-from cupola.web.frame import form_token
+from cupola.web.form_fields import as_html
+from cupola.web.security_middleware import form_token
 
 _WORDS = {
     "draft": "", "inviting": "warn", "queued": "warn", "running": "warn", "finished": "good",
@@ -22,7 +22,7 @@ _WORDS = {
 
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("cupola.web", "pages"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("cupola.web", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     made.filters |= {

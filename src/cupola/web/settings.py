@@ -20,7 +20,7 @@ class Settings:
     fast password hashing, for tests. tries, wait: failed log-ins of a name from an address within
     so many seconds. sweep: seconds between looks at running studies. federation: the organiser's
     folder (`cupola federation init`), for studies at real sites. memory, hours: bytes and time that
-    a simulated study may take; 0: no limit.
+    a simulated study may take; 0: no limit. modules: installed ones whose analyses plans may name.
     """
 
     folder: Path
@@ -37,6 +37,7 @@ class Settings:
     federation: Path | None = None
     memory: int = 0
     hours: float = 0.0
+    modules: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:

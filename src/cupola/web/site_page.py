@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cupola.errors import CupolaError
 from cupola.site.join_session import OVER, JoinSession
 from cupola.web.access import Posted
-from cupola.web.frame import Frame, same
 from cupola.web.render import page
 from cupola.web.routes import assets
+from cupola.web.security_middleware import SecurityMiddleware, same
 from cupola.web.settings import Settings
 
 
@@ -52,7 +52,7 @@ def make_page(folder: Path, port: int, secret: str) -> FastAPI:
     settings = Settings(folder / "page", upload=100_000)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.settings, app.state.session = settings, JoinSession(folder)
-    app.add_middleware(Frame, settings=settings, name="cupola_site")
+    app.add_middleware(SecurityMiddleware, settings=settings, name="cupola_site")
     app.add_middleware(_OnlyHere, port=port)
 
     def known(given: str) -> None:

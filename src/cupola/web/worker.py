@@ -1,8 +1,9 @@
-"""The process behind a simulated study: python -m cupola.web.worker FOLDER."""
+"""The process behind a study: python -m cupola.web.worker FOLDER."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -12,11 +13,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from cupola import report
 from cupola.analysis.checkpoint import json_line
+from cupola.analysis.header import PlanHeader
+from cupola.analysis.kinds import analysis_of, find_kind
+from cupola.analysis.plan_file import load
+from cupola.analysis.protocol import Progress
+from cupola.analysis.run_folder import contents
+from cupola.analysis.session import run
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
-from cupola.web.launch import REASON, STOPPED
-from cupola.web.plans import ASSOCIATION
+from cupola.web.launcher import REASON, STOPPED, TABLE
 from cupola.web.progress import AWAY
 
 LONGEST_CHECK = 600  # seconds
@@ -80,10 +87,10 @@ class _Events:
 
 
 def _foresee(folder: Path, job: dict[str, Any]) -> None:
-    """What `cupola check` says, or why it cannot say anything."""
+    """What the plan will ask, send and spend, or why that cannot be said."""
     signal.alarm(LONGEST_CHECK)  # ends the process
     try:
-        found = (_association if "cohorts" in job["plan"] else _training)(job)
+        found = analysis_of(load(job["plan"], elsewhere=True)).foresee(Path(job["data"]))
     except CupolaError as error:
         found = {"error": str(error)}
     except Exception as error:
@@ -92,33 +99,13 @@ def _foresee(folder: Path, job: dict[str, Any]) -> None:
     write_atomically(folder / "foreseen.json", json_line(found))
 
 
-def _training(job: dict[str, Any]) -> dict[str, Any]:
-    from cupola.analysis.plan_file import load
-    from cupola.web.forecast import foresee_elsewhere, rehearsed
-
-    whole = load(job["plan"])
-    return foresee_elsewhere(whole) if whole.data.name == "elsewhere" else rehearsed(whole)
-
-
-def _association(job: dict[str, Any]) -> dict[str, Any]:
-    from cupola.gwas.plan import load_study
-    from cupola.web.forecast import forecast
-
-    whole = load_study(job["plan"], elsewhere=True)
-    there = [cohort for cohort in whole.cohorts if cohort.bfile is not None]
-    return forecast(whole, there, Path(job["data"]))
-
-
 def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
     events.say("begin")
-    where = folder / "run"
     try:
         if job["real"]:
             _hand_in(folder, job, events)
-        elif job["kind"] == ASSOCIATION:
-            _associate(where, job, events)
         else:
-            _train(where, job["plan"], events)
+            _simulate(folder / "run", job, events)
         events.say("results")
         _present(folder, job["kind"])
     except KeyboardInterrupt:
@@ -137,60 +124,55 @@ def _carry_out(folder: Path, job: dict[str, Any], events: _Events) -> int:
     return 0
 
 
-def _train(where: Path, plan: dict[str, Any], events: _Events) -> None:
-    from cupola.analysis.session import Progress, run
+def _simulate(where: Path, job: dict[str, Any], events: _Events) -> None:
+    if find_kind(job["kind"]).unchosen is not None:
+        os.chdir(job["data"])  # file names are relative to it, so that no path is written down
 
-    def watch(p: Progress) -> None:
-        phase = p.folder.name if p.folder != where else "training"
-        events.say(phase, p.round, p.rounds, round(p.seconds_left, 1))
+    def watch(now: Progress) -> None:
+        phase = now.folder.name if now.folder != where else _phase(job["kind"], now.part)
+        events.say(phase, now.done, now.whole, _left(now.seconds_left))
 
-    run(plan, where, resume=True, progress=watch)
+    run(job["plan"], where, resume=True, progress=watch)
 
 
-def _associate(where: Path, job: dict[str, Any], events: _Events) -> None:
-    from cupola.gwas.study_run import run_study
+def _phase(kind: str, part: str) -> str:
+    """What a run is about: 'training', rather than 'round'."""
+    usual = find_kind(kind).progress_part
+    return kind.rpartition(":")[2] if part == usual else part
 
-    began = time.monotonic()
-    os.chdir(job["data"])  # file names are relative to it, so that no path is written down
 
-    def watch(phase: str, done: int, of: int) -> None:
-        spent = time.monotonic() - began
-        left = round(spent * (of - done) / done, 1) if done and phase.startswith("test") else None
-        events.say(phase, done, of, left)
-
-    run_study(job["plan"], where, resume=job["resume"], leaving=job["leaving"], watch=watch)
+def _left(seconds: float) -> float | None:
+    return round(seconds, 1) if math.isfinite(seconds) else None
 
 
 def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     """A study at real sites: the coordinator carries it out, and is followed from here."""
-    from cupola import report
     from cupola.engines.flare.submit import stop, submit
     from cupola.site.coordinator import unpack
-    from cupola.web.real import flare_job
+    from cupola.web.organiser import flare_job
 
     where, user = folder / "run", Path(job["real"]["user"])
     whole = flare_job(job["real"]["roster"], job["real"]["plan"])
     where.mkdir(exist_ok=True)
     (where / "result.json").unlink(missing_ok=True)  # of what is resumed
-    rounds = [_kept_rounds(where / "history.jsonl")]
+    reached = [_kept_rounds(where / "history.jsonl")]
 
     def tell(told: dict[str, Any]) -> None:
         if (folder / STOPPED).exists():
             raise KeyboardInterrupt
-        part, done = told.get("part") or "training", told.get("done") or told.get("round") or 0
-        asked = f"{part}, step {done}" if done else ""
+        part, done = told.get("part"), told.get("done") or 0
+        phase = _phase(job["kind"], part) if part else str(told.get("state", "waiting"))
+        asked = f"{phase}, step {done}" if done else ""
         write_atomically(folder / AWAY, json_line({"away": told.get("away", []), "asked": asked}))
-        if told.get("part"):
-            events.say(told["part"], told["done"], told["whole"])
+        if not part:
+            events.say(phase)
             return
-        if not told.get("round"):
-            events.say(str(told.get("state", "waiting")))
-            return
-        events.say("training", told["round"], told["rounds"], round(told["seconds_left"], 1))
-        if told["round"] != rounds[0] and told.get("record"):
-            rounds[0] = told["round"]
+        events.say(phase, done, told["whole"], _left(told["seconds_left"]))
+        record = told.get("record") or {}
+        if record and record.get("round", done) != reached[0]:
+            reached[0] = record.get("round", done)
             with (where / "history.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json_line(told["record"]) + "\n")  # until the whole comes at the end
+                file.write(json_line(record) + "\n")  # until the whole comes at the end
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -198,14 +180,15 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     except KeyboardInterrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what ends it now must itself come to an end
         stop(whole, user)
-        after = f" after round {rounds[0]}" if rounds[0] else ""
+        after = f" after round {reached[0]}" if reached[0] else ""
         write_atomically(folder / REASON, f"stopped{after}; the coordinator keeps what was reached")
         raise
+    plan: PlanHeader = load(job["real"]["plan"] + "\n", elsewhere=True)
     if packed:
-        unpack(packed, where)
+        unpack(packed, where, contents(plan))
     if end["state"] != "finished" or not packed:
         raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
-    report.write(where)
+    report.write(where, analysis_of(plan))
 
 
 def _kept_rounds(path: Path) -> int:
@@ -222,28 +205,13 @@ def _interrupt(*_: Any) -> None:
 
 def _present(folder: Path, kind: str) -> None:
     """The pages of a finished run are made once, here."""
-    from cupola.web import summary
-
-    where = folder / "run"
-    if kind == ASSOCIATION:
-        from cupola.gwas.compare import read_results
-        from cupola.report.association import sections
-        from cupola.web import hits
-
-        result = json.loads((where / "result.json").read_text("utf-8"))
-        table = read_results(where / result["files"][0])
-        hits.build(folder / "hits.sqlite", table)
-        _, parts = sections(where, table)
-        found = summary.of_study(result)
-    else:
-        from cupola.report.folder import open_run
-        from cupola.report.single import sections as of_run
-
-        run = open_run(where)
-        parts = of_run(run)
-        found = summary.of_run(run)
-    write_atomically(folder / "results.html", "\n".join(part for part in parts if part))
-    write_atomically(folder / "summary.json", json_line(found))
+    run = report.open_run(folder / "run")
+    analysis = find_kind(kind).of_report(run.plan)
+    if analysis.table_link:
+        analysis.index_table(run, folder / TABLE)
+    parts = [part for part in analysis.sections(run) if part]
+    write_atomically(folder / "results.html", "\n".join(parts))
+    write_atomically(folder / "summary.json", json_line(analysis.in_short(run)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from cupola.web import accounts
 from cupola.web.access import Config, Coordinator, Db, Me, Posted, Visitor, address_of, note
-from cupola.web.accounts import Refused, TooOften
+from cupola.web.accounts import RateLimited, Refused
 from cupola.web.models import Account, Event, Study
 from cupola.web.render import page
 
@@ -41,7 +41,7 @@ def log_in(request: Request, form: Posted, db: Db, config: Config) -> Response:
     try:
         password, mark = str(form.get("password", "")), request.state.mark
         token, mark = accounts.log_in(db, config, name, password, address_of(request), mark)
-    except TooOften as error:
+    except RateLimited as error:
         _note_once(db, request, "log-in held back", name, config.wait)
         status, said = 429, error
         answer = page(request, "login.html", status=status, back=back, name=name, problem=str(said))
@@ -127,7 +127,7 @@ def all_accounts(
     request: Request, db: Db, me: Coordinator, number: int = 1, made: str = ""
 ) -> Response:
     del me
-    new = request.app.state.shelf.get(request.state.cookie, made)
+    new = request.app.state.secrets.get(request.state.cookie, made)
     return _accounts(request, db, number, made=new)
 
 
@@ -158,7 +158,7 @@ def new_account(
         return _accounts(request, db, status=422, problem=str(error))
     note(db, request, "account made", detail=f"{name} ({role})")
     db.commit()
-    key = request.app.state.shelf.put(request.state.cookie, (name, password))
+    key = request.app.state.secrets.put(request.state.cookie, (name, password))
     return RedirectResponse(f"/accounts?made={key}", 303)
 
 

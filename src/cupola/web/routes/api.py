@@ -11,26 +11,24 @@ from sqlalchemy import select
 from sqlalchemy.orm import joinedload, selectinload
 
 from cupola.secure.roster import Roster
-from cupola.web import accounts, invitations, real
+from cupola.web import accounts, invitations, organiser
 from cupola.web.access import Config, Db, Me, address_of, may_see, note
 from cupola.web.accounts import Refused
-from cupola.web.local_datasets import data_sets
 from cupola.web.models import (
     ASKED,
     COMPENSATOR,
     FINISHED,
     JOINED,
     QUEUED,
-    RUNNING,
     SITE,
     Invitation,
     Study,
 )
-from cupola.web.plans import ASSOCIATION, check, parse
+from cupola.web.plans import plan_of
 from cupola.web.progress import last_event
 from cupola.web.routes.result import files_of, send
-from cupola.web.routes.study import Desk, _mine
-from cupola.web.studies import latest
+from cupola.web.routes.study import Service, _mine
+from cupola.web.study_service import latest
 
 router = APIRouter(prefix="/api")
 _bearer = HTTPBearer(auto_error=False, description="The key that a token was exchanged for.")
@@ -172,21 +170,20 @@ def _facts(study: Study) -> StudyFacts:
     )  # fmt: skip
 
 
-def _asked(found: Invitation, desk: Desk) -> Asked:
-    study, config = found.study, desk.settings
+def _asked(found: Invitation, service: Service) -> Asked:
+    study, config = found.study, service.settings
     facts = _facts(study)
     facts.sites = {found.site: found.status}  # who else was asked is not a site's business
     rows, problem = None, ""
     try:
-        rows = None if study.real else desk.asks(study)
+        rows = None if study.real else service.asks(study)
     except Refused as error:
         problem = str(error)
     return Asked(
         study=facts, site=found.site, role=found.role, answer=found.status,
         real=_terms(found, config) if study.real else None, plan=_plan(study),
         questions=None if rows is None else [Question(**row) for row in rows], problem=problem,
-        data_sets=sorted(data_sets(config.data))
-        if study.kind == ASSOCIATION and not study.real else [],
+        data_sets=[] if study.real else sorted(study.analysis.data_sets(config.data)),
     )  # fmt: skip
 
 
@@ -197,11 +194,11 @@ def _plan(study: Study) -> str:
     sites = [i for i in study.invitations if i.role == SITE]
     if study.roster is not None:
         sites = [i for i in sites if i.status == JOINED]
-    return real.plan_text(study, [i.site for i in sites])
+    return organiser.plan_text(study, [i.site for i in sites])
 
 
 def _terms(found: Invitation, config: Config) -> Terms:
-    study, federation = found.study, real.federation_of(config)
+    study, federation = found.study, organiser.organiser_of(config)
     if federation is None:
         raise Refused("the server was started without its federation")
     invited = federation.invited(found.site)
@@ -209,8 +206,8 @@ def _terms(found: Invitation, config: Config) -> Terms:
     return Terms(
         federation=invited.federation, name=invited.name, kind=invited.kind,
         coordinator=invited.coordinator, authority=invited.authority,
-        study=real.name_of(study), sites=sum(i.role == SITE for i in study.invitations),
-        minimum=check(study.kind, parse(study.plan)).sum.minimum,
+        study=organiser.name_of(study), sites=sum(i.role == SITE for i in study.invitations),
+        minimum=plan_of(study).sum.minimum,
         compensator=third[0] if third else None,
     )  # fmt: skip
 
@@ -232,40 +229,37 @@ def study(study_id: Id, db: Db, me: Me) -> StudyFacts:
 
 
 @router.post("/join", responses=_ERRORS)
-def join(request: Request, given: Joining, db: Db, config: Config, desk: Desk) -> Joined:
+def join(request: Request, given: Joining, db: Db, config: Config, service: Service) -> Joined:
     """Exchange a token for a key. The token is useless afterwards."""
-    accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
+    accounts.limit_attempts(db, config, accounts.TOKEN, address_of(request))
     if invitations.find(db, given.token) is None:
         accounts.attempt(db, accounts.TOKEN, address_of(request))
         raise HTTPException(404, "this token is wrong, or was used already")
     found, key = invitations.take(db, config, given.token, None)
     note(db, request, "token used", found.study_id, found.site, who=f"site {found.site}")
     db.commit()
-    return Joined(key=key, asked=_asked(found, desk))
+    return Joined(key=key, asked=_asked(found, service))
 
 
 @router.get("/site", responses=_ERRORS)
-def asked(found: Site, desk: Desk) -> Asked:
+def asked(found: Site, service: Service) -> Asked:
     """What the site was asked, and what it answered."""
-    return _asked(found, desk)
+    return _asked(found, service)
 
 
 @router.post("/site/accept", responses=_ERRORS)
-def accept(request: Request, given: Accepting, found: Site, desk: Desk) -> Progress:
+def accept(request: Request, given: Accepting, found: Site, service: Service) -> Progress:
     """Take part; the study starts when all have answered so."""
-    desk.require_known(found.study)
-    invitations.accept(desk.settings, found, given.data, given.public)
-    desk.db.flush()
-    desk.start_if_complete(found.study)
-    note(desk.db, request, "site joined", found.study, found.site, who=f"site {found.site}")
-    desk.db.commit()
-    return _progress(found, desk)
+    service.accept(found, given.data, given.public)
+    note(service.db, request, "site joined", found.study, found.site, who=f"site {found.site}")
+    service.db.commit()
+    return _progress(found, service)
 
 
 @router.post("/site/certificate", responses=_ERRORS)
 def certificate(request: Request, given: Signing, found: Site, db: Db, config: Config) -> Signed:
     """Sign a real party's certificate request; its private key stays where it was made."""
-    federation = real.federation_of(config)
+    federation = organiser.organiser_of(config)
     if federation is None or not found.study.real or found.status not in (ASKED, JOINED):
         raise Refused("this study is simulated: its sites need no certificates")
     if not (found.study.owner.manager or federation.has_signed(found.site)):
@@ -282,7 +276,7 @@ def roster(found: Site) -> Agreed:
     study = found.study
     if study.roster is None or found.status != JOINED:
         raise HTTPException(404, "who takes part is not settled yet")
-    return Agreed(study=real.name_of(study), plan=_plan(study), roster=study.roster)
+    return Agreed(study=organiser.name_of(study), plan=_plan(study), roster=study.roster)
 
 
 @router.post("/site/ready", status_code=204, responses=_ERRORS)
@@ -306,40 +300,37 @@ def decline(request: Request, found: Site, db: Db) -> None:
 
 
 @router.post("/site/leave", status_code=204, responses=_ERRORS)
-def leave(request: Request, found: Site, desk: Desk) -> None:
+def leave(request: Request, found: Site, service: Service) -> None:
     """Take part no longer. A running study stops."""
-    study = found.study
-    invitations.leave(found)
-    if study.status in (QUEUED, RUNNING):
-        desk.stop(study)
-    note(desk.db, request, "site left", study, found.site, who=f"site {found.site}")
-    desk.db.commit()
+    service.leave(found)
+    note(service.db, request, "site left", found.study, found.site, who=f"site {found.site}")
+    service.db.commit()
 
 
 @router.get("/site/progress", responses=_ERRORS)
-def progress(found: Site, desk: Desk) -> Progress:
-    return _progress(found, desk)
+def progress(found: Site, service: Service) -> Progress:
+    return _progress(found, service)
 
 
-def _progress(found: Invitation, desk: Desk) -> Progress:
+def _progress(found: Invitation, service: Service) -> Progress:
     run = latest(found.study)
     files: list[str] = []
     if run is not None and run.status == FINISHED and found.status == JOINED:
-        files = sorted(files_of(desk.folder(run), found.study.kind))
-    last = last_event(desk.folder(run)) if run else {}
+        files = sorted(files_of(service.folder(run), found.study))
+    last = last_event(service.folder(run)) if run else {}
     queued = found.study.real and found.study.status == QUEUED
     return Progress(
         status=found.study.status, run=run.number if run else None,
-        reason=run.reason if run else None, files=files, resumable=desk.can_resume(found.study),
-        waiting=real.unready(found.study) if queued else [], phase=str(last.get("phase", "")),
+        reason=run.reason if run else None, files=files, resumable=service.can_resume(found.study),
+        waiting=organiser.unready(found.study) if queued else [], phase=str(last.get("phase", "")),
         done=last.get("done") or 0, of=last.get("of") or 0, left=last.get("left"),
     )  # fmt: skip
 
 
 @router.get("/site/files/{name}", responses=_ERRORS, response_class=Response)
-def file(found: Site, desk: Desk, name: Annotated[str, Path(max_length=100)]) -> Response:
+def file(found: Site, service: Service, name: Annotated[str, Path(max_length=100)]) -> Response:
     """A file of the results."""
     run = latest(found.study)
     if run is None or run.status != FINISHED or found.status != JOINED:
         raise HTTPException(404, "there is no such file")
-    return send(run, found.study, name, desk.folder(run))
+    return send(run, found.study, name, service.folder(run))

@@ -1,14 +1,11 @@
-"""Style and script that other packages ship: the report's own, and Plotly."""
+"""Style and script of reports."""
 
 from __future__ import annotations
-
-from importlib.resources import files
-from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, Response
 
-from cupola.report import page
+from cupola.pages import page
 
 router = APIRouter()
 _DAY = {"Cache-Control": "public, max-age=86400"}
@@ -16,7 +13,7 @@ _DAY = {"Cache-Control": "public, max-age=86400"}
 
 @router.get("/assets/report.css")
 def report_css() -> Response:
-    return FileResponse(Path(page.__file__).parent / "style.css", headers=_DAY)
+    return FileResponse(page.STYLE, headers=_DAY)
 
 
 @router.get("/assets/report.js")
@@ -24,9 +21,3 @@ def report_js() -> Response:
     """The script of reports: hover values, tabs, legends."""
     guarded = "if (document.querySelector('svg')) {" + page.SCRIPT + "}"
     return Response(guarded, media_type="text/javascript", headers=_DAY)
-
-
-@router.get("/assets/plotly.js")
-def plotly_js() -> Response:
-    path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
-    return FileResponse(path, media_type="text/javascript", headers=_DAY)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from markupsafe import Markup
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
-from cupola.report.folder import RunFolder, open_run
-from cupola.report.many import sections
+from cupola.pages.folder import RunFolder, open_run
+from cupola.report.compare_page import cup, sections
 from cupola.web.access import Config, Db, Me
+from cupola.web.kinds import Wrong, analysis_named
 from cupola.web.models import FINISHED, Run, Study
-from cupola.web.plans import ASSOCIATION
 from cupola.web.render import page
 from cupola.web.routes.study import _mine
+from cupola.web.settings import Settings
 
 router = APIRouter()
 LISTED, MOST = 200, 12
@@ -31,7 +33,7 @@ def compare(
     wanted = list(dict.fromkeys(run or []))
     if len(wanted) > MOST:
         raise HTTPException(422, f"{MOST} runs at most can be compared")
-    rule = [_mine(me), Run.status == FINISHED, Study.kind != ASSOCIATION]
+    rule = [_mine(me), Run.status == FINISHED, Study.kind.in_(_comparable(db, config))]
     listed = db.execute(
         select(Run, Study).join(Study).where(*rule).order_by(Run.id.desc()).limit(LISTED)
     ).all()
@@ -46,16 +48,24 @@ def compare(
     for (one, study), label in zip(picked, labels):
         found = open_run(config.run_folder(study.id, one.number) / "run", label)
         folders.append(replace(found, group=label))
-    body = "\n".join(part for part in sections(folders, None) if part) if folders else ""
     points = [
         {"name": label, "bytes": s["bytes"], "value": s["value"], "metric": s["metric"],
-         "epsilon": s["epsilon"], "unit": s["unit"], "private": bool(s.get("private"))}
+         "epsilon": s["epsilon"], "private": bool(s.get("private"))}
         for (r, _), label in zip(picked, labels) if (s := r.summary) and s["value"] is not None
     ]  # fmt: skip
-    return page(
-        request, "compare.html", listed=listed, chosen=set(wanted), body=Markup(body),
-        points=json.dumps(points), most=MOST,
-    )  # fmt: skip
+    parts = [cup(points), *sections(folders, None)] if folders else []
+    body = Markup("\n".join(part for part in parts if part))
+    return page(request, "compare.html", listed=listed, chosen=set(wanted), body=body, most=MOST)
+
+
+def _comparable(db: Session, config: Settings) -> list[str]:
+    """Kinds of studies whose runs are judged by a metric."""
+    found = []
+    for kind in db.scalars(select(Study.kind).distinct()):
+        with suppress(Wrong):  # of code that is no longer allowed here
+            if analysis_named(kind, config.modules).comparable:
+                found.append(kind)
+    return found
 
 
 def _labels(picked: list[tuple[Run, Study]]) -> list[str]:

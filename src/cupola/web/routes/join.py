@@ -10,11 +10,9 @@ from fastapi.responses import RedirectResponse
 from cupola.web import accounts, invitations
 from cupola.web.access import Config, Db, Me, Posted, Visitor, address_of, note
 from cupola.web.accounts import Refused
-from cupola.web.local_datasets import data_sets
-from cupola.web.models import ASKED, PARTICIPANT, QUEUED, RUNNING, Account, Invitation
-from cupola.web.plans import ASSOCIATION
+from cupola.web.models import ASKED, PARTICIPANT, Account, Invitation
 from cupola.web.render import page
-from cupola.web.routes.study import Desk
+from cupola.web.routes.study import Service
 
 router = APIRouter()
 
@@ -31,7 +29,7 @@ def join(request: Request, form: Posted, db: Db, config: Config, found: Visitor)
     token, name = str(form.get("token", "")).strip(), str(form.get("name", "")).strip()
     cookie = None
     try:
-        accounts.hold_back(db, config, accounts.TOKEN, address_of(request))
+        accounts.limit_attempts(db, config, accounts.TOKEN, address_of(request))
         open_ = invitations.find(db, token)
         if open_ is None:
             accounts.attempt(db, accounts.TOKEN, address_of(request))
@@ -68,48 +66,44 @@ def _mine(db: Any, me: Account, number: int) -> Invitation:
 
 
 @router.get("/join/{number}")
-def asked(request: Request, number: int, db: Db, config: Config, desk: Desk, me: Me) -> Response:
+def asked(request: Request, number: int, db: Db, service: Service, me: Me) -> Response:
     found = _mine(db, me, number)
-    sets = sorted(data_sets(config.data)) if found.study.kind == ASSOCIATION else []
+    sets = sorted(found.study.analysis.data_sets(service.settings.data))
     answers, problem = None, ""
     try:
-        answers = desk.asks(found.study)
+        answers = service.asks(found.study)
     except Refused as error:
         problem = str(error)
     return page(
         request, "asked.html", invitation=found, study=found.study, sets=sets, problem=problem,
+        chooses=found.study.analysis.unchosen is not None,
         answers=answers, foreseen=found.study.foreseen or {}, open=found.status == ASKED,
     )  # fmt: skip
 
 
 @router.get("/join/{number}/foreseen")
-def foreseen(number: int, db: Db, desk: Desk, me: Me) -> dict[str, bool]:
+def foreseen(number: int, db: Db, service: Service, me: Me) -> dict[str, bool]:
     """Whether what the study asks is known; asked by the page's script."""
     try:
-        return {"known": desk.asks(_mine(db, me, number).study) is not None}
+        return {"known": service.asks(_mine(db, me, number).study) is not None}
     except Refused:
         return {"known": True}  # why it is not is said on the page
 
 
 @router.post("/join/{number}/{answer}")
 def answer(
-    request: Request, number: int, answer: str, form: Posted, db: Db, desk: Desk, me: Me
+    request: Request, number: int, answer: str, form: Posted, db: Db, service: Service, me: Me
 ) -> Response:
     found = _mine(db, me, number)
     study = found.study
     if answer == "accept":
-        desk.require_known(study)
-        invitations.accept(desk.settings, found, str(form.get("data", "")) or None)
-        db.flush()
-        desk.start_if_complete(study)
+        service.accept(found, str(form.get("data", "")) or None)
         where = f"/studies/{study.id}"
     elif answer == "decline":
         invitations.decline(found)
         where = f"/join/{number}"
     elif answer == "leave":
-        invitations.leave(found)
-        if study.status in (QUEUED, RUNNING):
-            desk.stop(study)
+        service.leave(found)
         where = "/"
     else:
         raise HTTPException(404, "there is no such page")

@@ -2,20 +2,19 @@
 // The form: show what applies. A hidden field is not sent.
 for (const form of document.querySelectorAll('[data-plan]')) {
   const fields = [...form.querySelectorAll('.field')];
+  const brings = JSON.parse(form.dataset.brings);
+  const typed = box => (!box.hidden && box.querySelector('input,select').value) || '';
+  // What comes with another field's value, such as a recipe's own mechanism: its settings apply, too.
+  const brought = key => Object.entries(brings).map(([by, values]) => (values[said(by)] || {})[key]).find(v => v);
   const said = key => {
     const box = fields.find(f => f.dataset.key === key);
-    if (!box) return '';
-    const input = box.querySelector('input,select');
-    return (!box.hidden && input.value) || box.dataset.default;
+    return box ? typed(box) || (!(key in brings) && brought(key)) || box.dataset.default : '';
   };
   const show = () => fields.forEach(box => {
     const when = JSON.parse(box.dataset.when);
-    let applies = Object.entries(when).every(([rule, listed]) =>
+    const applies = Object.entries(when).every(([rule, listed]) =>
       listed.includes(said(rule.replace('!', ''))) !== rule.startsWith('!'));
     const input = box.querySelector('input,select');
-    // A recipe may bring its own mechanism or masked sums: then their settings apply, too.
-    if (!applies && 'privacy.mechanism' in when && /^dp-/.test(said('recipe'))) applies = true;
-    if (!applies && 'sum.kind' in when && /distributed/.test(said('recipe'))) applies = true;
     box.hidden = !applies && !box.classList.contains('wrong');
     input.disabled = box.hidden;
   });
@@ -77,10 +76,12 @@ if (live) {
     return box;
   };
   const redraw = () => {
-    const take = key => rounds.filter(r => r[key] !== null && r[key] !== undefined).map(r => [r.round, r[key]]);
+    const names = [...new Set(rounds.flatMap(r => Object.keys(r.curves)))];
+    const take = name => rounds.filter(r => name in r.curves).map(r => [r.round, r.curves[name]]);
     const last = rounds.length ? rounds[rounds.length - 1].round : 0;
     const spent = (course.length ? [[0, 0], ...course] : []).map(([share, eps]) => [share * planned, eps]).filter(p => p[0] <= last + .5 && p[1] !== null);
-    const all = [['Accuracy', take('accuracy'), 0], ['Loss', take('loss'), 1], ['Bytes sent', take('bytes'), 2], ['Epsilon (foreseen)', spent, 3]];
+    const all = [...names.map((name, i) => [name, take(name), i % 8]), ['Epsilon (foreseen)', spent, 3]];
+    at('drawn').hidden = !rounds.length;
     at('curves').replaceChildren(...all.filter(c => c[1].length).map(c => draw(...c)));
   };
   const time = s => s < 90 ? Math.round(s) + ' s' : s < 5400 ? Math.round(s / 60) + ' min' : (s / 3600).toFixed(1) + ' h';

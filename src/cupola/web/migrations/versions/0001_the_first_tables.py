@@ -70,7 +70,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=16), nullable=False),
         sa.Column("owner_id", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("kind", sa.String(length=200), nullable=False),
         sa.Column("plan", sa.Text(), nullable=False),
         sa.Column("status", sa.String(length=12), nullable=False),
         sa.Column("minimum", sa.Integer(), nullable=False),

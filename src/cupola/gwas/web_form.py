@@ -1,0 +1,50 @@
+"""The form for association studies: which keys of a plan it asks for, and when."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from cupola.analysis.forms import Entry, Form, When
+
+
+@cache
+def forms() -> dict[str, Form]:
+    regression: When = {"test": ["linear", "logistic"]}
+    logistic: When = {"test": ["logistic"]}
+    masked: When = {"sum.kind": ["masked"]}
+    groups = (
+        ("The study", (Entry("name", "Name", needed=True), Entry("test", "Test", needed=True))),
+        ("Trait and covariates", (
+            Entry("trait.column", "Trait"), Entry("trait.kind", "Kind of trait"),
+            Entry("covariates", "Covariates", regression, kind="list"),
+            Entry("sex", "Sex as covariate", regression),
+            Entry("trend", "Trend test", {"test": ["chi-square"]}),
+            Entry("newton.firth", "Firth's fallback", logistic),
+            Entry("people_per_column", "Fewest people a column", regression),
+        )),
+        ("Quality", (
+            Entry("quality.maf", "Least minor allele frequency"),
+            Entry("quality.missing", "Most missing calls, variant"),
+            Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p"),
+            Entry("quality.person_missing", "Most missing calls, person"),
+            Entry("quality.unknown_strand", "Unknown strand"),
+        )),
+        ("What totals tell of single people", (
+            Entry("limits.effective", "Least effective people", logistic),
+            Entry("limits.least_cell", "Least count told"),
+            Entry("limits.grid", "Totals rounded to", regression),
+            Entry("limits.outliers", "Covariates shortened to", regression),
+        )),
+        ("Sums", (
+            Entry("sum.kind", "Sums"), Entry("sum.protocol", "Protocol", masked),
+            Entry("sum.minimum", "Fewest sites in a sum", masked),
+            Entry("chunk", "Variants a question"),
+        )),
+        ("Tables", (
+            Entry("parquet", "Parquet table"), Entry("ssf", "GWAS-SSF table"),
+            Entry("covariate_rows", "Covariates' coefficients", regression),
+        )),
+    )  # fmt: skip
+    about = "Which variants go with a trait, over cohorts that keep their genotypes."
+    start = {"name": "association", "test": "logistic", "parquet": True}
+    return {"association": Form(about, start, groups, mark="test")}

@@ -427,6 +427,20 @@ def test_results_come_into_the_folder_of_a_study_that_was_joined(tmp_path):
     assert (tmp_path / "results" / "study" / "plan.toml").read_text() == "x"
 
 
+def test_a_plan_that_comes_with_results_loads_no_code(tmp_path, monkeypatch):
+    from cupola.site.party_process import _report
+
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "chosen.py").write_text("open('loaded', 'w')")
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "plan.toml").write_text('kind = "chosen:Code"\nname = "x"\n')
+    _report(results, load(PLAN))
+    assert (results / "report.html").exists()
+    assert not (tmp_path / "loaded").exists()
+
+
 def test_a_run_is_handed_out_to_who_hands_in_its_plan(tmp_path):
     held = tmp_path / "runs" / "study"
     held.mkdir(parents=True)

@@ -198,8 +198,8 @@ def submit(
         unpack(packed, folder, contents(whole))
     if end["state"] != "finished" or not packed:
         raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
-    report.write(folder)
-    show([Run.open(folder)], as_json, quiet)
+    report.write(folder, analysis_of(whole))  # not by what the plan that came back may name
+    show([Run(folder, whole)], as_json, quiet)
 
 
 def _job(plan: str, roster: Path) -> Any:

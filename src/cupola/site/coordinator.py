@@ -115,7 +115,7 @@ def carry_out(job: Job, carry: Carry, own: Path, tell: Tell) -> str:
         tell({**asdict(now), "folder": None, "seconds_left": left, "waits": waits})
 
     sites = RealSites(job, carry, own)
-    return run(plan, folder, resume=True, progress=progress, report=False, sites=sites).status
+    return run(plan, folder, resume=True, progress=progress, sites=sites).status
 
 
 def run_folder(own: Path, job: Job) -> Path:

@@ -47,16 +47,18 @@ class PartyAnswering:
         except (CupolaError, OSError, ValueError) as error:
             print(f"results: {error!r}")
             return BROKEN + b"the results could not be written"
-        _report(self._folder)
+        _report(self._folder, plan)
         return ANSWER
 
 
-def _report(folder: Path) -> None:
-    """The page is made here: one that was sent could hold anything."""
+def _report(folder: Path, plan: PlanHeader) -> None:
+    """The page is made here, by the analysis that was agreed to: a page that was sent could hold
+    anything, and a plan that was sent could name any code."""
     from cupola import report
+    from cupola.analysis.kinds import analysis_of
 
     try:
-        report.write(folder)
+        report.write(folder, analysis_of(plan))
     except Exception as error:  # the coordinator's files, which may not be what they should be
         print(f"report: {error!r}")
 

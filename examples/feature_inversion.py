@@ -25,8 +25,8 @@ from torch.nn import functional as F
 import cupola
 from cupola.errors import CupolaError
 from cupola.federation.randomness import torch_generator
-from cupola.learn.build import federated_data
-from cupola.personalize.layers import ACTIVATIONS, find_layers, watching
+from cupola.training.build import federated_data
+from cupola.training.personalise.layers import ACTIVATIONS, find_layers, watching
 
 SITE, IMAGES = 0, 3  # whose images, and how many of them
 STEPS, RATE = 300, 0.05  # of Adam on the pixels

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import cupola
 from cupola.errors import DataError
 from cupola.federation.randomness import torch_generator
-from cupola.learn.build import federated_data, problem
+from cupola.training.build import federated_data, problem
 
 SAMPLES = 500  # of the test data, the first ones
 POINTS = 11  # steps along each direction

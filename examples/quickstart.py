@@ -11,8 +11,8 @@ import cupola
 from cupola.data import Dirichlet, load, partition
 from cupola.engines import InProcess
 from cupola.federation import drive
-from cupola.learn import Local, Problem, Training, TrainingHost
 from cupola.nn import build, find_loss
+from cupola.training import Local, Problem, Training, TrainingHost
 
 ROUNDS, SITES, SEED = 20, 10, 1
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "sites")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "site")]
 
 import consortium as made  # noqa: E402
 from harm import harm, tell  # noqa: E402
 from runs import summary  # noqa: E402
 from traits import association, hidden, witnessed  # noqa: E402
 
+from cupola.association import Association  # noqa: E402
 from cupola.errors import CupolaError  # noqa: E402
 from cupola.federation import Federation, Program, State, drive  # noqa: E402
 from cupola.federation.receipts import Receipts  # noqa: E402
-from cupola.gwas import Association  # noqa: E402
 from cupola.site import study_folder  # noqa: E402
 
 PLAN = {**made.PLAN, "recipe": "scaffold", "rounds": 6}

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.engines import InProcess
-from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
 from cupola.nn import find_loss
+from cupola.training import Evaluation, Local, Privacy, Problem, Training, TrainingHost
 
 SAMPLES, FEATURES, CLASSES, STEPS, BATCH, RATE = 200, 60, 10, 5, 32, 0.1
 OPACUS_SITES = 20  # timed in each turn

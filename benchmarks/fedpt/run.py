@@ -23,7 +23,7 @@ from typing import Any
 import sides
 import torch
 
-from cupola.learn.frozen import share
+from cupola.training.frozen import share
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import turns

@@ -18,12 +18,12 @@ from torch import Tensor
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.engines import InProcess
 from cupola.federation import Question
-from cupola.learn import Evaluation, Local, Problem, Training, TrainingHost
-from cupola.learn.choices import Trainable
-from cupola.learn.frozen import partly
-from cupola.learn.local import train
-from cupola.learn.workspace import Workspace
 from cupola.nn import build, find_loss
+from cupola.training import Evaluation, Local, Problem, Training, TrainingHost
+from cupola.training.choices import Trainable
+from cupola.training.frozen import partly
+from cupola.training.local import train
+from cupola.training.workspace import Workspace
 
 IMAGES = 100
 #: Model, input, classes; what is frozen, by the published share that stays trainable (Tables 1, 2).

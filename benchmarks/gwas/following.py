@@ -26,10 +26,10 @@ from simulate import simulate
 
 from cupola.analysis.plan_file import load
 from cupola.analysis.simulated import federation
+from cupola.association import results
+from cupola.association.analysis import AssociationAnalysis
+from cupola.association.plan import StudyPlan
 from cupola.federation import Ledger, Replay, drive
-from cupola.gwas import results
-from cupola.gwas.analysis import AssociationAnalysis
-from cupola.gwas.plan import StudyPlan
 from cupola.secure.following import Witnessed
 
 LOOKED_AT = 1e-3  # of the score test, beyond which a variant would be left

@@ -16,9 +16,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from meta import SCENARIOS, cohorts
 
+from cupola.association.bed import COPIES, MISSING, Bed, unpacked, write_bed
+from cupola.association.files import read_variants
 from cupola.federation.randomness import generator
-from cupola.gwas.bed import COPIES, MISSING, Bed, unpacked, write_bed
-from cupola.gwas.files import read_variants
 
 OWN = ("AGE", "SEX", "BMI", "SMOKE")
 COMPONENTS = tuple(f"PC{i}" for i in range(1, 11))

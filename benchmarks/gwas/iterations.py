@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hapmap
 
 from cupola.analysis.plan_file import load
+from cupola.association import fit
+from cupola.association.analysis import AssociationAnalysis
+from cupola.association.plan import StudyPlan
 from cupola.engines import InProcess
 from cupola.federation import drive
-from cupola.gwas import fit
-from cupola.gwas.analysis import AssociationAnalysis
-from cupola.gwas.plan import StudyPlan
 
 MOST = 60
 

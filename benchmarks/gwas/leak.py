@@ -32,12 +32,12 @@ import hapmap
 
 from cupola.analysis.plan_file import load
 from cupola.analysis.simulated import federation
+from cupola.association import read_variants, results
+from cupola.association.analysis import AssociationAnalysis
+from cupola.association.bed import COPIES, unpacked
+from cupola.association.plan import StudyPlan
 from cupola.federation import Ledger, drive
 from cupola.federation.randomness import generator
-from cupola.gwas import read_variants, results
-from cupola.gwas.analysis import AssociationAnalysis
-from cupola.gwas.bed import COPIES, unpacked
-from cupola.gwas.plan import StudyPlan
 
 MANY = (2, 4, 10, 14)
 #: Limits of a study, by the table's name for them; and its iterations.

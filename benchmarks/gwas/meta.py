@@ -27,9 +27,9 @@ import simulate
 import turns
 
 import cupola
-from cupola.gwas import Files
-from cupola.gwas.compare import Table, compare_results, read_results
-from cupola.gwas.split import by_cases, by_covariate, write_keeps
+from cupola.association import Files
+from cupola.association.compare import Table, compare_results, read_results
+from cupola.association.split import by_cases, by_covariate, write_keeps
 
 EFFECT = 0.45  # of a copy on the log-odds, at every 500th simulated variant
 SHARES = {

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cupola.gwas.compare import Table, read_results
+from cupola.association.compare import Table, read_results
 
 PLINK = shutil.which("plink1.9")
 GWAMA = shutil.which("GWAMA") or shutil.which("gwama")

@@ -22,11 +22,20 @@ from typing import Any
 
 import numpy as np
 
+from cupola.association import (
+    Association,
+    Files,
+    Site,
+    Study,
+    StudyHost,
+    Wanted,
+    read_variants,
+    results,
+)
+from cupola.association.bed import COPIES, MISSING, Bed, unpacked, write_bed
+from cupola.association.files import read_people
 from cupola.engines import InProcess
 from cupola.federation import drive
-from cupola.gwas import Association, Files, Site, Study, StudyHost, Wanted, read_variants, results
-from cupola.gwas.bed import COPIES, MISSING, Bed, unpacked, write_bed
-from cupola.gwas.files import read_people
 
 PLINK = shutil.which("plink1.9") or shutil.which("plink")
 COVARIATES = ("AGE", "BMI")

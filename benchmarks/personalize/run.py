@@ -27,9 +27,9 @@ CHANNELS, KINDS, SEED = 30, 5, 0
 
 
 def case(sites: int, references: int, count: int | None) -> dict[str, Any]:
-    from cupola.personalize.grouping import from_matrix, from_references
-    from cupola.personalize.outcome import agreement
-    from cupola.personalize.similarity import draw_references, pairs, to_references
+    from cupola.training.personalise.grouping import from_matrix, from_references
+    from cupola.training.personalise.outcome import agreement
+    from cupola.training.personalise.similarity import draw_references, pairs, to_references
 
     rng = np.random.default_rng(SEED)
     types = rng.integers(0, KINDS, sites)

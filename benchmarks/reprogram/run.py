@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.learn.mechanisms.dp_sgd import noised_mean
 from cupola.nn import build, find_loss
 from cupola.privacy.noise import source
 from cupola.privacy.persample import PerSample
+from cupola.training.mechanisms.dp_sgd import noised_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import turns

@@ -17,10 +17,10 @@ from cupola.federation.federation import Total
 from cupola.federation.ledger import COMPENSATOR
 from cupola.federation.message import encode_contribution
 from cupola.federation.site import Task
-from cupola.learn import Evaluation, Local, Privacy, Problem, Training, TrainingHost
-from cupola.learn.choices import Sum
 from cupola.nn import build, find_loss
 from cupola.secure import Masked, compensator_host, simulated_parties
+from cupola.training import Evaluation, Local, Privacy, Problem, Training, TrainingHost
+from cupola.training.choices import Sum
 
 IMAGE, CLASSES, BATCH = (3, 32, 32), 10, 32
 

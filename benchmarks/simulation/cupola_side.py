@@ -12,8 +12,8 @@ import workloads
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.engines import InProcess
 from cupola.federation import State
-from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
 from cupola.nn import find_loss
+from cupola.training import Evaluation, Local, Participation, Problem, Training, TrainingHost
 
 MODES = ("auto", "one-by-one", "stacked", "explicit", "implicit", "compiled")
 #: Modes worth measuring: the general path, and the special ones where the engine would take them.

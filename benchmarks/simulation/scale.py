@@ -23,7 +23,7 @@ from cupola import nn
 from cupola.data import synthetic_population
 from cupola.engines import InProcess
 from cupola.federation import drive
-from cupola.learn import Evaluation, Local, Participation, Problem, Training, TrainingHost
+from cupola.training import Evaluation, Local, Participation, Problem, Training, TrainingHost
 
 PER_ROUND = 50
 

@@ -82,7 +82,7 @@ def _variants(settings: Settings, looks: list[tuple[str, str]], m: int) -> None:
     """One large table of variants, shared by all studies that are looked at."""
     import numpy as np
 
-    from cupola.gwas.compare import Table
+    from cupola.association.compare import Table
 
     rng = np.random.default_rng(1)
     p = rng.random(m)

@@ -6,9 +6,9 @@ import inspect
 from typing import Any
 
 from cupola import data, nn
-from cupola.learn.plan import Plan
-from cupola.learn.recipes import RECIPES
 from cupola.nn import losses
+from cupola.training.plan import Plan
+from cupola.training.recipes import RECIPES
 from parts.markdown import code, first_sentence, meanings, pairs, table
 
 

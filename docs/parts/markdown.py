@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cupola.learn.meanings import meanings
+from cupola.training.meanings import meanings
 
 __all__ = ["code", "first_sentence", "meanings", "pairs", "table"]
 

@@ -21,15 +21,15 @@ def _keys(model: type[BaseModel], prefix: str = "") -> str:
 
 
 def study() -> str:
-    from cupola.gwas.plan import StudyPlan
+    from cupola.association.plan import StudyPlan
 
     return _keys(StudyPlan)
 
 
 def parts() -> str:
-    from cupola.gwas import Newton, Quality, Trait
-    from cupola.gwas.choices import Limits
-    from cupola.gwas.plan import CohortFiles
+    from cupola.association import Newton, Quality, Trait
+    from cupola.association.choices import Limits
+    from cupola.association.plan import CohortFiles
 
     sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton),
                 ("limits.", Limits)]  # fmt: skip

@@ -7,9 +7,9 @@ from typing import Any
 
 from cupola.analysis.plan_file import load
 from cupola.data import FederatedData
-from cupola.learn import build, utility
-from cupola.learn.recipes import RECIPES, Recipe
-from cupola.learn.utility import Verdict, check
+from cupola.training import build, utility
+from cupola.training.recipes import RECIPES, Recipe
+from cupola.training.utility import Verdict, check
 from parts.markdown import table
 from parts.suitability import suitability
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from cupola.data import load
-from cupola.learn.features import features
 from cupola.nn import build
+from cupola.training.features import features
 
 SIDE = {"cifar10": 96, "pacs": 128}  # pixels that images are scaled to
 

@@ -25,10 +25,10 @@ from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Federation
-from cupola.learn import Evaluation, Local, build
-from cupola.learn.analysis import TrainingAnalysis
-from cupola.learn.plan import Plan
-from cupola.learn.plan import changed as with_settings
+from cupola.training import Evaluation, Local, build
+from cupola.training.analysis import TrainingAnalysis
+from cupola.training.plan import Plan
+from cupola.training.plan import changed as with_settings
 from reproduce.run import Job, distinct
 
 SAMPLES = 512  # of a trial round, in all

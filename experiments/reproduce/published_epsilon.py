@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from cupola.learn import Server
-from cupola.learn.upcycle import training_rounds
 from cupola.privacy.perturbation import Logistic, objective_noise
 from cupola.report import RunFolder
+from cupola.training import Server
+from cupola.training.upcycle import training_rounds
 from reproduce.paper_figures import Objective, Output
 
 

@@ -24,7 +24,7 @@ from cupola.analysis.plan_file import load
 from cupola.base.formatting import SHARES
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
-from cupola.learn.plan import Plan
+from cupola.training.plan import Plan
 from reproduce.measure import OF_SITES, TO_TARGET
 
 Number = float | Annotated[list[float], Field(min_length=1, max_length=2)]

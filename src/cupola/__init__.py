@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from cupola.analysis.session import resume as resume
     from cupola.analysis.session import run as run
     from cupola.analysis.session import run_all as run_all
-    from cupola.learn.plan import Plan as Plan
+    from cupola.training.plan import Plan as Plan
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Plan": "cupola.learn.plan",
+    "Plan": "cupola.training.plan",
     "Run": "cupola.analysis.run_folder",
     "load": "cupola.analysis.plan_file",
     "resume": "cupola.analysis.session",

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupola.learn import training as training_of
-from cupola.learn.mechanisms import central, dp_ftrl, dp_sgd, site_level
-from cupola.learn.mechanisms import convex as convex_task
-from cupola.learn.mechanisms import distributed as shares
 from cupola.privacy import distributed
 from cupola.privacy import perturbation as convex
 from cupola.privacy.persample import PerSample
+from cupola.training import loop as training_of
+from cupola.training.mechanisms import central, dp_ftrl, dp_sgd, site_level
+from cupola.training.mechanisms import convex as convex_task
+from cupola.training.mechanisms import distributed as shares
 
 SOURCES = {
     "dp-sgd": dp_sgd,

@@ -16,11 +16,11 @@ from cupola.audit.canaries import gradient_canary
 from cupola.cli import app
 from cupola.errors import CupolaError
 from cupola.federation import Question, SiteContext
-from cupola.learn.local import train
-from cupola.learn.mechanisms import central
-from cupola.learn.plan import Plan
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
+from cupola.training.local import train
+from cupola.training.mechanisms import central
+from cupola.training.plan import Plan
 
 PRIVATE = {
     **BASE,

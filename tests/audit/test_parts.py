@@ -24,7 +24,7 @@ import cupola
 from cupola.audit import Subject, audit, bounds, judging, membership, stepwise
 from cupola.audit.parts import FALSE_ALARM, parts_audit
 from cupola.cli import app
-from cupola.learn.batched import private_linear
+from cupola.training.batched import private_linear
 
 MINUTES = 3 * 60
 

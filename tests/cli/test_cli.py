@@ -127,7 +127,7 @@ def test_usage_errors_have_code_two() -> None:
 
 
 def test_unexpected_errors_are_one_line_too(monkeypatch: Any) -> None:
-    from cupola.learn import build
+    from cupola.training import build
 
     def broken(_: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied\n(3x4 and 5x6)")

@@ -14,7 +14,7 @@ from scipy import stats
 from cupola.analysis.plan_file import load as load_plan
 from cupola.data import load, partition
 from cupola.data.loaders.synthetic import Devices
-from cupola.learn.build import federated_data, problem
+from cupola.training.build import federated_data, problem
 
 Real = Callable[[str], Path]
 FILE = "fedprox_synthetic_test.npz"

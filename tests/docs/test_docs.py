@@ -15,7 +15,7 @@ import torch
 import typer
 
 from cupola.analysis.plan_file import load
-from cupola.learn.meanings import meanings
+from cupola.training.meanings import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -92,7 +92,7 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         (tmp_path / "table.toml").write_text(text, "utf-8")
         assert read(tmp_path / "table.toml").cells()
     elif note == "study":
-        from cupola.gwas.plan import StudyPlan
+        from cupola.association.plan import StudyPlan
 
         assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts
     elif note in ("federation", "site"):

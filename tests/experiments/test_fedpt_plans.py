@@ -4,10 +4,10 @@ they must be."""
 import pytest
 import torch
 
-from cupola.learn.frozen import frozen_names
-from cupola.learn.mechanisms import mechanism_of
 from cupola.nn.models import building
 from cupola.privacy.accounting import epsilon
+from cupola.training.frozen import frozen_names
+from cupola.training.mechanisms import mechanism_of
 from reproduce import find_table
 
 #: input, classes, per cent that rows train

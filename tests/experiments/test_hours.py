@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cupola.analysis.plan_file import load
 from cupola.cli import app
-from cupola.learn import Local
+from cupola.training import Local
 from reproduce import find_table, hours, jobs, reproduce
 from reproduce.hours import Forecast, Pace, forecast, kind_of, seen, trial
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from cupola.gwas.bed import Bed, unpacked, write_bed
-from cupola.gwas.split import by_column
+from cupola.association.bed import Bed, unpacked, write_bed
+from cupola.association.split import by_column
 
 DATA = Path(os.environ.get("CUPOLA_DATA", "")) / "gwas"
 THERE = (DATA / "hm3.tar.xz").is_file()

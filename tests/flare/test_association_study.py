@@ -126,7 +126,7 @@ def test_every_party_of_one_masked_study_is_killed_once(trial, tmp_path):
 
 def same_as_plink(ours):
     """Within 1 in the last of PLINK's four digits; statistics near zero show its single
-    precision (see tests/gwas/test_hm3.py)."""
+    precision (see tests/association/test_hm3.py)."""
     printed = hapmap.printed()
     for snp, row in ours.items():
         for column in ("A1", "NMISS"):

@@ -90,7 +90,7 @@ def test_a_private_run_has_the_noise_it_states_and_nobody_can_repeat_it(trial, t
 
 
 def _start(name):
-    from cupola.learn import build
+    from cupola.training import build
 
     host = build.host(plan(name))
     return host.problem.build().state_dict()

@@ -20,7 +20,6 @@ from cupola.engines.flare.engine import FlareSites
 from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
 from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, PlanError
-from cupola.learn.build import with_public_data
 from cupola.site.coordinator import (
     allowed_modules,
     carry_out,
@@ -31,6 +30,7 @@ from cupola.site.coordinator import (
     public,
     unpack,
 )
+from cupola.training.build import with_public_data
 
 LEAD = "alice@hospital-a.org"
 PLAN = """
@@ -344,7 +344,7 @@ def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key
 
 
 def test_a_study_and_its_roster_must_agree():
-    from cupola.gwas.plan import StudyPlan, for_real_cohorts
+    from cupola.association.plan import StudyPlan, for_real_cohorts
     from cupola.secure.roster import simulated_roster
 
     cohorts = [{"name": f"site {i}", "bfile": f"secret/{i}"} for i in range(3)]

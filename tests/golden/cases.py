@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-for beside in ("plan", "gwas"):  # plans there name code in these folders
+for beside in ("plan", "association"):  # plans there name code in these folders
     sys.path.insert(0, str(HERE.parent / beside))
 
 from choice_pairs import BASE, CHOICES, settings  # noqa: E402
 from cohorts import cut, people, write_bim  # noqa: E402
 
-from cupola.learn.recipes import RECIPES  # noqa: E402
+from cupola.training.recipes import RECIPES  # noqa: E402
 
 NOISED = {
     "dp-sgd": ("privacy.noise=0.8",),

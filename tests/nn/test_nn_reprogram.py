@@ -18,13 +18,13 @@ from cupola import data as datasets
 from cupola import nn
 from cupola.base.registry import Entry
 from cupola.errors import CupolaError, PlanError
-from cupola.learn.frozen import share
 from cupola.nn.frozen_batchnorm import StillNorm, fold, still
 from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.reprogram import Border, Labels, Placement, frequent_labels
 from cupola.nn.sources import Preprocessing, load, table
 from cupola.nn.sources import trained as registry
 from cupola.privacy.persample import PerSample
+from cupola.training.frozen import share
 
 TO = Preprocessing(8, (0.4, 0.5, 0.6), (0.2, 0.25, 0.5), unit=3.0)
 COUNTS = {  # of torchvision, but for the last

@@ -19,8 +19,8 @@ from cupola.analysis.run_folder import Run
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Entry
-from cupola.learn.check import facts
-from cupola.learn.forecast import Forecast, foresee
+from cupola.training.check import facts
+from cupola.training.forecast import Forecast, foresee
 
 BASE: dict[str, Any] = {
     "name": "pair",
@@ -210,7 +210,7 @@ def _own_task() -> Any:
     from dataclasses import replace
 
     from cupola.federation import task
-    from cupola.learn.local import train
+    from cupola.training.local import train
 
     @task("half-hearted pairs")
     def half(site: Any, question: Any) -> Any:

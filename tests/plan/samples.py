@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.data import Dataset, FederatedData, SiteData, Source
-from cupola.learn import Recipe
+from cupola.training import Recipe
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -24,7 +24,7 @@ from cupola.base.chain import read_result
 from cupola.errors import CupolaError, DataError, PlanError
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks" / "damage"), str(ROOT / "tests" / "gwas")]
+sys.path[:0] = [str(ROOT / "benchmarks" / "damage"), str(ROOT / "tests" / "association")]
 EVERY = ["checkpoint_seconds=0"]
 
 

@@ -17,11 +17,11 @@ from cupola.analysis.plan_file import load
 from cupola.analysis.run_folder import Run
 from cupola.cli import app
 from cupola.errors import PlanError
-from cupola.learn import build
-from cupola.learn.check import facts
-from cupola.learn.forecast import Forecast, forecast, foresee
-from cupola.learn.recipes import RECIPES
 from cupola.pages.folder import open_run
+from cupola.training import build
+from cupola.training.check import facts
+from cupola.training.forecast import Forecast, forecast, foresee
+from cupola.training.recipes import RECIPES
 
 MECHANISMS = CHOICES["mechanism"]
 PERSONAL = ["personalise.rounds=2"]
@@ -176,7 +176,7 @@ def rehearsed_with(run: Run, groups: dict[int, int]) -> Forecast:
     host = build.host(run.plan)
     program = build.training(run.plan, host)
     whole = build.program(run.plan, host, program)
-    with mock.patch("cupola.learn.forecast._groups", return_value=(groups, True)):
+    with mock.patch("cupola.training.forecast._groups", return_value=(groups, True)):
         return forecast(run.plan, host, program, whole)
 
 

@@ -15,9 +15,9 @@ from test_run import checked, go, same, stop_after
 import cupola
 from cupola.analysis.plan_file import load
 from cupola.errors import FederationError, PlanError
-from cupola.learn import build, frozen
-from cupola.learn.forecast import foresee
 from cupola.nn.regenerate import values
+from cupola.training import build, frozen
+from cupola.training.forecast import foresee
 
 MLP = {"name": "mlp", "hidden": [8]}
 PART: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_other_engines_and_modes(plan: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_separate_processes(tmp_path: Path) -> None:
-    """With levels: tests/learn/test_frozen.py."""
+    """With levels: tests/training/test_frozen.py."""
     go(tmp_path / "one", "engine.mode=one-by-one", "rounds=2", plan=PART)
     go(tmp_path / "other", "engine.kind=processes", "engine.timeout=900", "rounds=2", plan=PART)
     name = "model.safetensors"

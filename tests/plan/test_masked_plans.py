@@ -14,12 +14,12 @@ from test_run import forked, go, kill_often, same, spawned, stop_after
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
 from cupola.errors import FederationError, PlanError
-from cupola.learn import build
-from cupola.learn.changing_sites import may_change
-from cupola.learn.check import facts
-from cupola.learn.disclosure import learned
-from cupola.learn.forecast import foresee
-from cupola.learn.recipes import RECIPES
+from cupola.training import build
+from cupola.training.changing_sites import may_change
+from cupola.training.check import facts
+from cupola.training.disclosure import learned
+from cupola.training.forecast import foresee
+from cupola.training.recipes import RECIPES
 
 MASKED = {**SMALL, "sum": "masked"}
 

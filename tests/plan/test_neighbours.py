@@ -13,11 +13,11 @@ from test_run import checked, go
 import cupola
 from cupola.cli.display import comparison, show_runs
 from cupola.errors import PlanError
-from cupola.personalize.choices import Release
-from cupola.personalize.sparsity import epsilon_of, noise_of
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event, Gaussian, Pure, SampledGaussian, common_neighbours
 from cupola.report import write
+from cupola.training.personalise.choices import Release
+from cupola.training.personalise.sparsity import epsilon_of, noise_of
 
 RELEASE = {"epsilon": 2.0, "delta": 1e-5}  # replace-one, as releases are unless they say otherwise
 PLAN: dict[str, Any] = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from cupola.analysis.plan_file import load
 from cupola.analysis.session import run
-from cupola.learn import build
+from cupola.training import build
 
 SPEECH = "Now is the winter of our discontent made glorious summer."
 

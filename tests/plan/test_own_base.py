@@ -18,7 +18,7 @@ from test_run import checked, go, same, stop_after
 import cupola
 from cupola.analysis.plan_file import load
 from cupola.errors import CupolaError, FederationError
-from cupola.learn.forecast import foresee
+from cupola.training.forecast import foresee
 
 CODE = """
     from pathlib import Path

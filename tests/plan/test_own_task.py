@@ -12,7 +12,7 @@ CODE = """
 from dataclasses import replace
 
 from cupola.federation import task
-from cupola.learn.local import train
+from cupola.training.local import train
 
 
 @task("half-hearted training")

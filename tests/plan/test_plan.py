@@ -15,8 +15,8 @@ from samples import SMALL
 from cupola.analysis.plan_file import load, parse_setting
 from cupola.base.renaming import warn_renamed
 from cupola.errors import PlanError
-from cupola.learn import Local, find_recipe
-from cupola.learn.plan import Plan
+from cupola.training import Local, find_recipe
+from cupola.training.plan import Plan
 
 
 def problem(changes: dict[str, Any], *set_: str) -> str:
@@ -252,5 +252,5 @@ def test_plans_survive_toml(values: dict[str, Any]) -> None:
 
 
 def test_demo_plans_are_sound() -> None:
-    folder = Path(sys.modules["cupola.learn"].__file__ or "").parent / "plans" / "demo"
+    folder = Path(sys.modules["cupola.training"].__file__ or "").parent / "plans" / "demo"
     assert len([load(path) for path in folder.glob("*.toml")]) == 7

@@ -14,9 +14,9 @@ from test_run import go, history, same
 import cupola
 from cupola.analysis.plan_file import load
 from cupola.errors import DataError, PlanError
-from cupola.learn import build
-from cupola.learn.spending import promised
 from cupola.privacy.budget import Book
+from cupola.training import build
+from cupola.training.spending import promised
 
 PRIVATE = {
     **SMALL,

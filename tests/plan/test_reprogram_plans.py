@@ -20,10 +20,10 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.cli import app
 from cupola.errors import CupolaError, FederationError, PlanError
-from cupola.learn import build
-from cupola.learn.forecast import foresee
-from cupola.learn.frozen import CHECKSUM, SEED
-from cupola.learn.workspace import Workspace
+from cupola.training import build
+from cupola.training.forecast import foresee
+from cupola.training.frozen import CHECKSUM, SEED
+from cupola.training.workspace import Workspace
 
 DP = {"mechanism": "dp-sgd", "noise": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10

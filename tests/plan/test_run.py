@@ -89,7 +89,7 @@ def test_a_run_leaves_all_that_one_may_want_to_know(tmp_path: Path) -> None:
     assert [sum(c) for c in table["counts"]] == table["sizes"]
     assert (tmp_path / "r/report.html").exists()
     model = run.model()
-    data = cupola.learn.build.federated_data(run.plan).public["test"]  # type: ignore[attr-defined]
+    data = cupola.training.build.federated_data(run.plan).public["test"]  # type: ignore[attr-defined]
     right = (model(data.inputs()).argmax(1) == data.y).float().mean()
     assert float(right) == pytest.approx(run.history[-1]["test"]["accuracy"])
     assert cupola.Run.open(tmp_path / "r").result == result
@@ -417,7 +417,7 @@ def test_a_failed_run_says_why_and_keeps_its_last_good_step(tmp_path: Path) -> N
 def test_a_failure_leaves_the_ledger_of_the_last_good_step(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    from cupola.learn import Training
+    from cupola.training import Training
 
     go(tmp_path / "whole")
     answer = Training.answer
@@ -485,7 +485,7 @@ def test_only_empty_sites_leave_the_model_as_it_was(tmp_path: Path) -> None:
     run = go(tmp_path / "r", plan=own(sizes=[0, 0]))
     assert [record["sites"] for record in run.history] == [0] * 6
     weights = load_file(tmp_path / "r/model.safetensors")
-    first = cupola.learn.build.problem(run.plan).build().state_dict()  # type: ignore[attr-defined]
+    first = cupola.training.build.problem(run.plan).build().state_dict()  # type: ignore[attr-defined]
     assert all(torch.equal(torch.from_numpy(weights[n]), first[n]) for n in first)
 
 
@@ -522,7 +522,7 @@ def test_rounds_without_participants(tmp_path: Path) -> None:
 
 
 def test_predicted_bytes_are_those_sent(tmp_path: Path) -> None:
-    from cupola.learn.forecast import foresee
+    from cupola.training.forecast import foresee
 
     judged = ["data.partition.test=0.2", "evaluation.on=both", "evaluation.every=4"]
     for recipe, settings in {"scaffold": [], "fednova": judged}.items():

@@ -15,10 +15,10 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.audit.replayed_run import Subject
 from cupola.errors import PlanError
-from cupola.learn import build
-from cupola.learn.forecast import foresee
-from cupola.learn.spending import promised, resolved
 from cupola.privacy.budget import Book
+from cupola.training import build
+from cupola.training.forecast import foresee
+from cupola.training.spending import promised, resolved
 
 UP: dict[str, Any] = {**SMALL, "recipe": "upcycled-fedprox", "rounds": 8}
 PROX: dict[str, Any] = {**UP, "recipe": "fedprox"}

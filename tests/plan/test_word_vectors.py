@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import cupola
 from cupola.analysis.plan_file import load
-from cupola.learn.build import federated_data, problem
+from cupola.training.build import federated_data, problem
 
 GOOD, BAD = ("nice", "fun", "love", "sunny"), ("sad", "rain", "hate", "ill")
 

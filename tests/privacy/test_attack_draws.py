@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cupola.federation import SiteContext, StateStore
-from cupola.learn.choices import Privacy
-from cupola.learn.local import augmentation, own_randomness
+from cupola.training.choices import Privacy
+from cupola.training.local import augmentation, own_randomness
 
 
 @pytest.fixture

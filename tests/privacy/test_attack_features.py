@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cupola.data import Dataset
-from cupola.learn import features
-from cupola.learn.features import Features
+from cupola.training import features
+from cupola.training.features import Features
 
 
 class Source(nn.Module):

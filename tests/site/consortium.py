@@ -15,11 +15,11 @@ from cupola.analysis.plan_file import load
 from cupola.federation import Answering, Contribution, Failure, Federation, Question, read_answer
 from cupola.federation.message import encode_question
 from cupola.federation.receipts import Receipts
-from cupola.learn import build
-from cupola.learn.changing_sites import may_change
-from cupola.learn.plan import Plan
 from cupola.secure.roster import Roster
 from cupola.site import join_compensator, join_site, make_keys, open_compensator, open_site
+from cupola.training import build
+from cupola.training.changing_sites import may_change
+from cupola.training.plan import Plan
 
 PLAN: dict[str, Any] = {
     "name": "trial",

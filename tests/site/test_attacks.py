@@ -14,11 +14,11 @@ from cupola.engines import InProcess
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Failure, Question, drive, read_answer
 from cupola.federation.message import decode_question, encode_question
-from cupola.learn import build
-from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure import Masked
 from cupola.secure.compensator_messages import Request
 from cupola.site import read_ledger, spent
+from cupola.training import build
+from cupola.training.analysis import TrainingAnalysis
 
 
 def opened(trial):

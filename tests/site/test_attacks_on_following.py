@@ -7,10 +7,10 @@ import pytest
 from test_following import SUMS, run
 from traits import association, witnessed
 
+from cupola.association import Association
+from cupola.association.plan import StudyPlan
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Failure, Question, State, Total, read_answer
-from cupola.gwas import Association
-from cupola.gwas.plan import StudyPlan
 from cupola.secure.following import HEAR
 from cupola.secure.open_sums import OPEN
 

@@ -10,7 +10,6 @@ import tomli_w
 from cupola.errors import DataError, PlanError
 from cupola.federation import Contribution, Failure, Question, read_answer
 from cupola.federation.message import encode_question
-from cupola.learn.own_data import own_data
 from cupola.secure import Identity, Masked, Roster
 from cupola.secure.revocation import keep_revocation, revocation, revoked_party
 from cupola.site import (
@@ -24,6 +23,7 @@ from cupola.site import (
 )
 from cupola.site.consent import look, own_site, study_folder
 from cupola.site.settings import SiteSettings
+from cupola.training.own_data import own_data
 
 
 def first_question(trial):

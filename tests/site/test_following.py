@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from traits import association, cohorts, witnessed
 
+from cupola.association import Association, Site, results, variant_list_codec
+from cupola.association.forecast import foresee_study
+from cupola.association.plan import CohortFiles
 from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.gwas import Association, Site, results, variant_list_codec
-from cupola.gwas.forecast import foresee_study
-from cupola.gwas.plan import CohortFiles
 from cupola.secure.following import FALSE, HEAR
 
 SUMS = ("compensator", "pairwise", "plain")
@@ -67,7 +67,7 @@ def test_every_way_of_adding_up_gives_the_study(tmp_path, opened, sums):
 def aimed(question, site):
     """Coefficients whose weights fall on the most unusual person of a cohort, and how much of them
     does."""
-    from cupola.gwas.design import design
+    from cupola.association.design import design
 
     options = question.options
     facts = (np.array(options["shift"]), np.array(options["width"]), options["sex_on_x"])

@@ -10,9 +10,9 @@ from test_site_faults import Coordinator
 from test_total_limits import say
 from traits import association, witnessed
 
+from cupola.association.own_cohort import released_file
 from cupola.errors import FederationError
 from cupola.federation import read_answer
-from cupola.gwas.own_cohort import released_file
 from cupola.secure.roster import Roster
 from cupola.site import join_compensator, join_site
 from cupola.site.consent import spent_file

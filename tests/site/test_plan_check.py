@@ -8,8 +8,8 @@ import pytest
 
 from cupola.analysis.plan_file import load
 from cupola.federation import Question
-from cupola.learn import build
-from cupola.learn.plan_check import deviation
+from cupola.training import build
+from cupola.training.plan_check import deviation
 
 PERSONAL = {
     **made.PLAN,

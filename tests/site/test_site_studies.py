@@ -7,16 +7,16 @@ import pytest
 import tomli_w
 from traits import association, cohorts, witnessed
 
+from cupola.association import Association, Site, StudyHost, results
+from cupola.association.site import FIRTH_ITERATIONS
 from cupola.engines import InProcess
 from cupola.errors import FederationError
 from cupola.federation import drive
-from cupola.gwas import Association, Site, StudyHost, results
-from cupola.gwas.site import FIRTH_ITERATIONS
-from cupola.learn import build
 from cupola.secure import Masked
 from cupola.site import read_ledger
 from cupola.site.consent_preview import preview
 from cupola.site.proposal import read_proposal
+from cupola.training import build
 
 
 def in_process(plan, base):
@@ -97,9 +97,9 @@ def test_a_study_asks_what_its_test_needs_and_nothing_else():
 def test_a_restarted_cohort_remembers_how_it_was_asked(tmp_path):
     data = cohorts().people(2)
     cohorts().write(tmp_path, "c", data)
+    from cupola.association import Wanted
+    from cupola.association.plan import CohortFiles
     from cupola.federation import Declined, Question
-    from cupola.gwas import Wanted
-    from cupola.gwas.plan import CohortFiles
     from cupola.secure.durable_dict import Memory
 
     files = CohortFiles(name="c", bfile="c").files(tmp_path)

@@ -4,10 +4,10 @@ import pytest
 from test_following import SUMS, run
 from traits import association, witnessed
 
+from cupola.association import fit, results
+from cupola.association.limits import Released
+from cupola.association.own_cohort import released_file, told_before
 from cupola.errors import FederationError, PlanError
-from cupola.gwas import fit, results
-from cupola.gwas.limits import Released
-from cupola.gwas.own_cohort import released_file, told_before
 from cupola.secure.durable_dict import Memory
 from cupola.site import join_site
 from cupola.site.consent import spent_file

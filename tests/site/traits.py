@@ -9,7 +9,7 @@ import numpy as np
 import tomli_w
 
 from cupola.analysis.plan_file import load
-from cupola.gwas.plan import StudyPlan
+from cupola.association.plan import StudyPlan
 from cupola.secure import Masked, Roster
 from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open

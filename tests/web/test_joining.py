@@ -15,12 +15,11 @@ import uvicorn
 from web_world import World
 
 from cupola.analysis.plan_file import load
+from cupola.association.analysis import AssociationAnalysis
 from cupola.cli.joining import _agree
 from cupola.engines.flare import provision
 from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.gwas.analysis import AssociationAnalysis
-from cupola.learn.analysis import TrainingAnalysis
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.site import read_settings
@@ -28,6 +27,7 @@ from cupola.site.dataset_settings import named_data, write_settings
 from cupola.site.join import Choice, begin
 from cupola.site.server import NotYet, Server, Unknown, checked_url
 from cupola.site.settings import SiteSettings
+from cupola.training.analysis import TrainingAnalysis
 from cupola.web.study_service import without_paths
 
 SITES = ["north", "south", "west"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from web_world import variants
 
-from cupola.gwas import hit_index as hits
+from cupola.association import hit_index as hits
 from cupola.web.launcher import ChildProcess
 from cupola.web.models import Run
 from cupola.web.progress import Follow, site_states

@@ -11,10 +11,10 @@ import pytest
 
 import cupola
 from cupola.analysis.session import run
-from cupola.gwas import Association
-from cupola.gwas.data_sets import data_sets
-from cupola.learn import Training
-from cupola.personalize import Personalisation
+from cupola.association import Association
+from cupola.association.data_sets import data_sets
+from cupola.training import Training
+from cupola.training.personalise import Personalisation
 from cupola.web import worker
 from cupola.web.demo import COHORTS, simulated_cohorts
 from cupola.web.kinds import forms

@@ -11,8 +11,8 @@ import numpy as np
 from fastapi.testclient import TestClient
 from patience import wait
 
-from cupola.gwas import hit_index
-from cupola.gwas.compare import Table
+from cupola.association import hit_index
+from cupola.association.compare import Table
 from cupola.web import accounts
 from cupola.web.app import make_app
 from cupola.web.kinds import forms

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from cupola.learn import Training
     from cupola.secure.choices import Sum
+    from cupola.training import Training
 
 Mark = Literal["proven here", "by library", "argued, unreviewed"]
 PROVEN: Mark = "proven here"
@@ -98,7 +98,7 @@ GROUNDS: tuple[Ground, ...] = (
             "real"),
     _ground("passwords are stored as Argon2 hashes", LIBRARY, "argon2-cffi", "web"),
     _ground("equal to centralised training, up to rounding (conditions, and a probe of the plan)",
-            ARGUED, "docs/utility.md src/cupola/learn/utility.py", "equal"),
+            ARGUED, "docs/utility.md src/cupola/training/utility.py", "equal"),
     _ground("a real cohort answers only what its own copy of the study asks next", ARGUED,
             "docs/masked-sums.md#witnessed-totals src/cupola/federation/replay.py", "gwas"),
     _ground("a cohort does not believe a total that the coordinator made up, but for a chance of "
@@ -106,7 +106,7 @@ GROUNDS: tuple[Ground, ...] = (
             "docs/masked-sums.md#witnessed-totals src/cupola/secure/witness.py", "gwas"),
     _ground("of a variant that a cohort withholds no total of the others is told, but for noise as "
             "wide as its bounds", ARGUED,
-            "docs/gwas.md#limits-on-what-totals-tell src/cupola/gwas/limits.py", "gwas"),
+            "docs/gwas.md#limits-on-what-totals-tell src/cupola/association/limits.py", "gwas"),
     _ground("results equal to those of the pooled data, up to rounding (compared with PLINK)",
             ARGUED, "docs/gwas.md", "gwas"),
 )  # fmt: skip

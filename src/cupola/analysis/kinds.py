@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 #: Packages offer kinds under this group: `name = "package.module:Class"`.
 GROUP = "cupola.analyses"
 _OURS = {
-    "training": "cupola.learn.analysis:TrainingAnalysis",
-    "association": "cupola.gwas.analysis:AssociationAnalysis",
+    "training": "cupola.training.analysis:TrainingAnalysis",
+    "association": "cupola.association.analysis:AssociationAnalysis",
 }
 
 

@@ -30,13 +30,13 @@ from cupola.data import Dataset, SiteData
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Question, SiteContext, Total
 from cupola.federation.randomness import derive
-from cupola.learn.local import train, turn_of
-from cupola.learn.mechanisms.distributed import DistributedCoordinator
-from cupola.learn.mechanisms.dp_sgd import Canary
-from cupola.learn.mechanisms.site_level import ServerNoise
-from cupola.learn.participation import draw
 from cupola.privacy.persample import PerSample
 from cupola.secure.wrapped_question import layout_of
+from cupola.training.local import train, turn_of
+from cupola.training.mechanisms.distributed import DistributedCoordinator
+from cupola.training.mechanisms.dp_sgd import Canary
+from cupola.training.mechanisms.site_level import ServerNoise
+from cupola.training.participation import draw
 
 LOUD = 100.0  # norm of a gradient canary, in clips
 LARGE = (1e4, 1e3, 1e2, 10.0, 1.0)  # norms of crafted inputs, in norms of ordinary ones

@@ -12,7 +12,7 @@ import torch
 from cupola.data import Dataset
 from cupola.federation import Arrays
 from cupola.federation.randomness import generator
-from cupola.learn.workspace import Problem
+from cupola.training.workspace import Problem
 
 SIZES = (1, 2, 3, 5, 4, 1, 8, 17, 2, 33, 3, 68)  # of batches: other kernels for other sizes
 INPUTS = ("ordinary", "huge", "three", "cancelling", "spread", "tiny", "three", "constant",

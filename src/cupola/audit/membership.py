@@ -21,7 +21,6 @@ from cupola.engines import InProcess
 from cupola.errors import CupolaError
 from cupola.federation import drive
 from cupola.federation.randomness import derive, generator
-from cupola.learn import Evaluation, Training, TrainingHost
 from cupola.privacy.membership import (
     Attack,
     attack,
@@ -29,6 +28,7 @@ from cupola.privacy.membership import (
     logit_confidence,
     loss_attack,
 )
+from cupola.training import Evaluation, Training, TrainingHost
 
 ROWS = 20_000  # of members and of others, at most, for the loss threshold
 SMALL = 200_000  # parameters of a model that shadow runs are made for

@@ -22,10 +22,10 @@ from cupola.audit.stepwise import NUMBERS, VECTORS
 from cupola.data import Dataset, SiteData
 from cupola.federation import Arrays, Question
 from cupola.federation.randomness import generator
-from cupola.learn.local import train
-from cupola.learn.mechanisms.convex import CONSTANT
 from cupola.privacy.events import Approximate, Gaussian
 from cupola.privacy.perturbation import Logistic, objective_noise, to_start
+from cupola.training.local import train
+from cupola.training.mechanisms.convex import CONSTANT
 
 FAINT = 1e-3  # of the noise, where nearly none is wanted
 RELEASES = 400  # at most

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from cupola.audit.replayed_run import Subject, flat
 from cupola.federation.randomness import derive, generator
-from cupola.learn.local import train
 from cupola.privacy.events import Event
 from cupola.privacy.lower_bounds import one_run_p_value
+from cupola.training.local import train
 
 MOST = 64  # canaries in a run
 ROOM = 20_000_000  # numbers of all canaries' gradients together

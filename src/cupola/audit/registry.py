@@ -9,7 +9,7 @@ from cupola.audit import canaries, minimisers, stepwise, totals
 from cupola.audit.canaries import Experiment
 from cupola.audit.judging import Test
 from cupola.audit.replayed_run import Subject
-from cupola.learn.mechanisms import (
+from cupola.training.mechanisms import (
     Central,
     Distributed,
     DpFtrl,

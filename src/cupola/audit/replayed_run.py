@@ -20,14 +20,14 @@ from cupola.data import SiteData
 from cupola.errors import CupolaError
 from cupola.federation import Arrays, Question, SiteContext, State, StateStore
 from cupola.federation.randomness import generator
-from cupola.learn import Training, TrainingHost, Workspace, build
-from cupola.learn.choices import Privacy
-from cupola.learn.local import train
-from cupola.learn.mechanisms import Mechanism
-from cupola.learn.participation import draw
-from cupola.learn.training import frozen_part
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
+from cupola.training import Training, TrainingHost, Workspace, build
+from cupola.training.choices import Privacy
+from cupola.training.local import train
+from cupola.training.loop import frozen_part
+from cupola.training.mechanisms import Mechanism
+from cupola.training.participation import draw
 
 MARGIN = 1e-9  # relative; between a noise found twice
 

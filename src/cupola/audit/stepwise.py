@@ -27,13 +27,13 @@ from cupola.audit.replayed_run import (
 from cupola.data import SiteData
 from cupola.federation import Question, SiteContext
 from cupola.federation.randomness import derive, generator
-from cupola.learn import batches
-from cupola.learn.choices import Local
-from cupola.learn.local import augmentation, train, turn_of
-from cupola.learn.mechanisms import dp_sgd, mechanism_for
-from cupola.learn.workspace import Workspace
 from cupola.privacy.events import SampledGaussian
 from cupola.privacy.persample import ROUNDING
+from cupola.training import batches
+from cupola.training.choices import Local
+from cupola.training.local import augmentation, train, turn_of
+from cupola.training.mechanisms import dp_sgd, mechanism_for
+from cupola.training.workspace import Workspace
 
 NUMBERS = 20_000  # noise numbers to test, at least
 VECTORS = 8  # noise vectors to compare with each other, at least

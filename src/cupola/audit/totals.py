@@ -31,18 +31,18 @@ from cupola.data import Dataset, SiteData
 from cupola.errors import FederationError
 from cupola.federation import Contribution, Question, SiteContext, State, Total
 from cupola.federation.randomness import derive, generator
-from cupola.learn import training as program_of
-from cupola.learn.local import train, turn_of
-from cupola.learn.mechanisms.central import CentralCoordinator
-from cupola.learn.mechanisms.coordinator import Coordinator, joined
-from cupola.learn.mechanisms.distributed import DistributedCoordinator
-from cupola.learn.mechanisms.dp_ftrl import FtrlCoordinator
-from cupola.learn.mechanisms.site_level import SiteLevel
-from cupola.learn.participation import expected_sites
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.persample import ROUNDING
 from cupola.secure.wrapped_question import layout_of
+from cupola.training import loop as program_of
+from cupola.training.local import train, turn_of
+from cupola.training.mechanisms.central import CentralCoordinator
+from cupola.training.mechanisms.coordinator import Coordinator, joined
+from cupola.training.mechanisms.distributed import DistributedCoordinator
+from cupola.training.mechanisms.dp_ftrl import FtrlCoordinator
+from cupola.training.mechanisms.site_level import SiteLevel
+from cupola.training.participation import expected_sites
 
 COUNTS = 2000  # releases for the noise on counts; a fifth for large models
 ROUNDS = 4000  # rounds in which sites are drawn

@@ -40,7 +40,7 @@ def demo(
     folders = []
     with (
         watching(quiet, log=not as_json) as watch,
-        as_file(files("cupola.learn") / "plans" / "demo") as plans,
+        as_file(files("cupola.training") / "plans" / "demo") as plans,
     ):
         for name in METHODS:
             folder = out / name

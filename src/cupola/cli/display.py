@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cupola.base import formatting
 from cupola.base.formatting import main_metric
-from cupola.learn.privacy_section import cell, heading
+from cupola.training.privacy_section import cell, heading
 
 if TYPE_CHECKING:
     from pathlib import Path

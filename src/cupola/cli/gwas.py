@@ -38,8 +38,8 @@ def run(
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
-    from cupola.gwas.leaving import leave
-    from cupola.gwas.plan import StudyPlan
+    from cupola.association.leaving import leave
+    from cupola.association.plan import StudyPlan
 
     Shell.json = as_json
     plan = load(study, settings or (), of=StudyPlan)
@@ -59,7 +59,7 @@ def list_of_variants(
     as_json: AsJson = False,
 ) -> None:
     """Print how many variants a public list has, and the hash by which a study names it."""
-    from cupola.gwas import read_variants, variant_list_codec
+    from cupola.association import read_variants, variant_list_codec
 
     Shell.json = as_json
     variants = read_variants(file)
@@ -97,9 +97,9 @@ def split(
     as_json: AsJson = False,
 ) -> None:
     """Cut one data set into cohorts: lists of people, for experiments."""
-    from cupola.gwas import Files
-    from cupola.gwas.files import read_people
-    from cupola.gwas.split import by_cases, by_column, by_covariate, write_keeps
+    from cupola.association import Files
+    from cupola.association.files import read_people
+    from cupola.association.split import by_cases, by_column, by_covariate, write_keeps
 
     Shell.json = as_json
     bed, bim, fam = (Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam"))
@@ -135,7 +135,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two result tables: correlation of -log10 p, largest difference, hits."""
-    from cupola.gwas.compare import compare_results, read_results
+    from cupola.association.compare import compare_results, read_results
 
     Shell.json = as_json
     found = compare_results(read_results(result), read_results(reference, p))

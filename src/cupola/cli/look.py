@@ -36,7 +36,7 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
 @app.command()
 def recipes(as_json: AsJson = False) -> None:
     """List the published methods that a plan can name."""
-    from cupola.learn.recipes import RECIPES
+    from cupola.training.recipes import RECIPES
 
     rows = [
         {
@@ -148,8 +148,8 @@ def data_show(
     from cupola.analysis.plan_file import load
     from cupola.data import picture
     from cupola.errors import PlanError
-    from cupola.learn.build import federated_data
-    from cupola.learn.plan import Plan
+    from cupola.training.build import federated_data
+    from cupola.training.plan import Plan
 
     whole = load(plan, settings or (), of=Plan).expand()[0][1]
     path = out or Path(f"{whole.name}-sites.png")

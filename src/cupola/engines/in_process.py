@@ -46,7 +46,7 @@ class InProcess(Federation):
 
     seed: of the simulation. mode: 'auto' lets each task decide whether and how many sites are
     computed together; 'one-by-one' forbids it, 'together' insists on it, the others insist on one
-    form of training (see cupola.learn.batched). workers: threads (default: the cores), each
+    form of training (see cupola.training.batched). workers: threads (default: the cores), each
     computing with one core; the number changes no result.
     cache: how many sites' data are kept ready. folder: where the book of what sites spend is kept
     (without it, in memory). parties: a site's keys, where sums are masked.

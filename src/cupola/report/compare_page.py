@@ -20,13 +20,13 @@ from cupola.base.formatting import (
     text,
     title,
 )
-from cupola.learn.privacy_section import cell, heading
-from cupola.learn.report_sections import x_axis, y_axis
 from cupola.pages import charts, page
 from cupola.pages.any_run import plan_section
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
+from cupola.training.privacy_section import cell, heading
+from cupola.training.report_sections import x_axis, y_axis
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 _MOST_CURVES = 16

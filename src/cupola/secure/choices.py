@@ -22,7 +22,7 @@ class Sum(Choice):
     protocol: of masked sums: a third party that sees masks only (the 'compensator'), or 'pairwise'
         keys between the sites. minimum: sites that a total must have; 2 needs both sites' consent.
     changes: whether sites may change from total to total, so that differences of totals can tell of
-        single sites; by default where the plan has it so (see `cupola.learn.changing_sites`).
+        single sites; by default where the plan has it so (see `cupola.training.changing_sites`).
     change: largest magnitude of one parameter in one answer (unless clipping bounds it); samples:
         most samples of a site. They decide the precision: larger bounds leave fewer fractional
         bits. bits: of a parameter on its way; default 32 where updates are clipped, else 64.

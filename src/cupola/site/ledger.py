@@ -100,7 +100,7 @@ def spent(folder: Path, study: str) -> dict[str, Any] | None:
 def _released(book: Path) -> float | None:
     """Numbers a person that regressions on a data set have told; None while a study holds the
     book."""
-    from cupola.gwas.own_cohort import told_before
+    from cupola.association.own_cohort import told_before
 
     try:
         return sum(told_before(book).values())

@@ -3,7 +3,7 @@
 sweep(define("plan.toml", ["local.lr=0.01,0.1"]), "runs/sweep")["best"]
 """
 
-from cupola.learn.selection import kept
 from cupola.sweep.sweeps import Sweep, define, sweep
+from cupola.training.selection import kept
 
 __all__ = ["Sweep", "define", "kept", "sweep"]

@@ -27,11 +27,6 @@ from cupola.analysis.session import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.learn import build
-from cupola.learn.choices import Subset
-from cupola.learn.frozen import frozen_names, share
-from cupola.learn.plan import Plan
-from cupola.learn.selection import require_validation
 from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
@@ -41,6 +36,11 @@ from cupola.sweep.trials import (
     seeds_of,
     write_list,
 )
+from cupola.training import build
+from cupola.training.choices import Subset
+from cupola.training.frozen import frozen_names, share
+from cupola.training.plan import Plan
+from cupola.training.selection import require_validation
 
 TRIALS = 8  # that the default budget allows
 LEAST = 0.01  # share of the parameters below which a block is not worth a trial

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cupola.base.formatting import byte_unit, count, finite, metric, number, size, text, title
-from cupola.learn.report_sections import y_axis
 from cupola.pages import charts, page
 from cupola.pages.charts import Axis
+from cupola.training.report_sections import y_axis
 
 
 def sweep_section(summary: dict[str, Any]) -> str:

@@ -23,7 +23,6 @@ from cupola.analysis.protocol import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.learn.plan import Plan, changed
 from cupola.sweep.search_space import Over, grid, parse_over, sample
 from cupola.sweep.trials import (
     NOT_CHARGED,
@@ -34,6 +33,7 @@ from cupola.sweep.trials import (
     seeds_of,
     write_list,
 )
+from cupola.training.plan import Plan, changed
 
 Strategy = Literal["grid", "random", "halving"]
 _ETA = 3

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import select
 
+from cupola.association.bed import write_bed
+from cupola.association.data_sets import data_sets
 from cupola.errors import CupolaError
-from cupola.gwas.bed import write_bed
-from cupola.gwas.data_sets import data_sets
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused
 from cupola.web.kinds import analysis_named, kind_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from cupola.analysis.forms import Entry, When
 from cupola.analysis.overrides import changed
-from cupola.learn.meanings import meanings
+from cupola.training.meanings import meanings
 from cupola.web.kinds import analysis_named, forms
 from cupola.web.plans import leaves
 

@@ -1,0 +1,323 @@
+"""Association studies as an analysis: from cohorts to tables of variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from cupola.analysis.disclosure import learned
+from cupola.analysis.forms import Form, TablePage
+from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
+from cupola.analysis.result import Facts, Result
+from cupola.association import Association, Variants, own_cohort, read_variants, results
+from cupola.association.accounting import counted_lines
+from cupola.association.compare import Table
+from cupola.association.own_cohort import OwnCohort
+from cupola.association.plan import StudyPlan, for_real_cohorts
+from cupola.association.questions import tasks_of
+from cupola.association.result_files import TABLES, summary, write_tables
+from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
+from cupola.association.tables import as_table
+from cupola.association.tasks import OPENLY
+from cupola.base.formatting import duration, size
+from cupola.federation import State
+
+if TYPE_CHECKING:
+    from cupola.analysis.preview import Preview
+    from cupola.analysis.run_folder import Run
+    from cupola.federation.site import Host
+    from cupola.pages.folder import RunFolder
+    from cupola.secure.roster import Roster
+
+
+class AssociationResult(Result):
+    """What a study leaves behind. files: its tables, PLINK's first."""
+
+    test: str | None = None
+    cohorts: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0
+    files: tuple[str, ...] = ()
+    people: Facts | None = None
+    variants: int = 0
+    tested: int = 0
+    inflation: float | None = None
+    hits: Mapping[str, int] = MappingProxyType({})
+    left_out: Mapping[str, int] = MappingProxyType({})
+    without_result: Mapping[str, int] = MappingProxyType({})
+    warnings: tuple[str, ...] = ()
+    shared_people: tuple[tuple[str, str, int], ...] = ()
+
+
+_SITES_CHOOSE = "leave it out: sites choose their own files when they join"
+
+
+@dataclass
+class ListedCohorts(NoData):
+    """Real cohorts, and the public list that the coordinator brings along."""
+
+    listed: Variants | None = None
+
+
+class AssociationAnalysis(Analysis[StudyPlan]):
+    """A federated genome-wide association study (after sPLINK)."""
+
+    kind = "association"
+    Plan = StudyPlan
+    Result = AssociationResult
+    replayable = True
+    title = "association study"
+    noun = data_noun = "cohort"
+    _table: Table | None = None  # of results, once they are made
+    files = TABLES
+    unchosen = MappingProxyType({"bfile": "not-chosen"})
+    table_link = "Search all variants"
+    file_notes = MappingProxyType(
+        {
+            "study.assoc": "results, as PLINK prints them",
+            "study.assoc.linear": "results, as PLINK prints them",
+            "study.assoc.logistic": "results, as PLINK prints them",
+            "study.model": "trend test, as PLINK prints it",
+            "study.parquet": "results, unrounded",
+            "study.ssf.tsv": "results for the GWAS catalog",
+            "study.dropped.tsv": "why variants were left out",
+        }
+    )
+    not_from_browsers = MappingProxyType(
+        {
+            "cohorts": _SITES_CHOOSE,
+            "folder": _SITES_CHOOSE,
+            "variants": "leave it out: it names a file of this server",
+            "salt": "leave it out: what cohorts share must not be told to the coordinator",
+            "workers": "leave it out: the server decides",
+        }
+    )
+
+    def __init__(self, plan: StudyPlan) -> None:
+        super().__init__(plan)
+        self._facts: dict[str, Any] = {}
+
+    # Data and program
+
+    def host(self) -> SimulatedCohorts:
+        return simulated_cohorts(self.plan)
+
+    def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> ListedCohorts:
+        given = self.plan.variants
+        return ListedCohorts(len(names), read_variants(public(given)) if given else None)
+
+    def for_real_sites(self) -> StudyPlan:
+        return for_real_cohorts(self.plan)
+
+    def program(self, host: Host) -> Association:
+        """A site that follows the study gets the list from the coordinator."""
+        plan = self.plan
+        self.association = Association(
+            plan.study(),
+            len(host),
+            getattr(host, "listed", None),
+            public=plan.variants is not None,
+            pinned=plan.variants_hash,
+        )
+        return self.association
+
+    # What sites are asked
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("gwas *",)
+
+    @property
+    def openly(self) -> tuple[str, ...]:
+        asked = tasks_of(self.plan, self.plan.variants is not None)
+        return tuple(task for task in OPENLY if task in asked)
+
+    @property
+    def minimum(self) -> int:
+        """Every total is of all cohorts: a late one can be waited for."""
+        return 0
+
+    def asks(self, task: str) -> bool:
+        return task in tasks_of(self.plan, self.plan.variants is not None)
+
+    # At a real site
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(cohort.name for cohort in self.plan.cohorts)
+
+    @property
+    def sites(self) -> int:
+        return len(self.plan.cohorts)
+
+    def agreement(self) -> dict[str, Any]:
+        """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
+        in the first edition: studies under way stay joined."""
+        own = {*self.plan.own_affair, "seeds", "grid"}
+        facts = self.plan.model_dump(mode="json", exclude=own)
+        return {**facts, "kind": "study", "names": list(self.site_names)}
+
+    @classmethod
+    def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is said of a cohort beside its name is no detail."""
+        cohorts = given.get("cohorts")
+        if not isinstance(cohorts, list) or not all(isinstance(one, dict) for one in cohorts):
+            return given
+        said = [{k: v for k, v in one.items() if k != "name"} for one in cohorts]
+        return {**given, "cohorts": [one for i, one in enumerate(said) if one not in said[:i]]}
+
+    def disagreements(self, roster: Roster) -> list[str]:
+        found, names = super().disagreements(roster), tuple(site.name for site in roster.sites)
+        if len(names) == self.sites and names != self.site_names:
+            found.append(
+                f"the study's cohorts are {', '.join(self.site_names)}; the roster's sites, in its "
+                f"order, {', '.join(names)}: give them the same names"
+            )
+        return found
+
+    def weaker_limits(self, rules: SiteRules) -> list[str]:
+        return own_cohort.weaker_limits(self.plan, rules)
+
+    def fits(self, data: Mapping[str, Any]) -> bool:
+        return own_cohort.is_cohort(data)
+
+    def describe(self, path: Path, target: str | None) -> dict[str, Any]:
+        del target
+        return own_cohort.describe(path)
+
+    def data_problems(self, site: OwnSite) -> list[str]:
+        return own_cohort.data_problems(self.plan, site)
+
+    def own_host(self, site: OwnSite) -> OwnCohort:
+        return own_cohort.own_host(self.plan, site)
+
+    def preview(self, site: OwnSite, roster: Roster) -> Preview:
+        return replace(own_cohort.preview(self.plan, site, roster), parties=self.parties())
+
+    # A run
+
+    def progress(self, state: State) -> tuple[str, int, int]:
+        return self.association.progress(state)
+
+    def finish(self, state: State, folder: Path, watch: Watch) -> None:
+        """Tables first, each whole or not at all, then result.json, which says that they are."""
+        del watch
+        plan, program = self.plan, self.association
+        found = results(program, state)
+        self._table = as_table(found, plan.test, plan.confidence)
+        written = write_tables(plan, folder, program, state, found)
+        names = [cohort.name for cohort in plan.cohorts]
+        shared = [[names[a], names[b], n] for a, b, n in state.values.get("shared_people", [])]
+        proposed = [] if plan.variants else [list(p) for p in zip(names, state.values["proposed"])]
+        self._facts = {
+            **summary(plan, program, state, found),
+            "proposed": proposed,
+            "files": written,
+            "shared_people": shared,
+        }
+
+    def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:
+        del state, folder, real
+        cohorts = [cohort.name for cohort in self.plan.cohorts]
+        return {"test": self.plan.test, "cohorts": cohorts, **self._facts}
+
+    # What people see
+
+    def chips(self, run: RunFolder) -> list[tuple[str, str]]:
+        return [(str(run.result.get("test") or run.plan.get("test")), "")]
+
+    def sections(self, run: RunFolder) -> list[str]:
+        from cupola.association.report_sections import sections
+
+        return sections(run, self._table)
+
+    def parties(self) -> list[tuple[str, str]]:
+        return learned(
+            self.plan.sum,
+            totals="totals over all sites; one site's list of common variants",
+            results="the results, and which variants the study is about",
+            replayed=True,
+        )
+
+    def check(self) -> dict[str, Any]:
+        from cupola.association.forecast import check
+
+        return check(self.plan)
+
+    def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.association.forecast import check_lines
+
+        return check_lines(facts)
+
+    def show(self, run: Run, quiet: bool) -> list[Any]:
+        del quiet
+        found, people = run.result, run.result["people"]
+        lines = [
+            f"{found.tested:,} of {found.variants:,} variants tested in {people['tested']:,} "
+            f"people of {len(found.cohorts)} cohorts; {found.hits['5e-8']:,} hits below 5e-8, "
+            f"inflation {found.inflation or float('nan'):.3f}",
+            f"{size(found.bytes_down + found.bytes_up)} sent, {duration(found.seconds)}",
+            *counted_lines(found),
+        ]
+        lines += [
+            f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
+            for a, b, n in found.shared_people
+        ]
+        return [*lines, *(str(run.folder / file) for file in (*found.files, "report.html"))]
+
+    # In the web
+
+    @classmethod
+    def forms(cls) -> Mapping[str, Form]:
+        from cupola.association.web_form import forms
+
+        return forms()
+
+    @classmethod
+    def takes_sites(cls, given: Mapping[str, Any], real: bool = False) -> bool:
+        del given, real
+        return True
+
+    @classmethod
+    def with_sites(
+        cls, given: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        return {**given, "cohorts": [{"name": name, **files} for name, files in sites.items()]}
+
+    @classmethod
+    def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:
+        from cupola.association.data_sets import data_sets
+
+        return data_sets(folder)
+
+    def foresee(self, folder: Path) -> dict[str, Any]:
+        from cupola.association.foreseen import foresee
+
+        return foresee(self, folder)
+
+    @classmethod
+    def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
+        from cupola.association.foreseen import sections
+
+        return sections(facts)
+
+    def in_short(self, run: RunFolder) -> dict[str, Any]:
+        from cupola.association.report_sections import in_short
+
+        return in_short(run)
+
+    def index_table(self, run: RunFolder, path: Path) -> None:
+        from cupola.association.hit_index import build
+        from cupola.association.report_sections import results_in
+
+        self._table = results_in(run)  # which the report's sections need, too
+        build(path, self._table)
+
+    @classmethod
+    def search_table(cls, path: Path, search: str, page: int) -> TablePage:
+        from cupola.association.hit_index import HINT, read
+
+        found = read(path, search, page).column_at("P", 2)
+        return replace(found, title="Variants by p-value", hint=HINT, row="variant")

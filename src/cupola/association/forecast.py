@@ -1,0 +1,210 @@
+"""What an association study will send, rehearsed before any total over genotypes is made.
+
+People, covariates and the list of variants are answered as in the study; where cohorts propose the
+list, each counts its own alleles, to leave rare variants out. The rest is a matter of shapes. For
+chi-square all of it is certain; else it is the most it can be, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupola.analysis.check import ground_lines, party_lines, rows_of, task_lines
+from cupola.analysis.grounds import of_study
+from cupola.analysis.rehearsal import AnsweredRehearsal, rehearse_answered
+from cupola.analysis.simulated import Simulated
+from cupola.association import StudyHost, variant_list_codec
+from cupola.association.accounting import counted_lines
+from cupola.association.agreement import left_out
+from cupola.association.analysis import AssociationAnalysis
+from cupola.association.limits import described
+from cupola.association.plan import StudyPlan
+from cupola.association.simulated_cohorts import SimulatedCohorts
+from cupola.association.site import released_numbers
+from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
+from cupola.base.formatting import count, size
+from cupola.errors import FederationError
+from cupola.federation import Ask, Question, State
+from cupola.federation.message import Arrays, blank
+from cupola.secure.following import told_answers_size, told_size
+
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
+WIDEST = 24  # letters of a number of 64 bits
+USUAL = 6  # iterations of Newton's method
+PHASE = "study"
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
+    usual: of a logistic regression, with as many iterations as there usually are. told: what real
+    cohorts are told in addition: totals, and the list that cohorts propose. left_out, agreement,
+    warnings: of the list, as in the study's result. list_hash: of the list. limits: of what totals
+    tell of single people, and what they cost."""
+
+    rows: tuple[dict[str, Any], ...]
+    down: int
+    up: int
+    at_most: tuple[str, ...]
+    usual: int
+    variants: int
+    people: int
+    told: int
+    list_hash: str
+    left_out: dict[str, int]
+    agreement: dict[str, int]
+    warnings: tuple[str, ...]
+    limits: tuple[str, ...]
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """What the list leaves out, as result.json has it; filters and tests come on top."""
+        return {
+            "left_out": self.left_out, "without_result": {}, "agreement": self.agreement,
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+    @property
+    def total(self) -> int:
+        return self.down + self.up
+
+
+def foresee_study(plan: StudyPlan) -> StudyForecast:
+    """Rehearse a study whose cohorts are all here."""
+    state, reach = _rehearsed(plan)
+    usual = reach
+    if plan.test == "logistic" and (plan.newton.iterations > USUAL or plan.newton.firth):
+        newton = plan.newton.model_copy(update={"iterations": USUAL, "firth": False})
+        _, usual = _rehearsed(plan.model_copy(update={"newton": newton}))
+    rows = tuple(reach.rows.values())
+    return StudyForecast(
+        rows,
+        sum(row["down"] for row in rows),
+        sum(row["up"] for row in rows),
+        tuple(_reasons(plan)),
+        sum(row["down"] + row["up"] for row in usual.rows.values()),
+        len(state.arrays["reason"]),
+        state.values["people"]["loaded"],
+        reach.told,
+        variant_list_codec.fingerprint(variant_list_codec.unpack(state.arrays["list"])),
+        left_out(state.arrays["reason"]),
+        state.values["own"] | state.values["found"],
+        tuple(state.values["warnings"]),
+        tuple(_limits(plan, state, reach.host)),
+    )
+
+
+def check(plan: StudyPlan) -> dict[str, Any]:
+    """Everything `cupola check` says, as plain values."""
+    told = foresee_study(plan)
+    sent = {"down": told.down, "up": told.up, "total": told.total, "usual": told.usual,
+            "told": told.told, "at_most": list(told.at_most), "rows": list(told.rows)}  # fmt: skip
+    return {
+        "name": plan.name,
+        "test": plan.test,
+        "cohorts": len(plan.cohorts),
+        "variants": told.variants,
+        "people": told.people,
+        **told.counted,
+        "list_hash": told.list_hash,
+        "bytes": sent,
+        "limits": list(told.limits),
+        "parties": rows_of(AssociationAnalysis(plan).parties()),
+        "grounds": [ground.to_json() for ground in of_study(plan.sum, len(plan.cohorts))],
+    }
+
+
+def check_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The same for a terminal."""
+    sent = facts["bytes"]
+    lines = [
+        f"{facts['name']}: {facts['test']}, {count(facts['cohorts'], 'cohort')}, "
+        f"{facts['people']:,} people, {count(facts['variants'], 'variant')}"
+    ]
+    lines += task_lines(sent["rows"])
+    most = "at most " if sent["at_most"] else ""
+    usual = f" ({size(sent['usual'])} as it usually goes)" if sent["usual"] < sent["total"] else ""
+    lines.append(f"{most}{size(sent['total'])} sent in all{usual}")
+    lines += [f"  at most: {reason}" for reason in sent["at_most"]]
+    lines += counted_lines(facts)
+    lines.append(
+        f"real cohorts follow the study by themselves and are told every total: {most}"
+        f"{size(sent['told'])} more"
+    )
+    lines += party_lines(facts["parties"])
+    lines += [f"limits: {line}" for line in facts["limits"]]
+    return lines + ground_lines(facts["grounds"])
+
+
+def _reasons(plan: StudyPlan) -> list[str]:
+    quality, found = plan.quality, []
+    if plan.regression:
+        found.append("somebody is taken to lack a call in every chunk of variants")
+        if quality.maf > 0 or quality.missing < 1 or quality.hardy_weinberg > 0:
+            found.append("every variant is taken to pass the filters")
+        if plan.sum.masked:
+            found.append("means of covariates have more or fewer digits")
+    if plan.test == "logistic":
+        found.append(f"variants may converge before {plan.newton.iterations} iterations")
+    return found
+
+
+def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
+    found = described(plan, state.values["people"]["tested"], released_numbers(plan))
+    least = plan.limits.least_cell
+    genotypes = plan.trend or plan.quality.hardy_weinberg > 0
+    for site in host.cohorts if least else ():
+        lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
+        found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
+    return found
+
+
+def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
+    analysis = AssociationAnalysis(plan)
+    host = analysis.host()
+    program = analysis.program(host)
+    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
+    try:
+        return rehearse_answered(program, reach, program.skip), reach
+    except FederationError as error:
+        raise Simulated().explained(host, error) from None
+
+
+class _StudyRehearsal(AnsweredRehearsal):
+    """Cohorts that answer what takes no genotypes. told: bytes of totals that real cohorts are told
+    in addition."""
+
+    host: SimulatedCohorts
+    told = 0
+
+    def put(self, ask: Ask) -> bool:
+        if ask.kind == "sum":
+            self.told += len(self.host) * told_size(ask.question, len(self.host))
+        answered = super().put(ask)
+        if ask.kind == "gather" and ask.question.decides:
+            self.told += len(self.host) * told_answers_size(ask.question, self._told)
+        return answered
+
+    def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
+        if self.parties is not None and "shift" in question.options:
+            self._slack(question, len(sites))
+        return super()._answers(question, sites)
+
+    def computed(self, task: str) -> bool:
+        return task in ANSWERED
+
+    def blank(self, question: Question) -> Arrays:
+        hashes = question.task == FINGERPRINTS
+        types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
+        return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
+
+    def _slack(self, question: Question, sites: int) -> None:
+        """Totals of masked sums are rounded: means may have other digits there."""
+        numbers = [*(question.options["shift"] or ()), *(question.options["width"] or ())]
+        more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
+        self.row(question.task, "sum")["down"] += sites * more

@@ -1,0 +1,127 @@
+"""Local statistics of a chunk of variants: compiled where numba is installed, else the reference.
+
+Install numba with `pip install 'cupola[gwas]'`; without it everything works, slowly.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from cupola.association import reference
+from cupola.association.bed import MISSING, WORD, Bed, mask_of, unpacked
+
+_CHUNK = 4096
+
+
+@lru_cache(maxsize=1)
+def has_numba() -> bool:
+    return find_spec("numba") is not None
+
+
+def _compiled() -> Any:
+    """Imported when it is needed: numba takes a while."""
+    from cupola.association import compiled
+
+    return compiled
+
+
+def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    if not has_numba():
+        return reference.genotype_counts(rows, chosen)
+    found = np.zeros((len(rows), len(chosen), 3), np.int64)
+    busy = chosen.any(axis=1)  # haploid people are few, mostly none
+    if busy.any():
+        masks = np.stack([mask_of(group) for group in chosen[busy]])
+        some = found if busy.all() else np.empty((len(rows), len(masks), 3), np.int64)
+        _compiled().genotype_counts(_words(rows), masks, some)
+        found[:, busy] = some
+    return found
+
+
+def allele_counts(bed: Bed, local: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """`reference.allele_counts` of rows of a file, without a copy of its calls; int32."""
+    if not has_numba() or sys.byteorder != "little":
+        parts = (local[i : i + _CHUNK] for i in range(0, len(local), _CHUNK))
+        return np.concatenate([reference.allele_counts(bed.rows(p), chosen) for p in parts])
+    found = np.empty((len(local), len(chosen), 2), np.int32)
+    masks = np.stack([mask_of(group) for group in chosen])
+    _compiled().allele_counts(bed.flat, bed.width, local.astype(np.int64), masks, found)
+    return found
+
+
+def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
+    if not has_numba():
+        return reference.call_sums(rows, two, one)
+    width = -(-len(two) // 4)
+    columns = np.ascontiguousarray(rows[:, :width].T)
+    return _compiled().call_sums(columns, _padded(two, 4 * width), _padded(one, 4 * width))
+
+
+def missing_sums(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    if not has_numba():
+        return reference.missing_sums(rows, values)
+    return _compiled().missing_sums(_words(rows), _padded(values, 4 * rows.shape[1]))
+
+
+def without_half_calls(rows: np.ndarray, haploid: np.ndarray) -> np.ndarray:
+    """A call of one copy (binary 10) turns missing (01) where the mask says."""
+    words = _words(rows)
+    mask = mask_of(haploid)
+    half = (words >> np.uint64(1)) & ~words & mask
+    return (words ^ (half | (half << np.uint64(1)))).view(np.uint8)
+
+
+def logistic_sums(
+    rows: np.ndarray,
+    people: np.ndarray,
+    scale: np.ndarray,
+    fixed: np.ndarray,
+    y: np.ndarray,
+    beta: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not has_numba():
+        return reference.logistic_sums(rows, people, scale, fixed, y, beta)
+    whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
+    whole[:, people] = np.vstack([fixed.T, y, scale, np.ones(len(people))])
+    columns = np.ascontiguousarray(whole[:-3])
+    y, scale, included = whole[-3:]
+    i, j = np.triu_indices(len(columns))
+    parts = (np.ascontiguousarray(rows), included, scale, columns, columns[i] * columns[j], y)
+    gradient, found, spread = _compiled().logistic_sums(*parts, np.ascontiguousarray(beta))
+    return gradient, found[:, _triangle_order(beta.shape[1])], spread
+
+
+@lru_cache(maxsize=16)
+def _triangle_order(p: int) -> np.ndarray:
+    """Where the compiled kernel puts the entries of a whole upper triangle."""
+    i, j = np.triu_indices(p - 1)
+    place = {(a, b): at for at, (a, b) in enumerate(zip(i.tolist(), j.tolist()))}
+    place |= {(a, p - 1): len(i) + a for a in range(p)}
+    return np.array([place[pair] for pair in zip(*(x.tolist() for x in np.triu_indices(p)))])
+
+
+def missing_by_person(bed: Bed) -> np.ndarray:
+    """How many calls each person misses, over all variants."""
+    count = np.zeros(4 * (-(-bed.width // WORD) * WORD), np.int64)
+    for start in range(0, bed.variants, _CHUNK):
+        rows = bed.rows(slice(start, start + _CHUNK))
+        if has_numba():
+            _compiled().missing_by_person(_words(rows), count)
+        else:
+            count += np.count_nonzero(unpacked(rows, len(count)) == MISSING, axis=0)
+    return count[: bed.people]
+
+
+def _words(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows).view("<u8").astype(np.uint64, copy=False)
+
+
+def _padded(values: np.ndarray, length: int) -> np.ndarray:
+    result = np.zeros((length, values.shape[1]))
+    result[: len(values)] = values
+    return result

@@ -1,0 +1,203 @@
+"""A real cohort in an association study: its own files, what they must hold, what it remembers of
+what it was asked, and what the study would tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from cupola.analysis.explain import explain
+from cupola.analysis.preview import Preview, answer_row
+from cupola.analysis.protocol import OwnSite, SiteRules
+from cupola.association import Association, Files, Site, read_variants
+from cupola.association.cohort import problems
+from cupola.association.files import Variants, read_people
+from cupola.association.limits import Released, described
+from cupola.association.plan import CohortFiles, StudyPlan
+from cupola.association.preview import outline
+from cupola.association.site import Workspace, most_iterations, released_numbers
+from cupola.association.tasks import OPENLY, withheld_for_cells
+from cupola.errors import DataError
+from cupola.secure.durable_dict import Memory
+from cupola.secure.roster import Roster
+
+
+@dataclass
+class OwnCohort:
+    """One cohort, at its place among others that are elsewhere."""
+
+    site: Site
+    sites: int
+
+    def __len__(self) -> int:
+        return self.sites
+
+    def data(self, site: int) -> Site:  # noqa: ARG002
+        return self.site
+
+    def workspace(self) -> Workspace:
+        return Workspace()
+
+    def close(self) -> None:
+        self.site.close()
+
+
+def is_cohort(data: Mapping[str, Any]) -> bool:
+    """Whether a data set of a site's settings is the files of a cohort."""
+    return bool({"bfile", "bed"} & data.keys())
+
+
+def cohort_files(site: OwnSite) -> Files:
+    """Where the files of the cohort are."""
+    try:
+        found = CohortFiles.model_validate({"name": site.rules.name, **site.data})
+    except ValidationError as error:
+        lines = explain(error, f"data set '{site.dataset}'", (), CohortFiles)
+        raise DataError("; ".join(lines)) from None
+    return found.files(site.folder)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """The settings of a cohort: PLINK's files of this base name, or of this list of people beside
+    them (BASE.NAME.keep)."""
+    base = path.with_suffix("") if path.suffix in (".bed", ".bim", ".fam") else path
+    if base.with_name(f"{base.name}.bed").is_file():
+        beside = {key: base.with_name(f"{base.name}.{key}") for key in ("pheno", "cov")}
+        found = {key: str(file) for key, file in beside.items() if file.is_file()}
+        return {"bfile": str(base), **found}
+    if path.name.endswith(".keep"):
+        whole = path.with_name(path.name.removesuffix(".keep").rpartition(".")[0] + ".bed")
+        return {**describe(whole), "keep": str(path)}
+    raise DataError(f"there are no PLINK files {base}.bed, .bim and .fam")
+
+
+def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
+    """This site's cohort. What it was asked is remembered beyond its process."""
+    salt = site.rules.salt
+    own = Site(
+        cohort_files(site),
+        plan.wanted,
+        salt=salt.encode() if plan.fingerprints and salt else None,
+        proposes=plan.variants is None,
+        rare=plan.rare,
+        iterations=most_iterations(plan),
+        people_per_column=plan.people_per_column,
+        limits=plan.limits,
+        released=_released(plan, site),
+        memory=Memory(site.place / "asked.jsonl"),
+        folder=site.place / "asked",
+        own_log=site.log,
+    )
+    return OwnCohort(own, site.sites)
+
+
+# What is told of single people
+
+
+def released_file(book: Path) -> Path:
+    """Where it is kept how many numbers about its people a data set has told. book: of what it has
+    spent."""
+    return book.with_suffix(".released.jsonl")
+
+
+def told_before(book: Path) -> dict[str, float]:
+    """Numbers a person that regressions on a data set have told, by study."""
+    path = released_file(book)
+    if not path.exists():
+        return {}
+    memory = Memory(path)
+    try:
+        return Released(memory, "", 0, 0.0).entries()
+    finally:
+        memory.close()
+
+
+def _released(plan: StudyPlan, site: OwnSite) -> Released | None:
+    if not plan.regression:
+        return None
+    memory = Memory(released_file(site.book))
+    return Released(memory, site.study, released_numbers(plan), site.rules.limits.released)
+
+
+def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
+    """Where a study would tell more of single people than the site's limits allow."""
+    found, wanted = [], rules.limits
+    if plan.test == "logistic" and plan.limits.effective < wanted.effective:
+        found.append(
+            f"the study's limits.effective is {plan.limits.effective:g}; this site wants at least "
+            f"{wanted.effective:g}"
+        )
+    if plan.limits.least_cell < wanted.least_cell:
+        found.append(
+            f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
+            f"{wanted.least_cell}"
+        )
+    return found
+
+
+def data_problems(plan: StudyPlan, site: OwnSite) -> list[str]:
+    """Why this cohort cannot take part, a line each."""
+    files, found = cohort_files(site), []
+    if plan.variants is not None and plan.variants_hash is None:
+        found.append(
+            f"the study does not say which list '{plan.variants}' is: its author adds "
+            "variants_hash, which `cupola gwas list FILE` prints"
+        )
+    return [*found, *problems(files, plan.wanted)]
+
+
+# What would be asked
+
+
+def preview(plan: StudyPlan, site: OwnSite, roster: Roster) -> Preview:
+    """An association study as if every cohort had this one's variants and as many people: every
+    kind of question once, as large as it gets."""
+    files = cohort_files(site)
+    people = len(read_people(files.fam).person) * len(roster.sites)
+    found = Preview(study_answers(plan, read_variants(files.bim), people, roster))
+    if not problems(files, plan.wanted):  # else they are among the objections
+        found.limits = _limits(plan, site, Site(files, plan.wanted), roster)
+    return found
+
+
+def study_answers(
+    plan: StudyPlan, variants: Variants, people: int, roster: Roster
+) -> list[dict[str, Any]]:
+    """Every kind of answer that an association study asks for; variants, people: as `outline` takes
+    them."""
+    study, listed = Association(plan.study(), len(roster.sites)), plan.variants is not None
+    rows = []
+    for kind, question, times in outline(study, variants, people, listed):
+        whole = np.uint8 if question.task in OPENLY else np.int64  # lists and hashes are bytes
+        rows.append({**answer_row(kind, question, plan.sum, roster, whole), "times": times})
+    return rows
+
+
+def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[str]:
+    """The study's limits, what they cost here, and what of this data set was told before. People of
+    all cohorts: as if all had as many as this one."""
+    people = int(site.cohort.loaded.sum()) * len(roster.sites)
+    numbers = released_numbers(plan)
+    found = described(plan, people, numbers)
+    if plan.limits.least_cell:
+        binary = site.cohort.looks_binary if plan.binary is None else plan.binary
+        genotypes = plan.trend or plan.quality.hardy_weinberg > 0
+        lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
+        found.append(f"this site would withhold {lost:,} variants for small counts")
+    if plan.regression:
+        most = own.rules.limits.released
+        try:
+            before = sum(told_before(own.book).values())
+        except DataError:  # a study under way holds the book
+            return [*found, "what other studies have told is not known while one is under way"]
+        beyond = before + numbers / max(1, people) > most
+        found.append(
+            f"other studies have told {before:.2f} numbers a person; this site allows {most:g} in "
+            f"all{': this study would be refused before its first total' if beyond else ''}"
+        )
+    return found

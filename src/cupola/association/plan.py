@@ -1,0 +1,181 @@
+"""A study: which cohorts, which test, how sums are made; a plan of the kind 'association'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from cupola.analysis.explain import explain
+from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
+from cupola.analysis.plan_file import load
+from cupola.association import Files, Study, Wanted
+from cupola.errors import PlanError
+from cupola.secure.choices import Sum
+
+
+class CohortFiles(BaseModel):
+    """Where a cohort's data are; names are taken from the study file's folder. Real cohorts say it
+    in settings of their own: of a study's words about them they use the name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,60}$")
+    """What the report calls it."""
+    bfile: str | None = None
+    """Name of .bed, .bim and .fam without the ending."""
+    bed: str | None = None
+    """Genotypes, in place of bfile's."""
+    bim: str | None = None
+    """Variants, in place of bfile's."""
+    fam: str | None = None
+    """People, in place of bfile's."""
+    pheno: str | None = None
+    """Traits: a line 'FID IID name ...', then a line a person."""
+    cov: str | None = None
+    """Covariates, the same layout."""
+    keep: str | None = None
+    """People of the .fam file who take part (FID IID); everybody without it."""
+    may_leave: bool = False
+    """Agrees beforehand that the study goes on without it after totals were told: the difference
+    of two totals is then its own numbers."""
+
+    @model_validator(mode="after")
+    def _complete(self, info: ValidationInfo) -> CohortFiles:
+        missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
+        if self.bfile is None and missing and not is_elsewhere(info):
+            raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
+        return self
+
+    def files(self, base: Path) -> Files:
+        def path(given: str | None) -> Path | None:
+            return None if given is None else base / given
+
+        def part(ending: str) -> Path:
+            given = getattr(self, ending)
+            return base / (given if given is not None else f"{self.bfile}.{ending}")
+
+        parts = (part("bed"), part("bim"), part("fam"))
+        return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
+
+
+class StudyPlan(PlanHeader, Study):
+    """All of a study."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    own_affair: ClassVar[tuple[str, ...]] = (
+        "engine", "checkpoint_seconds", "folder", "salt", "cohorts",
+    )  # fmt: skip
+
+    kind: Literal["association"] = "association"
+    """Of the analysis."""
+    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
+    """Of the study; the file's name without it."""
+    seed: int = 1
+    """Of what is drawn in the simulation: keys, and the order of fingerprints."""
+    cohorts: tuple[CohortFiles, ...]
+    """Who takes part, below."""
+    variants: str | None = None
+    """A public .bim file to compare with. Without it cohorts propose the list, one after another
+    what is common with them and not on it yet."""
+    variants_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the public list, as `cupola gwas list` prints it; real cohorts take no other."""
+    salt: str | None = None
+    """For fingerprints: what real cohorts share, and do not tell the coordinator."""
+    sum: Sum = Field(default_factory=Sum)
+    """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
+    engine: Engine = Engine(quorum=1.0)
+    """How cohorts are reached, as in plans. workers: cohorts that compute at the same time.
+    timeout: seconds that a real cohort has for an answer before it is asked again."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Of the confidence intervals."""
+    ssf: bool = False
+    """Also write GWAS-SSF."""
+    parquet: bool = False
+    """Also write Parquet, unrounded."""
+    checkpoint_seconds: float = Field(default=10.0, ge=0)
+    """At most so much work is lost in a crash."""
+    folder: str = "."
+    """What file names are relative to; the study file's folder if it comes from a file."""
+
+    @classmethod
+    def with_defaults(cls, given: Any) -> Any:
+        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once."""
+        if not isinstance(given, dict):
+            return given
+        engine = given.get("engine", {})
+        if not isinstance(engine, dict):
+            return given
+        moved = {key: given[key] for key in ("workers", "timeout") if key in given}
+        rest = {key: value for key, value in given.items() if key not in moved}
+        return {**rest, "engine": {"quorum": 1.0, **moved, **engine}}
+
+    @model_validator(mode="after")
+    def _possible(self, info: ValidationInfo) -> StudyPlan:
+        names = [cohort.name for cohort in self.cohorts]
+        if not names:
+            raise ValueError("cohorts: name at least one ([[cohorts]])")
+        if len(set(names)) < len(names):
+            raise ValueError("cohorts: two have the same name")
+        if twice := [name for name in self.covariates if self.covariates.count(name) > 1]:
+            raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
+        if self.sum.changes:
+            raise ValueError("sum.changes: every total of a study is of all its cohorts")
+        if self.engine.quorum != 1:
+            raise ValueError("engine.quorum: every total of a study is of all its cohorts")
+        if self.engine.kind == "ray":
+            raise ValueError(
+                "engine.kind = 'ray': a cohort remembers what it was asked, in one place; use "
+                "'in-process', or 'processes' for trials"
+            )
+        if self.sum.masked and len(names) < self.sum.minimum:
+            raise ValueError(
+                f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
+                "no masked sum can be told"
+            )
+        if self.fingerprints and not self.salt and not is_elsewhere(info):
+            raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
+        return self
+
+    @property
+    def wanted(self) -> Wanted:
+        regression = self.regression
+        return Wanted(
+            self.trait.column,
+            self.covariates if regression else (),
+            self.sex and regression,
+            self.ambiguous_sex,
+            self.quality.person_missing,
+        )
+
+    def study(self) -> Study:
+        """The part that the program knows."""
+        return Study(**{name: getattr(self, name) for name in Study.model_fields})
+
+
+def for_real_cohorts(study: StudyPlan) -> StudyPlan:
+    """The study as it may leave whoever wrote it: without names of files, and without the salt."""
+    names = [{"name": c.name, "may_leave": c.may_leave} for c in study.cohorts]
+    told = {**study.to_dict(), "cohorts": names, "salt": None, "folder": "."}
+    return load(told, of=StudyPlan, elsewhere=True)
+
+
+def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
+    """The study of the other cohorts."""
+    names = [cohort.name for cohort in study.cohorts]
+    if unknown := [name for name in leaving if name not in names]:
+        raise PlanError(f"no cohort is named '{unknown[0]}'; there are: {', '.join(names)}")
+    left = tuple(cohort for cohort in study.cohorts if cohort.name not in set(leaving))
+    try:
+        return StudyPlan.model_validate({**study.to_dict(), "cohorts": left})
+    except ValidationError as error:
+        raise PlanError("\n".join(explain(error, "study", (), StudyPlan))) from None

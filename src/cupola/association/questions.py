@@ -1,0 +1,253 @@
+"""The questions of a study, with the bounds that masked sums need and what answers reveal.
+
+Columns are standardised over the pooled people, so that the squares of a column add up to the
+number of people N. By Cauchy and Schwarz no sum of products of two columns, over whatever people,
+is larger than N: bounds that hold for any data and tell nobody anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupola.association import agreement, variant_list_codec
+from cupola.association.choices import Study
+from cupola.association.limits import WITHHELD, rounded
+from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
+from cupola.federation import Arrays, Question, Spec
+
+MOST_PEOPLE = 10**8  # in one cohort
+COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
+
+
+def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
+    """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
+    names = ["people", "agree", "counts"]
+    names += ["moments", "shared"] if study.regression else []
+    names += ["linear"] if study.test == "linear" else []
+    if study.test == "logistic":
+        names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
+    openly = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
+    return (*(f"gwas {name}" for name in names), *openly)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""
+
+    start: int
+    stop: int
+    kind: int
+    index: np.ndarray
+
+    def arrays(self, chosen: np.ndarray | None = None) -> Arrays:
+        """Which variants are meant (all of them, or those of a mask), a bit each."""
+        bits = np.zeros(self.stop - self.start, bool)
+        bits[(self.index if chosen is None else self.index[chosen]) - self.start] = True
+        return {"variants": np.packbits(bits)}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Makes questions. people: all that are loaded. facts: 'binary', 'shift', 'width', 'tested'."""
+
+    study: Study
+    sites: int
+    people: int = 0
+    facts: Mapping[str, Any] | None = None
+
+    @property
+    def n(self) -> float:
+        """The bound on sums of products; a little slack, since standardising is not exact."""
+        return 1.01 * self.people + 10
+
+    @property
+    def coarse(self) -> int:
+        return 32 if self.people <= COARSE else 64
+
+    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
+        assert self.facts is not None
+        place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
+        return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
+
+    def people_question(self) -> Question:
+        study = self.study
+        return Question(
+            "gwas people",
+            options={
+                "binary": study.binary,
+                "regression": study.regression,
+                "one_sided": study.one_sided or study.test == "linear",
+            },
+            expects={"people": Spec((10,), "int", MOST_PEOPLE)},
+            reveals="numbers of people: cases, controls, without trait, males among them, tested; "
+            "cohorts whose trait is not binary",
+        )
+
+    def moments(self, of: str, binary: bool, shift: list[float], width: list[float]) -> Question:
+        largest = self.study.largest
+        bounds = {"mean": self.people * largest, "distance": 2 * self.people * largest}
+        bound = bounds.get(of, 1.1 * self.people**2 + 10)
+        return Question(
+            "gwas moments",
+            options={"of": of, "binary": binary, "shift": shift, "width": width,
+                     "largest": largest},
+            expects={"sums": Spec((len(shift),), "float", bound)},
+            reveals=f"the {_MOMENTS[of]} of every covariate and the trait over all tested people",
+        )  # fmt: skip
+
+    def propose(self, size: int | None) -> Question:
+        spec = Spec((1,), "int") if size is None else Spec((size,), "int")
+        return Question(
+            PROPOSE,
+            options={"rare": self.study.rare},
+            expects={"size" if size is None else "list": spec},
+            reveals=f"the cohort's variants with at least {self.study.rare} copies of the rarer "
+            "allele that no cohort before it named: names, positions, alleles; no frequency",
+        )
+
+    def agree(self, start: int, packed: np.ndarray, count: int) -> Question:
+        most = agreement.most_of_digits(self.sites)
+        return Question(
+            "gwas agree",
+            arrays={"list": packed},
+            options={"start": start, "sites": self.sites},
+            expects={
+                "found": Spec((count,), "int", most),
+                "own": Spec((4,), "int", variant_list_codec.MOST),
+            },
+            reveals="per variant, in how many cohorts it is absent, elsewhere, has other alleles, "
+            "is repeated, flipped, swapped; how many have other names, and how many of the "
+            "cohorts' own variants are not on the list",
+        )
+
+    def fingerprints(self) -> Question:
+        return Question(
+            FINGERPRINTS,
+            expects={"hashes": Spec((self.people, HASH), "int")},
+            reveals="hashes of people's ids under a salt that the coordinator does not know: how "
+            "many people two cohorts share",
+            decides=False,
+        )
+
+    def counts(self, chunk: Chunk, binary: bool, groups: list[int], genotypes: bool) -> Question:
+        k = len(chunk.index)
+        expects = {"alleles": Spec((k, len(groups), 2), "int", 2 * self.people)}
+        if genotypes:
+            shown = sum(group < 2 or not binary for group in groups)
+            expects["genotypes"] = Spec((k, shown, 3), "int", self.people)
+        if self.study.limits.least_cell:
+            expects[WITHHELD] = Spec((k,), "int", 1)
+        return Question(
+            "gwas counts",
+            chunk.arrays(),
+            {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
+            expects,
+            reveals="per variant, alleles " + ("and genotypes " if genotypes else "")
+            + ("in cases, controls and others" if binary else "in all people")
+            + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
+        )  # fmt: skip
+
+    def shared(self, kind: int, columns: int, beta: np.ndarray | None) -> Question:
+        if beta is None:
+            whole = (columns + 1) * (columns + 2) // 2
+            return Question(
+                "gwas shared",
+                options=self._test(kind),
+                expects={"products": Spec((whole,), "float", self.n)},
+                reveals="products of covariates and trait, summed over all tested people",
+            )
+        return Question(
+            "gwas shared",
+            {"beta": beta},
+            self._test(kind),
+            {
+                "gradient": Spec((columns,), "float", self.n),
+                "information": Spec((columns * (columns + 1) // 2,), "float", self.n),
+            },
+            reveals="gradient and information of the model without a genotype, over all people",
+        )
+
+    def linear(self, chunk: Chunk, columns: int, missing: bool) -> Question:
+        k = len(chunk.index)
+        expects = {
+            "cross": Spec((k, columns), "float", 2 * self.n),
+            "counts": Spec((k, 3), "int", 2 * self.people),
+        }
+        if missing:
+            off = (columns + 1) * (columns + 2) // 2 - 1
+            expects["off"] = Spec((k, off), "float", self.n, self.coarse)
+            expects |= {WITHHELD: Spec((k,), "int", 1)} if self.study.limits.least_cell else {}
+        return Question(
+            "gwas linear",
+            chunk.arrays(),
+            self._test(chunk, missing=missing),
+            expects,
+            reveals="per variant, genotype counts of those tested, genotype times covariates and "
+            "trait, and products of those without a call, over all people"
+            + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
+            protection=rounded(self.study),
+        )
+
+    def first(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
+        k, columns = len(chunk.index), len(beta)
+        expects = {
+            "cross": Spec((k, columns + 2), "float", 4 * self.n),
+            "counts": Spec((k, 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
+        }
+        if missing:
+            off = columns * (columns + 1) // 2 + columns
+            expects["off"] = Spec((k, off), "float", self.n, self.coarse)
+        return Question(
+            "gwas first",
+            {**chunk.arrays(), "beta": beta},
+            self._test(chunk, missing=missing),
+            expects,
+            reveals="per variant, genotype counts of those tested, genotype times weighted "
+            "covariates and residuals, and the same of those without a call, over all people"
+            + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def newton(self, chunk: Chunk, chosen: np.ndarray, beta: np.ndarray) -> Question:
+        k, p = beta.shape
+        return Question(
+            "gwas newton",
+            {**chunk.arrays(chosen), "beta": beta},
+            self._test(chunk),
+            {
+                "gradient": Spec((k, p), "float", 2 * self.n),
+                "fixed": Spec((k, p * (p - 1) // 2), "float", self.n, self.coarse),
+                "genotype": Spec((k, p), "float", 2 * self.n),
+                WITHHELD: Spec((k,), "int", 1),
+            },
+            reveals="per variant, gradient and information of the log-likelihood over all people"
+            + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def firth(
+        self, chunk: Chunk, chosen: np.ndarray, beta: np.ndarray, inverse: np.ndarray
+    ) -> Question:
+        k, p = beta.shape
+        arrays = {"beta": beta, "inverse": inverse.reshape(k, p * p)}
+        return Question(
+            "gwas firth",
+            {**chunk.arrays(chosen), **arrays},
+            self._test(chunk),
+            {"penalty": Spec((k, p), "float", 2 * self.n)},
+            reveals="per variant, the penalty's part of the gradient over all people",
+            protection=rounded(self.study),
+        )
+
+
+_WITHHELD = "; in how many cohorts {}: then nothing else of that variant"
+_MOMENTS = {"mean": "mean", "distance": "mean distance from the mean", "square": "variance"}
+
+
+def _place(chunk: Chunk) -> dict[str, Any]:
+    return {"start": chunk.start, "stop": chunk.stop, "kind": chunk.kind}

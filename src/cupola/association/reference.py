@@ -1,0 +1,68 @@
+"""What the kernels compute, written to be read: whole matrices of calls, no bit tricks.
+
+Used where numba is not installed, and by the tests that hold the kernels to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupola.association.bed import COPIES, MISSING, unpacked
+
+
+def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """People with two, one and no copies of a1: (variants, groups, 3), int64.
+
+    rows: packed calls. chosen: (groups, people) bool.
+    """
+    calls = unpacked(rows, chosen.shape[1])
+    found = [(calls == call).astype(np.float64) @ chosen.T for call in (0, 2, 3)]
+    return np.stack(found, axis=2).astype(np.int64)
+
+
+def allele_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Copies of a1 and of both alleles, of people with two: (variants, groups, 2), int64."""
+    two, one, none = np.moveaxis(genotype_counts(rows, chosen), 2, 0)
+    return np.stack([2 * two + one, 2 * (two + one + none)], axis=2)
+
+
+def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
+    """Sums over people of `two` (people, columns) where a person has two copies of a1, and of
+    `one` where it has one: (variants, columns)."""
+    calls = unpacked(rows, len(two))
+    return (calls == 0).astype(np.float64) @ two + (calls == 2).astype(np.float64) @ one
+
+
+def missing_sums(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sums of `values` (people, columns) over the people without a call: (variants, columns)."""
+    return (unpacked(rows, len(values)) == MISSING).astype(np.float64) @ values
+
+
+def logistic_sums(
+    rows: np.ndarray,
+    people: np.ndarray,
+    scale: np.ndarray,
+    fixed: np.ndarray,
+    y: np.ndarray,
+    beta: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient (variants, p) and information (variants, p (p + 1) / 2) of the log-likelihood, and
+    (variants, 2): squares of the weights, people who have one.
+
+    people: indices of those tested. scale: what a copy of a1 counts in each of them. fixed:
+    (people, p - 1) columns before the genotype. beta: (variants, p). The information is the upper
+    triangle, row by row. People without a call count nothing.
+    """
+    calls = unpacked(rows, rows.shape[1] * 4)[:, people]
+    genotype = COPIES[calls] * scale
+    told = (calls != MISSING).astype(np.float64)
+    gradient, information, spread = [], [], []
+    upper = np.triu_indices(beta.shape[1])
+    for g, ok, b in zip(genotype, told, beta):
+        x = np.column_stack([fixed, g])
+        p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
+        gradient.append(x.T @ (ok * (y - p)))
+        weight = ok * p * (1 - p)
+        information.append(((x.T * weight) @ x)[upper])
+        spread.append([weight @ weight, ok.sum()])
+    return np.array(gradient), np.array(information), np.array(spread)

@@ -1,0 +1,199 @@
+"""What a finished study found, as columns: one row a variant, in the order of a public list, or of
+the genome where several cohorts made the list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupola.association import fit, pvalues
+from cupola.association.agreement import KEPT, places
+from cupola.association.bed import stretch
+from cupola.association.design import SEX_X, kinds
+from cupola.association.files import Variants
+from cupola.association.quality import frequency, major_is_a1, pooled
+from cupola.association.study_program import CASES, CONTROLS, Association
+from cupola.federation import State
+
+_BLOCK = 1 << 14  # variants at a time
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A covariate's coefficient at every variant; shown: where it is in the model at all."""
+
+    name: str
+    beta: np.ndarray
+    error: np.ndarray
+    shown: np.ndarray
+
+
+@dataclass(frozen=True)
+class Results:
+    """Tested variants; a1 is the minor allele over all people, and every number is about it.
+
+    columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in cases and controls),
+    CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P of the genotype.
+    covariates: where the study keeps them.
+    """
+
+    variants: Variants
+    frequency: np.ndarray
+    observed: np.ndarray
+    status: np.ndarray
+    columns: dict[str, np.ndarray]
+    covariates: list[Coefficient]
+    genotypes: np.ndarray | None
+
+    @property
+    def log10_p(self) -> np.ndarray:
+        return self.columns["LOG10P"]
+
+
+def results(program: Association, state: State) -> Results:
+    """The results of a finished study."""
+    kept = np.flatnonzero(state.arrays["reason"] == KEPT)
+    index = stretch(kept)
+    listed = program.variants(state)[index]
+    alleles = state.arrays["alleles"][index].astype(np.int64)
+    swap = major_is_a1(alleles)
+    variants = Variants(
+        listed.chromosome,
+        listed.position,
+        listed.name,
+        np.where(swap, listed.a2, listed.a1),
+        np.where(swap, listed.a1, listed.a2),
+    )
+    rate = frequency(alleles)
+    alleles[swap, :, 0] = alleles[swap, :, 1] - alleles[swap, :, 0]
+    genotypes = state.arrays.get("genotypes")
+    if genotypes is not None:
+        genotypes = genotypes[index].astype(np.int64)
+        genotypes[swap] = genotypes[swap][..., ::-1]
+    covariates: list[Coefficient] = []
+    if program.study.regression:
+        columns, status, covariates = _regression(program, state, len(kept), swap)
+    else:
+        columns, status = _allelic(alleles)
+        if program.study.trend and genotypes is not None:
+            columns |= _trend(genotypes)
+    found = Results(
+        variants,
+        np.where(swap, 1 - rate, rate),
+        pooled(alleles)[1],
+        status,
+        columns,
+        covariates,
+        genotypes,
+    )
+    several = sum(count > 0 for count in state.values["proposed"]) > 1
+    return _along_the_genome(found) if several else found
+
+
+def _along_the_genome(found: Results) -> Results:
+    """Cohorts put variants on the list one after another; a table has one order."""
+    order = np.argsort(places(found.variants), kind="stable")
+    covariates = [
+        Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
+    ]
+    arrays = {n: getattr(found, n)[order] for n in ("variants", "frequency", "observed", "status")}
+    return Results(
+        **arrays,
+        columns={name: column[order] for name, column in found.columns.items()},
+        covariates=covariates,
+        genotypes=None if found.genotypes is None else found.genotypes[order],
+    )
+
+
+def _allelic(alleles: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The chi-square test of alleles by case and control, in pieces that stay in the cache."""
+    columns: dict[str, np.ndarray] = {}
+    for start in range(0, max(1, len(alleles)), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        for name, values in _allelic_part(alleles[part]).items():
+            if name not in columns:
+                columns[name] = np.empty(len(alleles))
+            columns[name][part] = values
+    status = np.where(np.isnan(columns["CHISQ"]), fit.MONOMORPHIC, fit.OK).astype(np.uint8)
+    return columns, status
+
+
+def _allelic_part(alleles: np.ndarray) -> dict[str, np.ndarray]:
+    a, cases = alleles[:, CASES].T.astype(float)
+    c, controls = alleles[:, CONTROLS].T.astype(float)
+    b, d = cases - a, controls - c
+    with np.errstate(divide="ignore", invalid="ignore"):
+        both = cases + controls
+        expected = cases * (a + c) / both
+        # The four cells differ from their expectation by the same amount.
+        gap = (a - expected) ** 2
+        x = gap * (both / cases) * (both / controls) * (both / (a + c)) / (b + d)
+        ratio = (a * d) / (b * c)
+        error = np.sqrt(1 / a + 1 / b + 1 / c + 1 / d)
+        return {
+            "F_A": a / cases, "F_U": c / controls, "C_A": a, "C_U": c, "CHISQ": x,
+            "P": pvalues.chi2(x), "LOG10P": pvalues.log10_chi2(x),
+            "OR": np.where(b * c > 0, ratio, np.nan),
+            "SE": np.where(np.isfinite(error), error, np.nan),
+            "NMISS": both / 2,
+        }  # fmt: skip
+
+
+def _trend(genotypes: np.ndarray) -> dict[str, np.ndarray]:
+    """Cochran-Armitage: chi-square of a linear trend in the number of copies."""
+    table = genotypes[:, :2].astype(float)  # (variants, cases and controls, copies 2 1 0)
+    copies = np.array([2.0, 1.0, 0.0])
+    r, s = table.sum(axis=2).T
+    n = table.sum(axis=1)
+    total = r + s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = (table[:, 0] @ copies) * s - (table[:, 1] @ copies) * r
+        variance = total * (n @ copies**2) - (n @ copies) ** 2
+        x = total * t**2 / (r * s * variance)
+    return {"T_CHISQ": x, "T_P": pvalues.chi2(x)}
+
+
+def _regression(
+    program: Association, state: State, m: int, swap: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[Coefficient]]:
+    chunks = program.chunks(state)
+    names = program.columns(SEX_X) if program.study.covariate_rows else []
+    rows = 1 + len(names)
+    people, status = np.zeros(m), np.zeros(m, np.uint8)
+    beta, error = np.full((m, rows), np.nan), np.full((m, rows), np.nan)
+    columns = np.zeros(m)
+    place = np.cumsum([0, *(len(chunk.index) for chunk in chunks)])
+    # Chunks of several kinds in one stretch are not in the order of the list.
+    order = np.argsort(np.concatenate([chunk.index for chunk in chunks]), kind="stable")
+    for i, chunk in enumerate(chunks):
+        part, table = slice(place[i], place[i + 1]), state.arrays[f"test/{i}"]
+        shown = (table.shape[1] - 2) // 2
+        people[part], status[part] = table[:, 0], table[:, 1]
+        beta[part, :shown], error[part, :shown] = table[:, 2 : 2 + shown], table[:, 2 + shown :]
+        columns[part] = 2 + len(program.columns(chunk.kind))
+    people, status, columns = people[order], status[order], columns[order]
+    beta, error = beta[order], error[order]
+    beta[swap, 0] *= -1
+    statistic = beta[:, 0] / error[:, 0]
+    freedom = people - columns
+    if program.study.test == "linear":
+        p, log = pvalues.student(statistic, freedom), pvalues.log10_student(statistic, freedom)
+    else:
+        p, log = pvalues.normal(statistic), pvalues.log10_normal(statistic)
+    found = {
+        "NMISS": people, "BETA": beta[:, 0], "SE": error[:, 0], "STAT": statistic, "P": p,
+        "LOG10P": log, "FREEDOM": freedom,
+    }  # fmt: skip
+    kept = [
+        Coefficient(name, beta[:, i + 1], error[:, i + 1], columns > i + 2)
+        for i, name in enumerate(names)
+    ]
+    return found, status, kept
+
+
+def inflation(found: Results) -> float:
+    """Genomic inflation factor over the autosomes."""
+    autosomes = kinds(found.variants.chromosome) == 0
+    x = found.columns["CHISQ"] if "CHISQ" in found.columns else found.columns["STAT"] ** 2
+    return pvalues.inflation(x[autosomes])

@@ -1,0 +1,58 @@
+"""The cohorts of a simulated study: all on this machine, with the files that the study names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cupola.association import Site, StudyHost, Variants, read_variants
+from cupola.association.files import as_lines
+from cupola.association.plan import StudyPlan
+from cupola.association.site import UNLISTED, most_iterations
+
+
+@dataclass
+class SimulatedCohorts(StudyHost):
+    """listed: the public list of variants, if the study names one."""
+
+    listed: Variants | None = None
+
+    def complaints(self) -> list[str]:
+        """The last line of each cohort's own log."""
+        return [_named(site, line) for site in self.cohorts for line in site.log[-1:]]
+
+    def keep_logs(self, folder: Path) -> None:
+        """What cohorts complained of, and which of their variants are on no list."""
+        place = folder / "sites"
+        for site in self.cohorts:
+            if site.unlisted is not None and len(site.unlisted):
+                place.mkdir(exist_ok=True)
+                (place / f"{site.files.name}.{UNLISTED}").write_bytes(as_lines(site.unlisted))
+            if site.log:
+                place.mkdir(exist_ok=True)
+                with (place / f"{site.files.name}.log").open("a", encoding="utf-8") as file:
+                    file.writelines(line + "\n" for line in site.log)
+
+
+def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
+    """The cohorts of a study, opened when they are first asked."""
+    base = Path(plan.folder)
+    sites = [
+        Site(
+            cohort.files(base),
+            plan.wanted,
+            salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
+            proposes=plan.variants is None,
+            rare=plan.rare,
+            iterations=most_iterations(plan),
+            people_per_column=plan.people_per_column,
+            limits=plan.limits,
+        )
+        for cohort in plan.cohorts
+    ]
+    return SimulatedCohorts(sites, read_variants(base / plan.variants) if plan.variants else None)
+
+
+def _named(site: Site, line: str) -> str:
+    prefix = f"cohort '{site.files.name}'"
+    return line if line.startswith(prefix) else f"{prefix}: {line}"

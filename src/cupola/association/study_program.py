@@ -1,0 +1,433 @@
+"""A federated association study as a step machine over sum and gather (after sPLINK, 004 ch. 4).
+
+Steps: people, standardising, the list of variants, agreement on it, allele counts, quality, test.
+What a chunk of variants has come to is an array of its own in the state, so that a step copies
+nothing. Kinds of chromosomes are those of `design`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from cupola.association import agreement, quality, variant_list_codec
+from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
+from cupola.association.choices import Study
+from cupola.association.design import SEX_X, fewest_people, kinds
+from cupola.association.files import Variants
+from cupola.association.limits import told_of
+from cupola.association.questions import Asker, Chunk
+from cupola.association.regression import Regression
+from cupola.errors import DataError, PlanError
+from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
+
+CASES, CONTROLS, OTHERS = range(3)
+STRETCH = 64  # chunks in a question about the list or about counts
+OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
+NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
+MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
+
+
+@dataclass
+class Association:
+    """The program. listed: a public list of variants; without it every cohort in turn proposes what
+    is not on the list yet, and all compare that with their own before the next one does.
+    Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
+    differ between machines. public: there is such a list; a site that follows the program is told
+    it by the coordinator. pinned: its `variant_list_codec.fingerprint`, if the study names it.
+
+    State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
+    then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
+    'proposed' (how many variants each cohort so far has put on the list), 'own' (totals of the
+    cohorts' own lists, by `OWN`), 'found' (totals of the agreement). State arrays: 'list', 'reason'
+    (see `agreement`), 'found/i', 'alleles/i' and 'genotypes/i' (counts of a chunk), 'test/i'
+    (results of a chunk), 'work/'.
+    """
+
+    study: Study
+    sites: int
+    listed: Variants | np.ndarray | None = None
+    public: bool = False
+    pinned: str | None = None
+
+    def __post_init__(self) -> None:
+        self.public = self.public or self.listed is not None
+        if self.study.trend and self.study.regression:
+            raise PlanError("trend = true goes with test = 'chi-square'")
+        if not self.study.regression and (self.study.covariates or self.study.sex):
+            raise PlanError(
+                "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
+            )
+        self._list: tuple[np.ndarray, Variants] | None = None
+        self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
+        self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+            "people": (self._ask_people, self._people),
+            "standardise": (self._ask_moments, self._moments),
+            "propose": (self._ask_list, self._proposed),
+            "agree": (self._ask_agree, self._agreed),
+            "fingerprints": (self._ask_fingerprints, self._fingerprints),
+            "counts": (self._ask_counts, self._counts),
+            "test": (self._ask_test, self._tested),
+        }
+
+    # The machine
+
+    def start(self) -> State:
+        return State(values={"phase": "people", "at": 0, "warnings": []})
+
+    def ask(self, state: State) -> Ask | None:
+        phase = state.values["phase"]
+        if phase == "done":
+            return None
+        kind, question, sites = self._phases[phase][0](state)
+        if kind == "alone" and question is None:
+            return ALONE
+        return Ask(kind, replace(question, step=state.step, round=state.step), sites)
+
+    def answer(self, state: State, reply: Reply) -> State:
+        return self._phases[state.values["phase"]][1](state, reply)
+
+    def skip(self, state: State) -> State:
+        """The state after a question that takes genotypes to answer, for a rehearsal: as if every
+        variant passed the filters, somebody lacked a call at each, and none converged."""
+        if state.values["phase"] == "test":
+            return Regression(self, state).skip()
+        question = self._ask_counts(state)[1]
+        chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
+        total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
+        both = self.expected_alleles(state)[chunk.index] - 1
+        total["alleles"][:, 0] = np.stack([both // 2, both], axis=1)
+        if "genotypes" in total:
+            total["genotypes"][:, -1] = [people // 4, people // 2, people // 4]
+        return self._counts(state, Total(total))
+
+    def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
+        return "sum", question, list(range(self.sites))
+
+    def asker(self, state: State) -> Asker:
+        values = state.values
+        facts = {name: values.get(name) for name in ("binary", "shift", "width")}
+        people = values.get("people", {})
+        facts["tested"] = people.get("tested", 0)
+        return Asker(self.study, self.sites, people.get("loaded", 0), facts)
+
+    # People
+
+    def _ask_people(self, state: State) -> Any:
+        return self._everybody(self.asker(state).people_question())
+
+    def _people(self, state: State, total: Total) -> State:
+        study = self.study
+        told = [int(n) for n in np.rint(total.arrays["people"])]
+        groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
+        mixed = study.binary is None and 0 < not_binary < self.sites
+        binary = not_binary == 0 if study.binary is None else study.binary
+        if study.test != "linear" and not binary:
+            raise DataError(
+                f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
+                f"has other values in {not_binary} of {self.sites} cohorts"
+            )
+        if study.test == "linear" and binary:
+            raise DataError(
+                "test = 'linear' needs a quantitative trait, but it has only 1, 2 and missing; use "
+                "'logistic', or say trait.kind = 'quantitative' if it is meant as a number"
+            )
+        if mixed:  # cohorts read 0 as missing and as a number: count again, as all will read it
+            groups, males = [0, 0, sum(groups)], [0, 0, sum(males)]
+        people: dict[str, Any] = {
+            "loaded": sum(groups), "males": sum(males), "groups": groups, "group_males": males,
+            "tested": tested if binary else quantitative, "cases": cases if binary else 0,
+        }  # fmt: skip
+        self._require_people(people["tested"])
+        after = "standardise" if study.regression else "propose"
+        width = len(study.columns) + 1
+        return state.next(
+            phase=after,
+            at=0,
+            people=people,
+            binary=binary,
+            shift=[0.0] * width,
+            width=[1.0] * width,
+        )
+
+    def _require_people(self, tested: int) -> None:
+        study = self.study
+        if not study.regression:
+            return
+        columns = len(study.columns) + 2 + study.sex_on_x
+        least = fewest_people(columns, study.people_per_column)
+        if tested < least:
+            raise DataError(
+                f"{tested:,} people have trait and covariates, but a regression with {columns} "
+                f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
+                "fewer, the totals could tell single genotypes; use fewer covariates or more people"
+            )
+
+    def _ask_moments(self, state: State) -> Any:
+        values = state.values
+        of = ("mean", "distance", "square")[values["at"]]
+        facts = (values["binary"], values["shift"], values["width"])
+        return self._everybody(self.asker(state).moments(of, *facts))
+
+    def _moments(self, state: State, total: Total) -> State:
+        values, at = state.values, state.values["at"]
+        mean = total.arrays["sums"] / values["people"]["tested"]
+        shift, width = np.array(values["shift"]), np.array(values["width"])
+        if at == 0:
+            shift = mean
+        else:
+            with np.errstate(divide="ignore"):
+                width = width * (mean if at == 1 else np.sqrt(mean))
+        if at == 1 and (width <= 1e-9 * (1 + np.abs(shift))).any():
+            names = [*self.study.columns, "the trait"]
+            flat = names[int(np.argmin(width))]
+            raise DataError(f"{flat} is the same for everybody tested; leave it out")
+        if values["binary"]:
+            shift[-1], width[-1] = 0.0, 1.0
+        done = at == 2
+        return state.next(
+            phase="propose" if done else "standardise",
+            at=0 if done else at + 1,
+            shift=shift.tolist(),
+            width=width.tolist(),
+        )
+
+    # Variants
+
+    def _ask_list(self, state: State) -> Any:
+        if self.public:
+            own = {} if self._packed is None else {"list": self._packed}
+            return "alone", Question("list", own), []
+        proposer = len(state.values.get("proposed", []))
+        return "gather", self.asker(state).propose(state.values.get("list_bytes")), [proposer]
+
+    def _proposed(self, state: State, reply: Reply) -> State:
+        if self._packed is not None:
+            packed = self._packed
+            if isinstance(self.listed, Variants):
+                self._list = (packed, self.listed)
+        else:
+            (answer,) = cast(dict[int, Contribution], reply).values()
+            if "size" in answer.arrays and not self.public:
+                size = int(answer.arrays["size"][0])
+                if not 0 <= size < 1 << 32:
+                    raise DataError("the proposing cohort's list has no usable size")
+                return state.next(list_bytes=size) if size else self._listed(state)
+            packed = answer.arrays.get("list", np.zeros(0, np.uint8))
+            if packed.ndim != 1 or packed.dtype.kind not in "iu":
+                raise DataError("the list of variants is not well formed")
+            packed = packed.astype(np.uint8)
+        return self._listed(state, packed)
+
+    def _listed(self, state: State, more: np.ndarray | None = None) -> State:
+        """The list with what a cohort has added to it, which is compared next."""
+        so_far = state.arrays.get("list", np.zeros(0, np.uint8))
+        count = 0 if more is None else sum(n for n, _ in variant_list_codec.blocks(more))
+        proposed = [*state.values.get("proposed", []), count]
+        state = state.next(list_bytes=None, proposed=proposed)
+        if more is None or not count:
+            return self._next_list(state)
+        state.arrays["list"] = np.concatenate([so_far, more])
+        variants = self.variants(state)  # well formed, or an error
+        if self.public and self.pinned not in (None, variant_list_codec.fingerprint(variants)):
+            raise DataError("the public list is not the one that the study names (variants_hash)")
+        return self._at(state, "agree")
+
+    def _next_list(self, state: State) -> State:
+        """The same step, at the next cohort's turn to propose, or at the end of the list."""
+        if not self.public and len(state.values["proposed"]) < self.sites:
+            return self._at(state, "propose")
+        if "list" not in state.arrays:
+            raise DataError("the list of variants is empty")
+        return self._conclude_agreement(state)
+
+    @staticmethod
+    def _at(state: State, phase: str) -> State:
+        return replace(state, values={**state.values, "phase": phase})
+
+    @cached_property
+    def _packed(self) -> np.ndarray | None:
+        """The public list as bytes."""
+        if isinstance(self.listed, Variants):
+            return variant_list_codec.pack(self.listed, STRETCH * self.study.chunk)
+        return self.listed
+
+    def variants(self, state: State) -> Variants:
+        """The list that the study is about."""
+        packed = state.arrays["list"]
+        if self._list is None or self._list[0] is not packed:
+            self._list = (packed, variant_list_codec.unpack(packed))
+        return self._list[1]
+
+    def _ask_agree(self, state: State) -> Any:
+        stretches, at = variant_list_codec.blocks(state.arrays["list"]), state.values["at"]
+        start = sum(count for count, _ in stretches[:at])
+        count, packed = stretches[at]
+        return self._everybody(self.asker(state).agree(start, packed, count))
+
+    def _agreed(self, state: State, total: Total) -> State:
+        at = state.values["at"]
+        own = dict(zip(OWN, np.rint(total.arrays["own"]).astype(int).tolist()))
+        own["renamed"] += state.values.get("own", {}).get("renamed", 0)  # of a stretch of the list
+        found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
+        state = state.next(found, at=at + 1, own=own)
+        if at + 1 < len(variant_list_codec.blocks(state.arrays["list"])):
+            return state
+        return self._next_list(state)
+
+    def _conclude_agreement(self, state: State) -> State:
+        """Which variants stay; the state of the same step."""
+        variants, own = self.variants(state), state.values["own"]
+        whole = np.concatenate([state.arrays[f"found/{i}"] for i in range(state.values["at"])])
+        told = agreement.told(whole, self.sites)
+        reason = agreement.reasons(told)
+        reason[agreement.repeated(variants)] = R_REPEATED
+        unknown = agreement.strand_unknown(variants) & (reason == KEPT)
+        if self.study.quality.unknown_strand == "drop":
+            reason[unknown] = R_STRAND
+        facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
+        facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
+        warnings = list(state.values["warnings"])
+        moved, hint = facts["moved"] / len(variants), NOTHING_COMMON
+        if moved > MANY_MOVED:
+            hint = (
+                f"{moved:.0%} of the variants stand at other positions in some cohort: it seems to "
+                "use another genome build"
+            )
+            warnings.append(hint)
+        if not (reason == KEPT).any():
+            raise DataError(
+                f"no variant is common to all cohorts ({facts['absent']:,} absent somewhere, "
+                f"{facts['moved']:,} elsewhere, {facts['incompatible']:,} with other alleles); "
+                f"{hint}"
+            )
+        warnings += self._unlisted(own)
+        after = "fingerprints" if self.study.fingerprints else "counts"
+        values = {**state.values, "phase": after, "at": 0, "found": facts, "warnings": warnings}
+        return State(state.step, {**state.arrays, "reason": reason}, values)
+
+    def _unlisted(self, own: dict[str, int]) -> list[str]:
+        """What to say of variants that no cohort named; a public list has what it should."""
+        missing, unknown = own["unlisted"], own["unknown_allele"]
+        if self.public or not missing:
+            return []
+        more = f"; of {unknown:,} an allele is unknown" if unknown else ""
+        return [
+            f"{missing:,} of {own['variants']:,} variants ({missing / own['variants']:.1%}; all "
+            "cohorts' files added up) are not tested: no cohort has at least "
+            f"{self.study.rare} copies of the rarer allele (rare), so none may name them{more}. "
+            "To test them, name a public list (variants)"
+        ]
+
+    def _ask_fingerprints(self, state: State) -> Any:
+        return "gather", self.asker(state).fingerprints(), list(range(self.sites))
+
+    def _fingerprints(self, state: State, reply: Reply) -> State:
+        answers = cast(dict[int, Contribution], reply)
+        sets = {s: set(map(bytes, a.arrays["hashes"].astype(np.uint8))) for s, a in answers.items()}
+        shared = [
+            [a, b, len(sets[a] & sets[b])]
+            for a in sorted(sets)
+            for b in sorted(sets)
+            if a < b and sets[a] & sets[b]
+        ]
+        return state.next(phase="counts", at=0, shared_people=shared)
+
+    # Counts and quality
+
+    def chunks(self, state: State) -> list[Chunk]:
+        """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
+        they come in longer pieces."""
+        reason = state.arrays["reason"]
+        size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
+        if self._chunked is None or self._chunked[:2] != (id(reason), size):
+            variants, kept = self.variants(state), reason == KEPT
+            kind = kinds(variants.chromosome)
+            pieces = []
+            for start in range(0, len(variants), size):
+                stop = min(start + size, len(variants))
+                for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
+                    index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
+                    pieces.append(Chunk(start, stop, int(k), index))
+            self._chunked = (id(reason), size, reason, pieces)
+        return self._chunked[-1]
+
+    def groups(self, state: State) -> list[int]:
+        """Groups that have people: cases, controls, others."""
+        if not state.values["binary"]:
+            return [OTHERS]
+        others = state.values["people"]["groups"][OTHERS] > 0
+        return [CASES, CONTROLS, *([OTHERS] if others else [])]
+
+    def _ask_counts(self, state: State) -> Any:
+        chunk = self.chunks(state)[state.values["at"]]
+        genotypes = self.study.trend or self.study.quality.hardy_weinberg > 0
+        facts = (state.values["binary"], self.groups(state), genotypes)
+        return self._everybody(self.asker(state).counts(chunk, *facts))
+
+    def _counts(self, state: State, total: Total) -> State:
+        at = state.values["at"]
+        told, withheld = told_of(total.arrays)
+        small = {f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in told.items()}
+        if self.study.limits.least_cell:
+            small[f"withheld/{at}"] = withheld
+        if at + 1 < len(self.chunks(state)):
+            return state.next(small, at=at + 1)
+        return self._filter(state.next(small))
+
+    def _filter(self, state: State) -> State:
+        """Whole-study tables of counts in place of those of chunks, and the filters on them."""
+        chunks, m = self.chunks(state), len(self.variants(state))
+        arrays = dict(state.arrays)
+        for name in ("alleles", "genotypes", "withheld"):
+            if f"{name}/0" in arrays:
+                parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
+                whole = np.zeros((m, *parts[0].shape[1:]), parts[0].dtype)
+                for chunk, part in zip(chunks, parts):
+                    whole[chunk.index] = part
+                arrays[name] = whole
+        for name in [n for n in arrays if n.startswith("found/")]:
+            del arrays[name]
+        withheld = arrays.pop("withheld", None)
+        if withheld is not None:
+            arrays["reason"] = np.where(withheld, R_CELL, arrays["reason"]).astype(np.uint8)
+        state = State(state.step, arrays, state.values)
+        reason = quality.filtered(self, state)
+        arrays["reason"] = reason
+        state = State(state.step, arrays, {**state.values, "at": 0, "phase": "test"})
+        if not (reason == KEPT).any():
+            state.values["warnings"] = [*state.values["warnings"], "no variant passed the filters"]
+        if not self.study.regression or not (reason == KEPT).any():
+            state.values["phase"] = "done"
+        return state
+
+    def expected_alleles(self, state: State) -> np.ndarray:
+        """Alleles of all loaded people if no call were missing, per variant."""
+        people, kind = state.values["people"], kinds(self.variants(state).chromosome)
+        n, males = people["loaded"], people["males"]
+        return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
+
+    # The test of a regression
+
+    def columns(self, kind: int) -> list[str]:
+        """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
+        extra = ["SEX"] if kind == SEX_X and self.study.sex_on_x else []
+        return [*self.study.columns, *extra]
+
+    def _ask_test(self, state: State) -> Any:
+        question = Regression(self, state).ask()
+        return ("alone", None, []) if question is None else self._everybody(question)
+
+    def _tested(self, state: State, total: Total | None) -> State:
+        return Regression(self, state).answer(total)
+
+    def progress(self, state: State) -> tuple[str, int, int]:
+        """What is under way, how much of it is done, and the whole."""
+        phase, at = state.values["phase"], state.values["at"]
+        if phase in ("counts", "test"):
+            return phase, at, len(self.chunks(state))
+        return phase, 0, 1

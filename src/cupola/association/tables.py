@@ -1,0 +1,202 @@
+"""Result tables with PLINK 1.9's names, columns and digits; also GWAS-SSF and Parquet.
+
+What PLINK has not comes after its columns: standard error, people, frequency of A1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+from scipy import special
+
+from cupola.association import fit, pvalues
+from cupola.association.agreement import KEPT, REASONS
+from cupola.association.compare import Table
+from cupola.association.files import Variants
+from cupola.association.results import Results
+from cupola.association.text import Column, write_table
+from cupola.errors import PlanError
+
+ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
+_NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
+
+
+def normal_quantile(confidence: float) -> float:
+    return float(special.ndtri(0.5 + confidence / 2))
+
+
+def _p(found: Results) -> Column:
+    return Column("P", 12, found.columns["P"], log10=found.log10_p)
+
+
+def _place(v: Variants) -> list[Column]:
+    quick = v.name.dtype.kind == "U"
+    longest = np.char.str_len(v.name).max(initial=0) if quick else max(map(len, v.name))
+    return [
+        Column("CHR", 4, v.chromosome, 0),
+        Column("SNP", max(4, int(longest)), v.name),
+        Column("BP", 10, v.position, 0),
+        Column("A1", 4, v.a1),
+    ]
+
+
+def _bounds(found: Results, log: np.ndarray, confidence: float) -> list[Column]:
+    """Confidence interval of an odds ratio with this logarithm."""
+    wide = normal_quantile(confidence) * found.columns["SE"]
+    share = f"{100 * confidence:g}"
+    low, high = _exp(log - wide), _exp(log + wide)
+    return [Column(f"L{share}", 12, low), Column(f"U{share}", 12, high)]
+
+
+def _exp(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", under="ignore"):
+        return np.exp(values)
+
+
+def _ours(found: Results) -> list[Column]:
+    return [Column("N", 8, found.columns["NMISS"], 0), Column("A1_FREQ", 12, found.frequency)]
+
+
+def columns_of(found: Results, test: str, confidence: float) -> list[list[Column]]:
+    """The lines of each variant: one, or one for the genotype and one for each covariate."""
+    if test == "chi-square":
+        c, place = found.columns, _place(found.variants)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log = np.log(c["OR"])
+        return [
+            [
+                *place,
+                Column("F_A", 8, c["F_A"]), Column("F_U", 8, c["F_U"]),
+                Column("A2", 4, found.variants.a2), Column("CHISQ", 12, c["CHISQ"]),
+                _p(found), Column("OR", 12, c["OR"]), Column("SE", 12, c["SE"]),
+                *_bounds(found, log, confidence), *_ours(found),
+            ]
+        ]  # fmt: skip
+    beta, error = found.columns["BETA"], found.columns["SE"]
+    lines = [_coefficient(found, test, "ADD", beta, error, confidence)]
+    for row in found.covariates:
+        lines.append(_coefficient(found, test, row.name, row.beta, row.error, confidence))
+    return lines
+
+
+def _coefficient(
+    found: Results, test: str, name: str, beta: np.ndarray, error: np.ndarray, confidence: float
+) -> list[Column]:
+    c, wide, share = found.columns, normal_quantile(confidence), f"{100 * confidence:g}"
+    statistic = beta / error
+    if name == "ADD":
+        p = _p(found)
+    else:
+        linear = test == "linear"
+        known = pvalues.student(statistic, c["FREEDOM"]) if linear else pvalues.normal(statistic)
+        p = Column("P", 12, known)
+    low, high, effect = beta - wide * error, beta + wide * error, ("BETA", beta)
+    if test == "logistic":
+        low, high, effect = _exp(low), _exp(high), ("OR", _exp(beta))
+    return [
+        *_place(found.variants),
+        Column("TEST", 10, name), Column("NMISS", 8, c["NMISS"], 0),
+        Column(effect[0], 10, effect[1]), Column("SE", 8, error),
+        Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
+        Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+    ]  # fmt: skip
+
+
+def trend_columns(found: Results) -> list[list[Column]]:
+    """PLINK's .model, trend lines only."""
+    assert found.genotypes is not None
+    counts = found.genotypes.copy()
+    cases, controls = (2 * counts[:, i, 0] + counts[:, i, 1] for i in (0, 1))
+    other = [2 * counts[:, i, 2] + counts[:, i, 1] for i in (0, 1)]
+    pairs = [
+        np.array([f"{a}/{b}" for a, b in zip(x.tolist(), y.tolist())])
+        for x, y in ((cases, other[0]), (controls, other[1]))
+    ]
+    c, place = found.columns, _place(found.variants)
+    return [
+        [
+            place[0], place[1], place[3], Column("A2", 4, found.variants.a2),
+            Column("TEST", 8, "TREND"), Column("AFF", 14, pairs[0]),
+            Column("UNAFF", 14, pairs[1]), Column("CHISQ", 12, c["T_CHISQ"]),
+            Column("DF", 4, "1"), Column("P", 12, c["T_P"]),
+        ]
+    ]  # fmt: skip
+
+
+class _Printed(Sequence[list[str]]):
+    """Lines as they are printed, made when they are looked at."""
+
+    def __init__(self, line: list[Column], rows: int) -> None:
+        self.line, self.rows = line, rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, i: Any) -> Any:
+        return [column.texts(slice(int(i), int(i) + 1))[0] for column in self.line]
+
+
+def as_table(found: Results, test: str, confidence: float) -> Table:
+    """What `compare.read_results` reads from the table that is written; p is not rounded."""
+    line = columns_of(found, test, confidence)[0]
+    v = found.variants
+    head = [column.heading for column in line]
+    place = (v.name, v.chromosome.astype(np.int64), v.position)
+    return Table(*place, found.log10_p, head, _Printed(line, len(v)))
+
+
+def write_ssf(file: IO[bytes], found: Results, test: str) -> None:
+    """GWAS-SSF: the GWAS catalog's tab-separated columns in their order."""
+    v, c = found.variants, found.columns
+    names = np.array([_NAMES.get(n, str(n)) for n in range(27)])
+    effect = ("odds_ratio", "OR") if test == "chi-square" else ("beta", "BETA")
+    columns = [
+        Column("chromosome", 0, names[v.chromosome]),
+        Column("base_pair_location", 0, v.position, 0),
+        Column("effect_allele", 0, v.a1),
+        Column("other_allele", 0, v.a2),
+        Column(effect[0], 0, c[effect[1]], 8),
+        Column("standard_error", 0, c["SE"], 8),
+        Column("effect_allele_frequency", 0, found.frequency, 8),
+        Column("neg_log_10_p_value", 0, -found.log10_p, 8),
+        Column("variant_id", 0, v.name),
+        Column("n", 0, c["NMISS"], 0),
+    ]
+    write_table(file, [columns], separator="\t")
+
+
+def write_parquet(file: IO[bytes], found: Results) -> None:
+    """Every column of the results, unrounded."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise PlanError("Parquet needs pyarrow: pip install 'cupola[gwas]'") from None
+    v = found.variants
+    columns = {
+        "CHR": v.chromosome, "SNP": v.name, "BP": v.position, "A1": v.a1, "A2": v.a2,
+        "A1_FREQ": found.frequency, **found.columns,
+        "NOTE": np.array(fit.MEANINGS)[found.status],
+    }  # fmt: skip
+    for c in found.covariates:
+        columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
+    parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), file)
+
+
+def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:
+    """Why variants were left out of the study, and why tested ones have no result."""
+    file.write(b"CHR\tSNP\tBP\tA1\tA2\tREASON\n")
+    for variants, index, texts in (
+        (listed, np.flatnonzero(reason != KEPT), np.array(REASONS)[reason[reason != KEPT]]),
+        (
+            found.variants,
+            np.flatnonzero(found.status),
+            np.array(fit.MEANINGS)[found.status[found.status > 0]],
+        ),
+    ):
+        v = variants[index]
+        rows = zip(v.chromosome.tolist(), v.name.tolist(), v.position.tolist(), v.a1.tolist(),
+                   v.a2.tolist(), texts.tolist())  # fmt: skip
+        file.writelines(("\t".join(map(str, row)) + "\n").encode() for row in rows)

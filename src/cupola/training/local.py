@@ -1,0 +1,284 @@
+"""The task 'train': what a site computes in a round.
+
+`train` is the plain form, one site at a time on the worker's model. The forms for many sites at
+once are in `batched`; tests hold them equal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cupola.errors import FederationError
+from cupola.federation import (
+    Arrays,
+    Charge,
+    Contribution,
+    Declined,
+    Partial,
+    Question,
+    SiteContext,
+    task,
+)
+from cupola.federation.randomness import derive
+from cupola.training.batches import Work, declined_by, share_out
+from cupola.training.choices import Local, Privacy
+from cupola.training.mechanisms import Mechanism, Turn, mechanism_for
+from cupola.training.metrics import count
+from cupola.training.optimizers import LocalOptimizer, effective_steps
+from cupola.training.workspace import Workspace, workspace_of
+
+_STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
+MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
+
+
+def _is_random(question: Question) -> bool:
+    """Whether another round gives another answer: batches are drawn, or noise is."""
+    local = Local.model_validate(question.options["local"])
+    return local.work != "gradient" or mechanism_for(question).noised_at_site
+
+
+@task("train", random=_is_random)
+def train(site: SiteContext, question: Question) -> Contribution:
+    """Train the received model on this site's data and answer the update.
+
+    Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
+    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss'.
+    Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
+    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
+    'loss' (of the received model, where it is asked for).
+    """
+    turn = turn_of(site, question)
+    work = share_out([site], question, turn.local)[0]
+    if work.declined:
+        raise Declined(work.declined)
+    turn.space.load(question.arrays)
+    with torch.no_grad(), own_randomness(site, question, turn.space):
+        return _train(turn, work)
+
+
+def turn_of(site: SiteContext, question: Question) -> Turn:
+    return Turn(site, question, Local.model_validate(question.options["local"]))
+
+
+@train.charges
+def charge(site: SiteContext, question: Question) -> Charge | None:
+    """What a training answer costs; None if nothing protects it."""
+    mechanism = mechanism_for(question)
+    if mechanism.on and not len(site.data.train):
+        return Charge(())  # it will give no answer
+    return mechanism.charge(turn_of(site, question))
+
+
+@train.many
+def train_together(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
+    from cupola.training.batched.choose import train_many  # it needs this module's definitions
+
+    return train_many(sites, question)
+
+
+@train.rehearses
+def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
+    """Who would answer, and with which arrays; for dp-ftrl a site keeps that it was asked."""
+    local = Local.model_validate(question.options["local"])
+    mechanism, layouts = mechanism_for(question), dict[int, Arrays]()  # by level
+    found: list[Arrays | str] = []
+    for site, declined in zip(sites, declined_by(sites, question, local)):
+        if declined is None and (kept := mechanism.kept(Turn(site, question, local))):
+            site.keep(question, {**site.recall(question), **kept})
+        space = workspace_of(site)
+        if id(space) not in layouts:
+            layouts[id(space)] = _layout(question, space)
+        found.append(declined or layouts[id(space)])
+    return found
+
+
+def _layout(question: Question, space: Workspace) -> Arrays:
+    """Arrays like those of an answer by a site that trains in this workspace."""
+    own = {f"{part}/{name}" for part in ("model", "variate") for name in space.names}
+    return {
+        name: question.arrays.get(name, np.zeros(()))
+        for name in question.expects
+        if name in own or not name.startswith(("model/", "variate/"))
+    }
+
+
+def _train(turn: Turn, work: Work) -> Contribution:
+    site, question, local, space = *turn, turn.space
+    mechanism = mechanism_for(question)
+    arrays = reported_loss(site, question, space)  # first: training moves the model
+    update = mechanism.solved(turn)
+    if update is None:
+        update = _descended(turn, work, mechanism)
+        if local.send == "normalised":
+            arrays["steps"] = np.array(effective_steps(local, work.steps, question.options["lr"]))
+    arrays |= mechanism.at_site(turn, update)
+    kept = kept_after(turn, work, mechanism)
+    finite = all(math.isfinite(array.sum()) for array in arrays.values())
+    if local.control_variates and finite:
+        changed = _variates(question, space, work.steps * question.options["lr"])
+        arrays.update(changed)
+        kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
+    if kept:
+        site.keep(question, kept)
+    if not finite:
+        raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
+    weight = float(work.used) if local.weighting == "samples" else 1.0
+    return Contribution(arrays, weight)
+
+
+def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:
+    """The site's own steps from the received model: the change they make, or their gradients."""
+    site, question, local, space = *turn, turn.space
+    optimizer = LocalOptimizer(local, question.options["lr"])
+    start = space.split(space.start)
+    whole = local.work == "gradient"
+    gradient = mechanism.gradient(turn) or partial(gradient_of, space, site, whole=whole)
+    correction = _correction(turn)
+    augment = augmentation(site, question, mechanism.privacy)
+    total: list[Tensor] = []
+    coefficients = accumulation_coefficients(local, work.steps)
+    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
+        grads = gradient(index, augment)
+        if local.proximal:
+            torch._foreach_add_(grads, space.params, alpha=local.proximal)
+            torch._foreach_add_(grads, start, alpha=-local.proximal)
+        if correction:
+            torch._foreach_add_(grads, correction)
+        if local.send == "gradients":
+            if not total:
+                total = list(torch._foreach_mul(grads, alpha))
+            else:
+                torch._foreach_add_(total, grads, alpha=alpha)
+            if step == work.steps:
+                break  # nobody looks at the model after its last gradient
+        optimizer.step(space.params, grads)
+    if local.send == "gradients":
+        return total
+    change = space.start - space.flat
+    if local.send == "normalised":
+        change /= effective_steps(local, work.steps, question.options["lr"])
+    return space.split(change)
+
+
+def reported_loss(site: SiteContext, question: Question, space: Workspace) -> Arrays:
+    """This site's mean loss at the model in `space`, in evaluation mode, if it is asked for."""
+    if not question.options.get("report_loss"):
+        return {}
+    if mechanism_for(question).on:
+        raise Declined("a loss without noise is not told beside a private answer")
+    sums = count(space, [site.data.train], {})
+    return {"loss": sums["loss"] / sums["samples"]}
+
+
+def kept_after(turn: Turn, work: Work, mechanism: Mechanism) -> dict[str, np.ndarray]:
+    """What a site keeps after this answer, besides control variates."""
+    kept = dict(turn.site.recall(turn.question))
+    if turn.local.work == "batches" and not work.fixed:
+        kept["cursor"] = np.array(work.cursor)
+    return kept | mechanism.kept(turn)
+
+
+def gradient_of(
+    space: Workspace,
+    site: SiteContext,
+    index: np.ndarray,
+    augment: torch.Generator | None,
+    whole: bool,
+) -> list[Tensor]:
+    """Mean gradient over these samples; over a whole data set in passes of bounded size."""
+    data = site.data.train
+    in_one = not whole or len(index) <= MICRO_BATCH or bool(space.properties.batch_dependent)
+    if in_one or not space.loss_is_per_sample(data):
+        return space.gradient(*space.batch(data, torch.from_numpy(index), augment))
+    total: list[Tensor] = []
+    for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
+        grads = space.gradient(*space.batch(data, torch.from_numpy(part), augment))
+        share = len(part) / len(index)
+        if total:
+            torch._foreach_add_(total, grads, alpha=share)
+        else:
+            total = list(torch._foreach_mul(grads, share))
+    return total
+
+
+def accumulation_coefficients(local: Local, steps: int) -> list[float]:
+    """Weights of a round's gradients: 1, or tau, tau/2, then linearly down to 1 (WGA, 004 ch. 5).
+
+    The paper's formula divides by tau - 2, so tau = 2 is settled as (2, 1).
+    """
+    if local.accumulation == "plain" or steps == 1:
+        return [1.0] * steps
+    half = steps / 2
+    slope = (1 - half) / (steps - 2) if steps > 2 else 0.0
+    return [float(steps), *(half + i * slope for i in range(steps - 1))]
+
+
+def _correction(turn: Turn) -> list[Tensor]:
+    """SCAFFOLD: c - c_k, added to every gradient; c_k starts at zero."""
+    if not turn.local.control_variates:
+        return []
+    question, space, own = turn.question, turn.space, turn.site.recall(turn.question)
+    result = []
+    for name in space.names:
+        key = f"variate/{name}"
+        c = torch.from_numpy(question.arrays[key])
+        result.append((c - torch.from_numpy(own[key]) if key in own else c).to(space.device))
+    return result
+
+
+def _variates(question: Question, space: Workspace, travelled: float) -> dict[str, np.ndarray]:
+    """SCAFFOLD, option II: c_k' = c_k - c + (start - end) / (K lr); this is c_k' - c_k."""
+    change = {}
+    for name, moved in zip(space.names, space.split(space.start - space.flat)):
+        key = f"variate/{name}"
+        change[key] = moved.cpu().numpy() / travelled - question.arrays[key]
+        change[key] = change[key].astype(question.arrays[key].dtype)
+    return change
+
+
+def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> torch.Generator | None:
+    if site.data.train.transform is None and privacy.augmentations == 1:
+        return None
+    if site.secret_seed is None:
+        return secret_generator()
+    seed = int(site.generator("augment", question.round).integers(2**62))
+    return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def own_randomness(site: SiteContext, question: Question, space: Workspace) -> Iterator[None]:
+    """Random layers draw from this site's generator; the process-wide one is left as it was.
+
+    At a real site the plan's seed, which all know, must not tell them: a private clip rests on it.
+    """
+    if not space.serial:
+        yield
+        return
+    with torch.random.fork_rng():
+        if site.secret_seed is None:
+            secret = secret_generator()
+            torch.manual_seed(secret.initial_seed())  # of other devices, too
+            torch.default_generator.set_state(secret.get_state())
+        else:
+            torch.manual_seed(derive(site.secret_seed, "layers", question.round, site.index))
+        yield
+
+
+def secret_generator() -> torch.Generator:
+    """A generator whose whole state comes from the operating system.
+
+    A seed would not do: torch's generator takes 32 bits of it, which can be tried one by one.
+    """
+    made = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+    state = made.get_state().numpy().copy()
+    words = state[_STATE].view(np.uint64)  # 32 bits in 64 each
+    words[:] = np.frombuffer(os.urandom(4 * len(words)), np.uint32)
+    return made.set_state(torch.from_numpy(state))

@@ -1,0 +1,123 @@
+"""Whether a question follows from the plan that a site has joined.
+
+Which task is asked, and how often, is the gate's affair (`cupola.site.consent`). Here it is what a
+question says beside the task: a coordinator chooses the model, and nothing else that the plan has
+settled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cupola.federation import Question
+from cupola.training.choices import Local, Participation, Privacy
+from cupola.training.plan import Plan
+
+#: What of a plan's privacy no question tells (see `Training`): epsilon has become noise.
+_UNTOLD = ("epsilon", "budget", "delta", "accountant", "published")
+_MORE = "the question asks for more than the plan"
+
+
+def deviation(plan: Plan, question: Question) -> str | None:
+    """Why a question does not follow from the plan; None if it does."""
+    checks: dict[str, Callable[[Plan, Mapping[str, Any]], str | None]] = {
+        "evaluate": _judging,
+        "sparsity": _sparsity,
+        "adapt": _adapting,
+    }
+    return checks.get(question.task, _training)(plan, question.options)
+
+
+def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    known = {"local", "lr", "participation", "privacy", "pattern", "report_loss", "shares"}
+    if not options.keys() <= known:
+        return _MORE
+    asked = Local.model_validate(options.get("local", {}))
+    plans = [plan, *([] if plan.personalise is None else [plan.adaptation()])]
+    alike = [one for one in plans if one.local == asked]
+    if not alike:
+        return "local training is not the plan's"
+    if not _is_up_to(options.get("lr"), asked.lr):  # schedules only lower it
+        return "local.lr is not the plan's"
+    if all(options.get("participation", {}) != _told(one.participation) for one in alike):
+        return "participation is not the plan's"
+    told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
+    if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
+        return _MORE
+    return _privacy(plan, options.get("privacy") or {})
+
+
+def _told(choice: Participation) -> dict[str, Any]:
+    """What a question says of participation: how sites pretend to be slow, in trials."""
+    slow = choice.stragglers or choice.dropouts
+    return choice.model_dump(exclude_defaults=True, mode="json") if slow else {}
+
+
+def _privacy(plan: Plan, asked: Mapping[str, Any]) -> str | None:
+    promised = plan.privacy
+    if asked.get("mechanism", "none") != promised.mechanism:
+        return "the privacy mechanism is not the plan's"
+    if not promised.on:
+        return None
+    if promised.noise is not None and not asked.get("noise", 0.0) >= promised.noise:
+        return "there is less noise than in the plan"
+    most = promised.answer_epsilon
+    if most is not None and not asked.get("answer_epsilon", math.inf) <= most:
+        return "an answer costs more than in the plan"
+    told = Privacy.model_validate(dict(asked))
+    settled = [k for k in Privacy.model_fields if k not in (*_UNTOLD, "noise", "answer_epsilon")]
+    other = [key for key in settled if getattr(told, key) != getattr(promised, key)]
+    return f"privacy.{other[0]} is not the plan's" if other else None
+
+
+def _judging(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    """Splits that the plan looks at, and no finer histogram of scores than it says."""
+    judge, personal = plan.evaluation, plan.personalise is not None
+    splits = {"validation"} if plan.data.partition.validation else set()
+    if judge.on in ("sites", "both") or judge.per_site or personal:
+        splits.add("test")
+    if judge.train:
+        splits.add("train")
+    if not options.keys() <= {"split", "auroc", "batch_size"} or options.get("split") not in splits:
+        return _MORE
+    return _counting(plan, options)
+
+
+def _counting(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    judge = plan.evaluation
+    fine = options.get("auroc", 0) in (0, judge.auroc)
+    return None if fine and options.get("batch_size") == judge.batch_size else _MORE
+
+
+def _sparsity(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    from cupola.training.personalise.sparsity import noise_of
+
+    assert plan.personalise is not None
+    release = plan.personalise.release
+    if not options.keys() <= {"layers", "noise"}:
+        return _MORE
+    if release is not None and not (options.get("noise") or 0.0) >= noise_of(release):
+        return "there is less noise than in the plan"
+    return None
+
+
+def _adapting(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    choice = plan.personalise
+    assert choice is not None
+    agreed = choice.alone(plan.evaluation)
+    rest = {key: value for key, value in options.items() if key not in agreed}
+    told = {key: options[key] for key in agreed if key in options}
+    if told != agreed or not rest.keys() <= {"method", "local", "auroc", "batch_size"}:
+        return "personalisation is not the plan's"
+    # Groups that are too small, and those of grouped methods, are fine-tuned.
+    if rest.get("method") not in (*choice.methods, "finetune"):
+        return "personalisation is not the plan's"
+    if Local.model_validate(rest.get("local", {})) != plan.adaptation().local:
+        return "local training is not the plan's"
+    return _counting(plan, rest)
+
+
+def _is_up_to(number: object, most: float) -> bool:
+    return type(number) in (int, float) and 0 <= number <= most  # type: ignore[operator]

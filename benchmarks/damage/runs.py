@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests" / "association")]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "association")]
 
 import numpy as np  # noqa: E402
 from harm import harm, tell  # noqa: E402

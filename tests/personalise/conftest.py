@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "learn"))  # small.py
+sys.path.insert(0, str(Path(__file__).parent.parent / "training"))  # small.py

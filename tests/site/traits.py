@@ -16,7 +16,7 @@ from cupola.secure.open_sums import Open
 from cupola.secure.pairwise import Pairwise
 from cupola.site import join_compensator, join_site, make_keys
 
-COHORTS = Path(__file__).parents[1] / "gwas" / "cohorts.py"
+COHORTS = Path(__file__).parents[1] / "association" / "cohorts.py"
 
 
 def cohorts():

@@ -124,14 +124,18 @@ class DurableLog:
             sync_folder(self.path.parent)  # else a power cut may take the file itself
         return found
 
+    def cut(self) -> None:
+        """Drop a torn line now, not when the next one replaces it."""
+        if self._file is not None and self._end is not None:
+            self._file.truncate(self._end)
+            self._end = None
+
     def append(self, record: Mapping[str, Any]) -> None:
         """One more line."""
         if self._file is None:
             raise OSError(f"{self.path} is closed")
         try:
-            if self._end is not None:
-                self._file.truncate(self._end)
-                self._end = None
+            self.cut()
             line, _ = self.chain.line(json.dumps(record, separators=(",", ":")))
             write_whole(self._file, line)
             if self.durable:

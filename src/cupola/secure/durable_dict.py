@@ -30,6 +30,7 @@ class Memory:
         try:
             for entries in self._log.read():
                 self._held |= {key: entries[key] for key in entries if key not in self._held}
+            self._log.cut()
         except BaseException:
             self.close()
             raise

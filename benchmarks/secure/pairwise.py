@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.engines import InProcess
+from cupola.engines import InProcess, masked_sums
 from cupola.federation import Contribution, Failure, Question, SiteContext, Spec, task
 from cupola.federation.ledger import COMPENSATOR, Ledger
-from cupola.secure import hidden_sums, identity, simulated_parties
+from cupola.secure import identity, simulated_parties
 
 
 class Numbers:
@@ -80,7 +80,7 @@ def measure(host: Numbers, protocol: str, bits: int, gone: dict[int, str], step:
     engine = Clocked(host, gone=gone, parties=parties.member, workers=1, ledger=ledger)
     expects = {"x": Spec(host.held[0].shape, "float", 1.0, bits)}
     question = Question("benchmark numbers", expects=expects, step=step, round=step)
-    with hidden_sums(engine, parties) as federation:
+    with masked_sums(engine, parties) as federation:
         start = time.process_time()
         total = federation.sum(question, range(sites))
         whole = time.process_time() - start

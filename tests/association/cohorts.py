@@ -9,9 +9,9 @@ from cupola.association import Association, Files, Site, Study, StudyHost, Wante
 from cupola.association.bed import write_bed
 from cupola.association.files import Variants
 from cupola.association.tasks import OPENLY
-from cupola.engines import InProcess
+from cupola.engines import InProcess, masked_sums
 from cupola.federation import drive
-from cupola.secure import hidden_sums, simulated_parties
+from cupola.secure import simulated_parties
 
 CALLS = np.array([3, 2, 0, 1], np.uint8)  # by copies of a1; 3 stands for missing
 
@@ -123,7 +123,7 @@ def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProces
             "study", seed=seed, sites=len(cohorts), minimum=minimum, openly=OPENLY
         )
         made = InProcess(host, workers=1, quorum=1.0, parties=parties.member)
-        reach = hidden_sums(made, parties)
+        reach = masked_sums(made, parties)
     else:
         reach = engine(host, workers=min(2, len(cohorts)), quorum=1.0)
     with reach:

@@ -8,10 +8,10 @@ import small
 from torch import nn
 
 from cupola.data import Dataset, SiteData
-from cupola.engines import InProcess
+from cupola.engines import InProcess, masked_sums
 from cupola.federation import Ledger, drive
 from cupola.privacy.budget import Book
-from cupola.secure.simulation import hidden_sums, simulated_parties
+from cupola.secure.simulation import simulated_parties
 from cupola.training import Evaluation, Local, Privacy, TrainingHost
 from cupola.training.choices import Participation, Sum
 from cupola.training.personalise import Personalisation, Personalise
@@ -282,7 +282,7 @@ def test_masked_sums_hide_sites_within_their_group():
     parties = simulated_parties("study", seed=5, sites=6, minimum=3, openly=openly)
     host = TrainingHost(made.training.problem, data)
     engine = InProcess(host, seed=5, workers=1, parties=parties.member)
-    with hidden_sums(engine, parties) as reach:
+    with masked_sums(engine, parties) as reach:
         end = drive(made, reach)
     assert personal(end)["groups"] == personal(plain)["groups"]
     for name, array in plain.arrays.items():

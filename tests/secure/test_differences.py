@@ -11,10 +11,10 @@ from pairs import carry_out
 from settling import OTHER, QUESTION, SMALL, Study
 from studies import Sites
 
-from cupola.engines import InProcess
+from cupola.engines import InProcess, masked_sums
 from cupola.errors import FederationError
 from cupola.federation import Declined
-from cupola.secure import going_on, hidden_sums, simulated_parties
+from cupola.secure import going_on, simulated_parties
 from cupola.secure.differences import ALL, behind, exposed, parts
 from cupola.secure.durable_dict import Memory
 from cupola.secure.roster import simulated_roster
@@ -139,7 +139,7 @@ def test_a_coordinator_leaves_out_who_stays_out_and_waits_for_who_is_missing(tmp
     parties = simulated_parties("study", seed=1, sites=6)
 
     def hidden():
-        return hidden_sums(InProcess(host, seed=3, parties=parties.member), parties, tmp_path)
+        return masked_sums(InProcess(host, seed=3, parties=parties.member), parties, tmp_path)
 
     with hidden() as first:
         host.away = {5}
@@ -170,7 +170,7 @@ class Back(set):
 def test_a_site_that_crashed_is_back_before_the_step_is_settled(protocol):
     host = Sites(5)
     parties = simulated_parties("study", seed=1, sites=5, protocol=protocol)
-    with hidden_sums(InProcess(host, seed=3, parties=parties.member), parties) as hidden:
+    with masked_sums(InProcess(host, seed=3, parties=parties.member), parties) as hidden:
         hidden.sum(nearly(host, 0), range(5))
         host.away = Back([3])
         assert hidden.sum(nearly(host, 1), range(5)).sites == [0, 1, 2, 3, 4]
@@ -179,8 +179,8 @@ def test_a_site_that_crashed_is_back_before_the_step_is_settled(protocol):
 def test_two_coordinators_of_one_study_get_no_more_than_one(tmp_path):
     """The same sites and the same compensator, asked by two processes in turns."""
     host, parties = Sites(5), simulated_parties("study", seed=1, sites=5)
-    one = hidden_sums(InProcess(host, seed=3, parties=parties.member), parties, tmp_path)
-    two = hidden_sums(InProcess(host, seed=3, parties=parties.member), parties)
+    one = masked_sums(InProcess(host, seed=3, parties=parties.member), parties, tmp_path)
+    two = masked_sums(InProcess(host, seed=3, parties=parties.member), parties)
     two.compensator.close()
     two.compensator = one.compensator
     without = {"4": "decline"}

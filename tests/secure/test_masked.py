@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import Sites
 
-from cupola.engines import InProcess, SeparateProcesses
+from cupola.engines import InProcess, SeparateProcesses, masked_sums
 from cupola.errors import FederationError
 from cupola.federation import Question, Spec
 from cupola.federation.ledger import COMPENSATOR, Ledger
-from cupola.secure import hidden_sums, simulated_parties
+from cupola.secure import simulated_parties
 from cupola.secure.wrapped_question import layout_of
 
 
 def masked(host, *, minimum=3, folder=None, ledger=None, study="study", changes=False):
     parties = simulated_parties(study, seed=1, sites=len(host), minimum=minimum, changes=changes)
     engine = InProcess(host, seed=3, parties=parties.member, ledger=ledger)
-    return hidden_sums(engine, parties, folder)
+    return masked_sums(engine, parties, folder)
 
 
 def compare(plain, hidden, question, asked):
@@ -60,7 +60,7 @@ def test_the_bytes_engine_gives_the_same_total(tmp_path):
     with (
         masked(host, study=study) as here,
         SeparateProcesses(*made, seed=3, folder=tmp_path, party=parties.recipe) as engine,
-        hidden_sums(engine, parties, tmp_path, own_processes=True) as there,
+        masked_sums(engine, parties, tmp_path, own_processes=True) as there,
     ):
         one, two = here.sum(question, range(4)), there.sum(question, range(4))
         again = there.sum(question, range(4))  # after a crash: fresh masks, same total

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import Sites
 
-from cupola.engines import InProcess, SeparateProcesses
+from cupola.engines import InProcess, SeparateProcesses, masked_sums
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Declined, Question, Spec
 from cupola.federation.site import find_task
-from cupola.secure import hidden_sums, simulated_parties
+from cupola.secure import simulated_parties
 from cupola.secure.durable_dict import Memory
 from cupola.secure.wrapped_question import outer_question
 
@@ -60,7 +60,7 @@ def test_a_site_of_a_masked_study_does_not_answer_openly(kind):
 
 def test_what_was_agreed_may_be_gathered():
     parties = simulated_parties("study", seed=1, sites=4, openly=["study numbers"])
-    with InProcess(HOST, parties=parties.member) as engine, hidden_sums(engine, parties) as hidden:
+    with InProcess(HOST, parties=parties.member) as engine, masked_sums(engine, parties) as hidden:
         assert set(hidden.gather(HOST.question(), range(4))) == {0, 1, 2, 3}
 
 

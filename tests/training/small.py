@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from cupola.data import Dataset, FederatedData, SiteData, load
-from cupola.engines import InProcess
+from cupola.engines import InProcess, masked_sums
 from cupola.federation import State, drive
 from cupola.nn import find_loss
-from cupola.secure.simulation import hidden_sums, simulated_parties
+from cupola.secure.simulation import simulated_parties
 from cupola.training import Evaluation, Problem, Training, TrainingHost
 
 CROSS_ENTROPY = find_loss("cross_entropy")
@@ -115,7 +115,7 @@ def run_masked(program, data, book=None, **more):
     )
     host = TrainingHost(program.problem, data, book)
     engine = InProcess(host, seed=program.seed, workers=1, parties=parties.member, **more)
-    with hidden_sums(engine, parties) as reach:
+    with masked_sums(engine, parties) as reach:
         return drive(program, reach)
 
 

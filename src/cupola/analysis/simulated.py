@@ -61,12 +61,12 @@ def federation(
     plan = analysis.plan
     if not plan.sum.masked:
         return _engine(plan, of, ledger, folder)
-    from cupola.secure import hidden_sums
+    from cupola.engines import masked_sums
 
     parties = simulated_keys(analysis, len(of), run_id(folder, "masked"))
     engine = _engine(plan, of, ledger, folder, parties)
     own_processes = plan.engine.kind == "processes"
-    return hidden_sums(engine, parties, folder, own_processes=own_processes)
+    return masked_sums(engine, parties, folder, own_processes=own_processes)
 
 
 def simulated_keys(analysis: Analysis[Any], sites: int, run: str = "0" * 16) -> Parties:

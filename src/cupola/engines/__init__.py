@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from cupola.engines.processes import Processes as Processes
     from cupola.engines.processes import SeparateProcesses as SeparateProcesses
     from cupola.engines.ray_cluster import RayCluster as RayCluster
+    from cupola.engines.secure_sums import masked_sums as masked_sums
 
 _HOME = {
     "InProcess": "in_process",
     "Processes": "processes",
     "RayCluster": "ray_cluster",
     "SeparateProcesses": "processes",
+    "masked_sums": "secure_sums",
 }
-__all__ = ["InProcess", "Processes", "RayCluster", "SeparateProcesses"]
+__all__ = ["InProcess", "Processes", "RayCluster", "SeparateProcesses", "masked_sums"]
 
 
 def __getattr__(name: str) -> Any:

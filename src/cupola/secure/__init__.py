@@ -6,7 +6,7 @@ from cupola.secure.identity import Identity, Party
 from cupola.secure.member import Member
 from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, consent
-from cupola.secure.simulation import expected_traffic, hidden_sums, simulated_parties
+from cupola.secure.simulation import expected_traffic, simulated_parties
 
 __all__ = [
     "Compensator",
@@ -19,6 +19,5 @@ __all__ = [
     "compensator_host",
     "consent",
     "expected_traffic",
-    "hidden_sums",
     "simulated_parties",
 ]

@@ -12,18 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cupola.engines import InProcess, SeparateProcesses
 from cupola.errors import PlanError
-from cupola.federation import Federation, Question
+from cupola.federation import Question
 from cupola.secure import traffic
-from cupola.secure.compensator import compensator_host
-from cupola.secure.compensator_client import Masked
 from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity
 from cupola.secure.member import Member
-from cupola.secure.pairwise import Pairwise
 from cupola.secure.roster import Roster, simulated_roster
-from cupola.secure.secure_aggregation import SecureSums
 from cupola.secure.traffic import Sent, Traffic
 
 
@@ -83,24 +78,6 @@ def simulated_parties(
             f"sum.minimum = {minimum}, but there are {sites} sites: no masked sum can be told"
         )
     return Parties(study, seed, sites, minimum, protocol, tuple(openly), changes)
-
-
-def hidden_sums(
-    engine: Federation, parties: Parties, folder: Path | None = None, own_processes: bool = False
-) -> SecureSums:
-    """An engine whose sums are masked. folder: the compensator's memory is kept in it.
-    own_processes: whether the compensator gets a process of its own."""
-    if parties.protocol == "pairwise":
-        return Pairwise(engine, parties.roster)
-    memory = None if folder is None else str((folder / "compensator").resolve())
-    facts: dict[str, Any] = {"roster": parties.roster.to_json(), "seed": parties.seed}
-    facts["memory"] = memory
-    third: Federation
-    if own_processes:
-        third = SeparateProcesses("cupola.secure.compensator:compensator_host", facts, 1)
-    else:
-        third = InProcess(compensator_host(**facts))
-    return Masked(engine, third, parties.roster)
 
 
 def expected_traffic(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import cupola
-from cupola.engines.flare.settings import FederationSettings
+from cupola.engines.flare.federation_settings import FederationSettings
 from cupola.engines.flare.submit import submit
 from cupola.site.coordinator import unpack
 

@@ -28,8 +28,8 @@ def study() -> str:
 
 def parts() -> str:
     from cupola.association import Newton, Quality, Trait
-    from cupola.association.choices import Limits
     from cupola.association.plan import CohortFiles
+    from cupola.association.study_choices import Limits
 
     sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton),
                 ("limits.", Limits)]  # fmt: skip

@@ -6,9 +6,9 @@ from cohorts import carry_out, cut, found, people, sites, study
 
 from cupola.association import fit, results
 from cupola.association.agreement import R_CELL
-from cupola.association.choices import Limits
 from cupola.association.limits import Released, small_cells, thin, without
 from cupola.association.site import released_numbers
+from cupola.association.study_choices import Limits
 from cupola.federation import Declined, Question, SiteContext, Spec
 from cupola.federation.site import StateStore
 from cupola.secure.durable_dict import Memory

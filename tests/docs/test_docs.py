@@ -96,7 +96,7 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
 
         assert load(text, elsewhere="bfile" not in text, of=StudyPlan).cohorts
     elif note in ("federation", "site"):
-        from cupola.engines.flare.settings import FederationSettings
+        from cupola.engines.flare.federation_settings import FederationSettings
         from cupola.site import SiteSettings
 
         kind = FederationSettings if note == "federation" else SiteSettings

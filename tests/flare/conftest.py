@@ -21,7 +21,7 @@ def _joined(folders):
 def trial(tmp_path_factory):
     from trial_federation import Trial
 
-    from cupola.engines.flare.settings import FederationSettings
+    from cupola.engines.flare.federation_settings import FederationSettings
 
     (port,) = free_ports(1)
     settings = FederationSettings(

@@ -17,8 +17,8 @@ from cupola.analysis.plan_file import load
 from cupola.analysis.run_folder import contents
 from cupola.engines.flare import policy
 from cupola.engines.flare.engine import FlareSites
+from cupola.engines.flare.federation_settings import FederationSettings
 from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
-from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import CupolaError, PlanError
 from cupola.site.coordinator import (
     allowed_modules,

@@ -20,8 +20,8 @@ from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of
 from cupola.analysis.plan_file import Source, load
 from cupola.engines.flare import provision
+from cupola.engines.flare.federation_settings import FederationSettings
 from cupola.engines.flare.jobs import Job
-from cupola.engines.flare.settings import FederationSettings
 from cupola.errors import FederationError
 from cupola.secure.roster import Roster
 from cupola.site import join_compensator, join_site, make_keys

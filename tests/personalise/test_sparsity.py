@@ -15,7 +15,7 @@ from cupola.federation import Declined, Question, SiteContext, StateStore
 from cupola.privacy.noise import Simulated
 from cupola.training import Workspace
 from cupola.training.personalise import activations, find_layers, sparsity_of
-from cupola.training.personalise.choices import Release
+from cupola.training.personalise.personal_choices import Release
 from cupola.training.personalise.sparsity import (
     drawn_channels,
     epsilon_of,

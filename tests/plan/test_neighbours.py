@@ -16,7 +16,7 @@ from cupola.errors import PlanError
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event, Gaussian, Pure, SampledGaussian, common_neighbours
 from cupola.report import write
-from cupola.training.personalise.choices import Release
+from cupola.training.personalise.personal_choices import Release
 from cupola.training.personalise.sparsity import epsilon_of, noise_of
 
 RELEASE = {"epsilon": 2.0, "delta": 1e-5}  # replace-one, as releases are unless they say otherwise

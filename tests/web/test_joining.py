@@ -18,7 +18,7 @@ from cupola.analysis.plan_file import load
 from cupola.association.analysis import AssociationAnalysis
 from cupola.cli.joining import _agree
 from cupola.engines.flare import provision
-from cupola.engines.flare.settings import FederationSettings
+from cupola.engines.flare.federation_settings import FederationSettings
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster

@@ -27,7 +27,7 @@ from cupola.analysis.overrides import changed, normal
 from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
 from cupola.federation.site import Mode
-from cupola.secure.choices import Choice, Sum
+from cupola.secure.sum_choice import Choice, Sum
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0)]

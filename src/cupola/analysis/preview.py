@@ -23,10 +23,10 @@ from cupola.federation.message import Contribution, contribution_size
 from cupola.federation.site import Host
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
-from cupola.secure.choices import Sum
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.secure.secure_aggregation import protection
+from cupola.secure.sum_choice import Sum
 from cupola.secure.traffic import expected_traffic
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.association.choices import Study
+from cupola.association.study_choices import Study
 from cupola.federation import Arrays, Declined, Question, SiteContext
 from cupola.secure.durable_dict import Memory
 

@@ -20,7 +20,7 @@ from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association import Files, Study, Wanted
 from cupola.errors import PlanError
-from cupola.secure.choices import Sum
+from cupola.secure.sum_choice import Sum
 
 
 class CohortFiles(BaseModel):

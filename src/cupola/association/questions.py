@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cupola.association import agreement, variant_list_codec
-from cupola.association.choices import Study
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
 from cupola.federation import Arrays, Question, Spec
 

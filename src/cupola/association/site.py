@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from cupola.association.agreement import Index
-from cupola.association.choices import Limits, Study
 from cupola.association.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.association.design import Design, design, fewest_people
 from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
+from cupola.association.study_choices import Limits, Study
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation import Declined, Question, SiteContext

@@ -16,12 +16,12 @@ import numpy as np
 
 from cupola.association import agreement, quality, variant_list_codec
 from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.choices import Study
 from cupola.association.design import SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.questions import Asker, Chunk
 from cupola.association.regression import Regression
+from cupola.association.study_choices import Study
 from cupola.errors import DataError, PlanError
 from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
 

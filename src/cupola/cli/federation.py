@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Make a federation's authority and an invitation for every party."""
     from cupola.engines.flare import launch, provision
-    from cupola.engines.flare.settings import load_federation
+    from cupola.engines.flare.federation_settings import load_federation
 
     launch.check_installed()
     whole = load_federation(settings)

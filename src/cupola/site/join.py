@@ -211,7 +211,7 @@ class Joining:
     def _enrol(self, terms: Terms) -> None:
         """A start-up kit of the federation, unless the folder has one."""
         from cupola.engines.flare import launch, provision
-        from cupola.engines.flare.settings import Invitation, load_invitation, to_toml
+        from cupola.engines.flare.federation_settings import Invitation, load_invitation, to_toml
 
         launch.check_installed()
         wanted = Invitation(

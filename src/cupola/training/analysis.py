@@ -23,7 +23,7 @@ from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
 from cupola.training.loop import without_matrices
 from cupola.training.personalise import Personalisation
-from cupola.training.personalise.files import write_group_models, write_personal
+from cupola.training.personalise.personal_files import write_group_models, write_personal
 from cupola.training.plan import Plan as TrainingPlan
 from cupola.training.plan_check import deviation
 from cupola.training.selection import kept, require_validation

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.secure.choices import Choice as Choice
-from cupola.secure.choices import Positive as Positive
-from cupola.secure.choices import Sum as Sum
+from cupola.secure.sum_choice import Choice as Choice
+from cupola.secure.sum_choice import Positive as Positive
+from cupola.secure.sum_choice import Sum as Sum
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]

@@ -25,8 +25,8 @@ from cupola.training import Training, TrainingHost, build
 from cupola.training.choices import Participation
 from cupola.training.participation import expected_sites, most_participations
 from cupola.training.personalise import Personalisation
-from cupola.training.personalise.choices import GROUPED
 from cupola.training.personalise.jobs import Job
+from cupola.training.personalise.personal_choices import GROUPED
 from cupola.training.plan import Plan
 from cupola.training.spending import accounted, rehearsed_book
 

@@ -29,7 +29,7 @@ from cupola.training.choices import (
     Server,
     Trainable,
 )
-from cupola.training.personalise.choices import Personalise, require_tellable
+from cupola.training.personalise.personal_choices import Personalise, require_tellable
 
 
 class Named(BaseModel):

@@ -18,7 +18,7 @@ from cupola.training import Training, TrainingHost
 from cupola.training.choices import Privacy
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.base import binary_problems
-from cupola.training.personalise.choices import Release
+from cupola.training.personalise.personal_choices import Release
 from cupola.training.personalise.sparsity import noise_of
 from cupola.training.plan import Plan
 from cupola.training.privacy_promise import SIMULATED, Guarantee, guarantee, resolve

@@ -31,8 +31,8 @@ from cupola.web.plans import parse, plan_of, to_text
 from cupola.web.settings import Settings
 
 if TYPE_CHECKING:
-    from cupola.engines.flare.settings import FederationSettings
-    from cupola.engines.flare.settings import Invitation as Invited
+    from cupola.engines.flare.federation_settings import FederationSettings
+    from cupola.engines.flare.federation_settings import Invitation as Invited
     from cupola.secure.identity import Party
     from cupola.secure.roster import Roster
 
@@ -51,7 +51,7 @@ class Organiser:
 
     @cached_property
     def settings(self) -> FederationSettings:
-        from cupola.engines.flare.settings import load_federation
+        from cupola.engines.flare.federation_settings import load_federation
 
         return load_federation(self.folder / "federation.toml")
 
@@ -81,7 +81,7 @@ class Organiser:
 
     def invited(self, name: str) -> Invited:
         """What a party is told so that it can ask for its certificate."""
-        from cupola.engines.flare.settings import load_invitation
+        from cupola.engines.flare.federation_settings import load_invitation
 
         return load_invitation(self.folder / "invitations" / f"{name}.toml")
 

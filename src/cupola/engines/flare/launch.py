@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cupola.base.lock import is_held, take
 from cupola.engines.flare import policy
+from cupola.engines.flare.federation_settings import Invitation, Kind
 from cupola.engines.flare.jobs import FOLDER, KIND
 from cupola.engines.flare.provision import KIT, party
-from cupola.engines.flare.settings import Invitation, Kind
 from cupola.errors import CupolaError
 
 LOCK = "party.lock"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cupola.engines.flare import policy
-from cupola.engines.flare.settings import (
+from cupola.engines.flare.federation_settings import (
     FederationSettings,
     Invitation,
     Kind,

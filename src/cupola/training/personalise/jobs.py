@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cupola.training.personalise.choices import GROUPED, Personalise
 from cupola.training.personalise.grouping import members_of
+from cupola.training.personalise.personal_choices import GROUPED, Personalise
 
 AT_ONCE = 16  # sites that adapt alone in one step, at least; a crash loses no more
 STEPS = 64  # of a method that sites carry out alone, at most

@@ -10,9 +10,9 @@ import numpy as np
 from cupola.federation import State
 from cupola.privacy.noise import Simulated
 from cupola.training.loop import LOWER_IS_BETTER
-from cupola.training.personalise.choices import GROUPED, Release
 from cupola.training.personalise.grouping import members_of
 from cupola.training.personalise.jobs import members_in
+from cupola.training.personalise.personal_choices import GROUPED, Release
 from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.personalise.similarity import full_matrix
 from cupola.training.personalise.sparsity import epsilon_of, noise_of, released

@@ -25,7 +25,6 @@ from cupola.training import Evaluation, Training
 from cupola.training.loop import frozen_part
 from cupola.training.metrics import expected
 from cupola.training.personalise.alone import SPLITS, ask_adapt
-from cupola.training.personalise.choices import GROUPED, Personalise
 from cupola.training.personalise.grouping import from_matrix, from_references, shuffled
 from cupola.training.personalise.jobs import Job, jobs_of
 from cupola.training.personalise.layers import Layer, find_layers
@@ -39,6 +38,7 @@ from cupola.training.personalise.parts import (
     with_facts,
     within,
 )
+from cupola.training.personalise.personal_choices import GROUPED, Personalise
 from cupola.training.personalise.similarity import (
     draw_references,
     pairs,

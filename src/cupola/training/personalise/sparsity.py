@@ -36,8 +36,8 @@ from cupola.federation.randomness import generator
 from cupola.privacy.accounting import calibrate, epsilon
 from cupola.privacy.events import Gaussian, Neighbours
 from cupola.privacy.noise import Source, add_noise, source
-from cupola.training.personalise.choices import Release
 from cupola.training.personalise.layers import Layer, watch
+from cupola.training.personalise.personal_choices import Release
 from cupola.training.workspace import Workspace, workspace_of
 
 BATCH = 256  # samples per pass; changes no result

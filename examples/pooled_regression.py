@@ -4,8 +4,8 @@ Each site adds its X'X and X'y; the coordinator sees only their sums and solves.
 regression on the pooled patients, to the last digits that float64 holds. As an analysis it gets all
 that training has: a run folder, resume, masked sums, consent and replay at real sites, a report.
 
-    cupola run examples/pooled_regression.toml
-    cupola run examples/pooled_regression.toml --set sum=masked
+    cd examples && cupola run pooled_regression.toml
+    cupola run pooled_regression.toml --set sum=masked
 """
 
 import numpy as np

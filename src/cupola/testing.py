@@ -38,6 +38,12 @@ def check_analysis(
 ) -> list[str]:
     """Run a small plan in every way that must not matter; AssertionError says what did. Gives what
     was checked. masked: whether sums may be masked; tolerance: how far masked results may be off.
+
+    >>> from pathlib import Path
+    >>> plan = {"kind": "pooled_regression:PooledRegression", "name": "check", "hospitals": 3}
+    >>> checked = check_analysis(plan, Path("checks"))
+    >>> checked[5:7]
+    ['killed after any step and resumed is equal', 'masked sums give the same results']
     """
     whole: PlanHeader = load(plan)
     return [name for name, _ in _checks(whole, folder, masked, tolerance)]

@@ -30,6 +30,15 @@ def load(
 
     settings: 'dotted.key=value' with TOML values (bare words are strings), put on top. of: which
     kind of plan is wanted. elsewhere: its sites are real, with files of their own.
+
+    >>> import cupola
+    >>> given = {"name": "tiny", "rounds": 2, "data": "digits", "model": "linear"}
+    >>> plan = cupola.load(given, ["recipe=fedprox", "local.lr=0.05"])
+    >>> plan.local.lr, plan.local.proximal
+    (0.05, 0.1)
+    >>> cupola.load(given, ["recipe=fedpox"])
+    Traceback (most recent call last):
+    cupola.errors.PlanError: ...did you mean 'fedprox'?
     """
     where, given = _read(source)
     extra = dict(parse_setting(text) for text in settings)

@@ -128,6 +128,13 @@ class Analysis(WebHooks, Generic[P]):
     a run folder, beside what every run has. fixed: those of them that are written before the first
     question and stay as they are. noun, data_noun: what people of this field call a site, and its
     data.
+
+    >>> from pooled_regression import PooledRegression  # in examples/: a whole one in 80 lines
+    >>> analysis = PooledRegression(PooledRegression.Plan(hospitals=3))
+    >>> len(analysis.host()), analysis.tasks
+    (3, ('moments',))
+    >>> [(row["task"], row["kind"]) for row in analysis.check()["bytes"]["rows"]]
+    [('moments', 'sum')]
     """
 
     kind: ClassVar[str]

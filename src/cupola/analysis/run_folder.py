@@ -30,7 +30,18 @@ CHAINS = ("privacy.jsonl", "compensator/compensator.jsonl")
 
 
 class Run:
-    """What a plan's execution left in its folder, finished or not."""
+    """What a plan's execution left in its folder, finished or not.
+
+    >>> import cupola
+    >>> data = {"name": "digits", "partition": {"kind": "iid", "sites": 4}}
+    >>> plan = {"name": "tiny", "rounds": 1, "data": data, "model": "linear"}
+    >>> _ = cupola.run(plan, "runs/opened")
+    >>> run = cupola.Run.open("runs/opened")
+    >>> run.plan.recipe, run.result.sites, run.result["final"]["round"]
+    ('fedavg', 4, 1)
+    >>> sum(parameter.numel() for parameter in run.model().parameters())
+    650
+    """
 
     def __init__(self, folder: Path, plan: Any) -> None:
         self.folder = folder

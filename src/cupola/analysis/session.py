@@ -56,6 +56,13 @@ def run(
     `folder` if there is one. overwrite: replace the run that is there. progress: called after
     every round. Ctrl-C saves the state and raises KeyboardInterrupt. sites: where they are; by
     default they are simulated.
+
+    >>> import cupola
+    >>> data = {"name": "digits", "partition": {"kind": "iid", "sites": 4}}
+    >>> plan = {"name": "tiny", "rounds": 2, "data": data, "model": "linear"}
+    >>> run = cupola.run(plan, "runs/tiny")
+    >>> run.status, run.result.final.round, run.result.bytes_up
+    ('finished', 2, 21576)
     """
     sites = sites or Simulated()
     plan = load(plan, settings, elsewhere=sites.real)
@@ -148,7 +155,22 @@ def run_all(
 
 
 def resume(folder: str | Path, *, progress: Watch | None = None, report: bool = True) -> list[Run]:
-    """Go on with whatever a folder holds: one run, or several."""
+    """Resume whatever a folder holds: one run, or several.
+
+    >>> import cupola
+    >>> from contextlib import suppress
+    >>> data = {"name": "digits", "partition": {"kind": "iid", "sites": 4}}
+    >>> plan = {"name": "tiny", "rounds": 3, "data": data, "model": "linear"}
+    >>> def interrupt(progress):
+    ...     raise KeyboardInterrupt
+    >>> with suppress(KeyboardInterrupt):
+    ...     cupola.run(plan, "runs/stopped", progress=interrupt)
+    >>> cupola.Run.open("runs/stopped").status
+    'stopped'
+    >>> [run] = cupola.resume("runs/stopped")
+    >>> run.status, [record["round"] for record in run.history]
+    ('finished', [1, 2, 3])
+    """
     folder = Path(folder)
     if plan_file(folder) is None:
         raise PlanError(

@@ -32,7 +32,7 @@ def reproduce(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the plans behind a published table; call it again to go on."""
+    """Run the plans behind a published table; run it again to resume."""
     Shell.json = as_json
     tool = load_tool("command", *([plans] if plans else []))
     if listing or name is None:

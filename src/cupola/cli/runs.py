@@ -71,7 +71,7 @@ def _watching(quiet: bool, as_json: bool) -> Any:
 
 @app.command()
 def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Go on with a run that was stopped or killed; the result is the same as without the stop."""
+    """Resume a run that was stopped or killed; the result is the same as without the stop."""
     from cupola.analysis.session import resume as go_on
 
     Shell.json = as_json

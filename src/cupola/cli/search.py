@@ -40,7 +40,7 @@ def freeze(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find how much of a model need not be trained (FedPT); call it again to go on."""
+    """Find how much of a model need not be trained (FedPT); run it again to resume."""
     from cupola.cli.display import watching
     from cupola.sweep.freeze_search import define
     from cupola.sweep.freeze_search import search as carry_out

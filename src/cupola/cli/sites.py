@@ -254,7 +254,7 @@ def ledger(
     folder: Folder = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Every question of a study that reached this party, what was told, and what it cost."""
+    """List every question of a study that reached this party, what was sent, and what it cost."""
     from cupola.site.ledger import as_csv, read_ledger, spent
     from cupola.site.settings import SITE
 

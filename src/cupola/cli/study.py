@@ -100,7 +100,7 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Try many settings of a plan, choose on validation data; call it again to go on."""
+    """Try many settings of a plan, choose on validation data; run it again to resume."""
     from cupola.cli.display import watching
     from cupola.sweep import define
     from cupola.sweep import sweep as carry_out

@@ -50,6 +50,16 @@ class InProcess(Federation):
     computing with one core; the number changes no result.
     cache: how many sites' data are kept ready. folder: where the book of what sites spend is kept
     (without it, in memory). parties: a site's keys, where sums are masked.
+
+    >>> from cupola.analysis import Hosted
+    >>> from cupola.federation import Contribution, Question, Spec, task
+    >>> @task("add up")
+    ... def add_up(site, question):
+    ...     return Contribution({"sum": site.data.sum(axis=0)})
+    >>> with InProcess(Hosted(3, lambda site: np.full((2, 2), float(site)))) as federation:
+    ...     total = federation.sum(Question("add up", expects={"sum": Spec((2,))}), range(3))
+    >>> total.arrays["sum"], total.sites
+    (array([6., 6.]), [0, 1, 2])
     """
 
     def __init__(

@@ -73,7 +73,29 @@ def drive(
     state: State | None = None,
     after: Callable[[State], None] | None = None,
 ) -> State:
-    """Run a program to its end; `after` sees the state after every step."""
+    """Run a program to its end; `after` sees the state after every step.
+
+    >>> import numpy as np
+    >>> from cupola.analysis import Hosted
+    >>> from cupola.engines import InProcess
+    >>> from cupola.federation import Ask, Contribution, Question, Spec, State, drive, task
+    >>> @task("rows")
+    ... def rows(site, question):
+    ...     return Contribution({"rows": np.array(len(site.data))})
+    >>> class CountRows:
+    ...     def start(self):
+    ...         return State()
+    ...     def ask(self, state):
+    ...         if state.step:
+    ...             return None
+    ...         expects = {"rows": Spec((), "int")}
+    ...         return Ask("sum", Question("rows", expects=expects, reveals="all rows"), range(3))
+    ...     def answer(self, state, total):
+    ...         return state.next(rows=int(total.arrays["rows"]))
+    >>> with InProcess(Hosted(3, lambda site: ["a row"] * (site + 1))) as federation:
+    ...     drive(CountRows(), federation).values
+    {'rows': 6}
+    """
     state = program.start() if state is None else state
     while (ask := program.ask(state)) is not None:
         reply: Reply = None

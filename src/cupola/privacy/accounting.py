@@ -80,6 +80,11 @@ def epsilon(
 
     The events may be of different kinds and chosen adaptively. inf if any of them is unprotected,
     or if `pld` is asked for where no grid resolves the answer.
+
+    >>> from cupola.privacy.events import SampledGaussian
+    >>> dp_sgd = SampledGaussian(rate=0.01, noise=1.0, count=1000)  # a thousand steps
+    >>> round(epsilon([dp_sgd], delta=1e-5), 2)
+    1.83
     """
     _check(delta, neighbours, method)
     return total_epsilon(merge(events), float(delta), neighbours, method)

@@ -59,7 +59,16 @@ def compare(
 
 
 def table(folders: Sequence[Path | str], target: float | None = None) -> list[dict[str, Any]]:
-    """A row per setting: metric with spread over seeds, bytes, seconds, cost to the target."""
+    """A row per setting: metric with spread over seeds, bytes, seconds, cost to the target.
+
+    >>> import cupola
+    >>> data = {"name": "digits", "partition": {"kind": "iid", "sites": 4}}
+    >>> plan = {"name": "tiny", "rounds": 1, "data": data, "model": "linear"}
+    >>> for recipe in ("fedavg", "scaffold"):
+    ...     _ = cupola.run({**plan, "recipe": recipe}, f"runs/{recipe}")
+    >>> [(row["label"], row["bytes"]) for row in table(["runs/fedavg", "runs/scaffold"])]
+    [('fedavg', 22628.0), ('scaffold', 44412.0)]
+    """
     runs = _all(folders)
     groups, measured = group(runs), common_metric(runs)
     if target is None:

@@ -9,6 +9,7 @@ import pytest
 
 import cupola
 from cupola.analysis.checkpoint import write_sealed
+from cupola.analysis.run_folder import likeness
 from cupola.base.chain import marks, read_json
 from cupola.base.jsonl import json_line
 
@@ -74,3 +75,13 @@ def test_a_killed_study_is_resumed(tmp_path, study):
     as_before(folder)
     cupola.resume(folder, report=False)
     assert (folder / "study.assoc").read_bytes() == (whole / "study.assoc").read_bytes()
+
+
+def test_checkpoints_of_trainings_know_their_plan():
+    """A run that was killed under the first edition is resumed: the mark of its plan is the same."""
+    plan = {
+        "name": "t", "rounds": 6, "recipe": "scaffold", "checkpoint_seconds": 0, "sum": "masked",
+        "data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}},
+        "model": {"name": "mlp", "hidden": [8]},
+    }  # fmt: skip
+    assert likeness(cupola.load(plan)) == "3f337c327b7c6989824fdb76f8098334"

@@ -94,6 +94,11 @@ class Plan(PlanHeader):
     twin: also run the centralised twin.
     """
 
+    key_order: ClassVar[tuple[str, ...]] = (
+        "kind", "name", "seed", "rounds", "recipe", "task", "device", "dtype", "twin",
+        "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
+        "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
+    )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
 
     kind: Literal["training"] = "training"

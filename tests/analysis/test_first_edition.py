@@ -78,7 +78,7 @@ def test_a_killed_study_is_resumed(tmp_path, study):
 
 
 def test_checkpoints_of_trainings_know_their_plan():
-    """A run that was killed under the first edition is resumed: the mark of its plan is the same."""
+    """The mark of a plan is the one that the first edition made, so that its runs are resumed."""
     plan = {
         "name": "t", "rounds": 6, "recipe": "scaffold", "checkpoint_seconds": 0, "sum": "masked",
         "data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}},

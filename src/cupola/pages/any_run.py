@@ -57,8 +57,13 @@ def results(run: RunFolder) -> str:
 
 
 def own_results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What result.json says beside what every run has, in words."""
-    return [(key, _said(value)) for key, value in result.items() if key not in _COMMON]
+    """What result.json says beside what every run has, in words; a table row by row."""
+    rows = []
+    for key, value in result.items():
+        if key not in _COMMON:
+            table = value if isinstance(value, dict) and len(value) <= _SHOWN else {"": value}
+            rows += [(f"{key} {inner}".strip(), _said(part)) for inner, part in table.items()]
+    return rows
 
 
 def _said(value: Any) -> str:

@@ -30,7 +30,7 @@ from cupola.association import results
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.plan import StudyPlan
 from cupola.federation import Ledger, Replay, drive
-from cupola.secure.following import Witnessed
+from cupola.secure.replayed_totals import Witnessed
 
 LOOKED_AT = 1e-3  # of the score test, beyond which a variant would be left
 

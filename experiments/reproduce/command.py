@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Sheet
 
+from cupola.cli.compare_runs import tell
 from cupola.cli.display import watching
 from cupola.cli.shell import print_json
-from cupola.cli.study import tell
 from reproduce.hours import forecast
 from reproduce.outcome import difference_rows, grid_rows, parts_of, value
 from reproduce.run import distinct, jobs, reproduce, seeds_of

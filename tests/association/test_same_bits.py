@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from replayed import bare, lying_otherwise, record, repeat, saved_and_loaded
 
-from cupola.association import arithmetic, fit, variant_list_codec
+from cupola.association import fit, portable_algebra, variant_list_codec
 
 TESTS = {
     "chi-square": study("chi-square", quality={"hardy_weinberg": 0.05}, chunk=8),
@@ -132,7 +132,7 @@ def test_inverses_are_lapacks_but_for_rounding(seed, p, k):
     many = _matrices(seed, k, p)
     width = np.sqrt(np.diagonal(many, axis1=1, axis2=2))
     scale = width[:, :, None] * width[:, None, :]  # entries are as large as their scale makes them
-    ours, lapack = arithmetic.inverse(many) * scale, np.linalg.inv(many) * scale
+    ours, lapack = portable_algebra.inverse(many) * scale, np.linalg.inv(many) * scale
     assert np.abs(ours - lapack).max() <= 1e-10 * np.abs(lapack).max()
 
 
@@ -143,13 +143,16 @@ def test_bits_are_those_of_one_matrix_by_itself(seed, p, k):
     many[::5, -1] = many[::5, 0]  # some without an inverse
     many[::5, :, -1] = many[::5, :, 0]
     vectors = np.random.default_rng(seed).normal(size=(k, p))
-    whole = arithmetic.inverse(many)
-    product, sums = arithmetic.times(whole, vectors), arithmetic.dot(whole[:, 0], vectors)
+    whole = portable_algebra.inverse(many)
+    product, sums = (
+        portable_algebra.times(whole, vectors),
+        portable_algebra.dot(whole[:, 0], vectors),
+    )
     i = seed % k
     assert _bits(whole[i]) == _bits(_slow_inverse(many[i]))
     among = np.random.default_rng(seed).permutation(k)
-    assert _bits(arithmetic.inverse(many[among])) == _bits(whole[among])
-    assert _bits(arithmetic.inverse(np.asfortranarray(many))) == _bits(whole)
+    assert _bits(portable_algebra.inverse(many[among])) == _bits(whole[among])
+    assert _bits(portable_algebra.inverse(np.asfortranarray(many))) == _bits(whole)
     slow = [functools.reduce(operator.add, (row * vectors[i]).tolist()) for row in whole[i]]
     assert _bits(product[i]) == _bits(np.array(slow))
     assert _bits(sums[i]) == _bits(np.array(slow[0]))
@@ -157,14 +160,14 @@ def test_bits_are_those_of_one_matrix_by_itself(seed, p, k):
 
 def test_matrices_stay_as_they_are():
     one = np.full((3, 1, 1), 4.0)  # their layout is the one that is worked in
-    arithmetic.inverse(one)
+    portable_algebra.inverse(one)
     assert (one == 4.0).all()
 
 
 def test_without_an_inverse_there_is_none():
     good = np.array([[2.0, 1.0], [1.0, 2.0]])
     for bad in ([[1, 1], [1, 1]], [[0, 0], [0, 1]], [[1, 2], [2, 1]], [[np.nan, 0], [0, 1]]):
-        found = arithmetic.inverse(np.array([good, bad]))
+        found = portable_algebra.inverse(np.array([good, bad]))
         assert np.isfinite(found[0]).all()
         assert np.isnan(found[1]).all()
     step, gain, error = fit.newton_step(np.ones((1, 2)), np.zeros((1, 2, 2)))

@@ -137,7 +137,7 @@ def test_what_cohorts_are_told_is_foreseen(tmp_path):
     from cupola.analysis.simulated import federation
     from cupola.association.analysis import AssociationAnalysis
     from cupola.federation import Ledger, Replay, drive
-    from cupola.secure.following import Witnessed
+    from cupola.secure.replayed_totals import Witnessed
 
     _cohorts(tmp_path)
     plan = _study(tmp_path, "chi-square", sum="masked")

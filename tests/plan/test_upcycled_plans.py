@@ -183,3 +183,13 @@ def test_the_twin_trains_as_often_as_the_sites(tmp_path: Path) -> None:
     run = go(tmp_path / "run", "twin=true", plan=UP)
     lines = (run.folder / "twin/history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_partial_table_keeps_the_rest_of_its_recipes():
+    """What a recipe sets in a nested table stays, unless the plan names its alternative."""
+    plan = load({**SMALL, "recipe": "upcycled-fedprox"}, ["server.upcycle.adaptive=true"])
+    assert (plan.server.upcycle.damping, plan.server.upcycle.adaptive) == (0.04, True)
+    given = {"server": {"upcycle": {"factor": 0.5}}}
+    other = load({**SMALL, "recipe": "upcycled-fedprox", **given})
+    assert (other.server.upcycle.factor, other.server.upcycle.damping) == (0.5, None)
+    assert load(other.to_toml()) == other

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cupola.nn import build, find_loss
 from cupola.privacy.persample import PerSample
-from cupola.privacy.persample.company import depends_on_company
+from cupola.privacy.persample.batch_independence import depends_on_company
 
 
 def test_numbers_in_memory_that_is_used_again_are_compared():

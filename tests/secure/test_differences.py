@@ -14,7 +14,7 @@ from studies import Sites
 from cupola.engines import InProcess, masked_sums
 from cupola.errors import FederationError
 from cupola.federation import Declined
-from cupola.secure import going_on, simulated_parties
+from cupola.secure import lost_sites, simulated_parties
 from cupola.secure.differences import ALL, behind, exposed, parts
 from cupola.secure.durable_dict import Memory
 from cupola.secure.roster import simulated_roster
@@ -251,30 +251,30 @@ def test_with_pairwise_masks_who_drops_out_stays_out(tmp_path):
 
 
 def agreed(lost, signers, roster=ROSTER, members=MEMBERS):
-    return [going_on.signed(going_on.go_on(members[i], roster, lost), roster) for i in signers]
+    return [lost_sites.signed(lost_sites.go_on(members[i], roster, lost), roster) for i in signers]
 
 
 def test_all_that_stay_agree_or_the_lost_one_does():
     lost = [NAMES[5]]
-    assert going_on.gone(agreed(lost, range(5)), ROSTER) == set(lost)
-    assert going_on.gone(agreed(lost, [5]), ROSTER) == set(lost)
+    assert lost_sites.gone(agreed(lost, range(5)), ROSTER) == set(lost)
+    assert lost_sites.gone(agreed(lost, [5]), ROSTER) == set(lost)
     for missing in range(5):
         rest = [i for i in range(5) if i != missing]
-        assert not going_on.gone(agreed(lost, rest), ROSTER)
-        assert going_on.awaited(agreed(lost, rest), ROSTER, lost) == (NAMES[missing],)
+        assert not lost_sites.gone(agreed(lost, rest), ROSTER)
+        assert lost_sites.awaited(agreed(lost, rest), ROSTER, lost) == (NAMES[missing],)
 
 
 def test_several_are_lost_together_or_one_after_the_other():
     both = NAMES[4:]
-    assert going_on.gone(agreed(both, range(4)), ROSTER) == set(both)
+    assert lost_sites.gone(agreed(both, range(4)), ROSTER) == set(both)
     after = agreed([NAMES[5]], range(5)) + agreed([NAMES[4]], range(4))
-    assert going_on.gone(after, ROSTER) == set(both)
-    assert not going_on.gone(agreed(NAMES[2:], range(2)), ROSTER)  # two are too few to go on
-    assert not going_on.gone(agreed(NAMES[1:], [0]), ROSTER)
+    assert lost_sites.gone(after, ROSTER) == set(both)
+    assert not lost_sites.gone(agreed(NAMES[2:], range(2)), ROSTER)  # two are too few to go on
+    assert not lost_sites.gone(agreed(NAMES[1:], [0]), ROSTER)
 
 
 def test_an_agreement_is_signed_for_this_roster_and_this_site():
-    text = going_on.go_on(MEMBERS[0], ROSTER, [NAMES[5]])
+    text = lost_sites.go_on(MEMBERS[0], ROSTER, [NAMES[5]])
     other = simulated_roster(1, "study", 6, minimum=4)[0]
     for bad, roster in [
         (text.replace(NAMES[0], NAMES[1]), ROSTER),
@@ -285,9 +285,9 @@ def test_an_agreement_is_signed_for_this_roster_and_this_site():
         ("[" * 9000, ROSTER),
     ]:
         with pytest.raises(FederationError, match="not an agreement"):
-            going_on.signed(bad, roster)
+            lost_sites.signed(bad, roster)
     with pytest.raises(FederationError, match="no site 'nobody'"):
-        going_on.go_on(MEMBERS[0], ROSTER, ["nobody"])
+        lost_sites.go_on(MEMBERS[0], ROSTER, ["nobody"])
 
 
 def test_a_study_goes_on_without_a_lost_site_and_it_stays_out(lasting):
@@ -321,8 +321,8 @@ def test_with_pairwise_masks_it_goes_on_too():
 
 def test_agreements_are_kept_and_damaged_ones_wait(tmp_path):
     for member in MEMBERS[:5]:
-        going_on.keep(tmp_path, going_on.go_on(member, ROSTER, [NAMES[5]]), ROSTER)
-    assert going_on.gone(going_on.kept(tmp_path, ROSTER), ROSTER) == {NAMES[5]}
-    path = next((tmp_path / going_on.FOLDER).iterdir())
+        lost_sites.keep(tmp_path, lost_sites.go_on(member, ROSTER, [NAMES[5]]), ROSTER)
+    assert lost_sites.gone(lost_sites.kept(tmp_path, ROSTER), ROSTER) == {NAMES[5]}
+    path = next((tmp_path / lost_sites.FOLDER).iterdir())
     path.write_bytes(path.read_bytes()[:-9])
-    assert not going_on.gone(going_on.kept(tmp_path, ROSTER), ROSTER)
+    assert not lost_sites.gone(lost_sites.kept(tmp_path, ROSTER), ROSTER)

@@ -30,8 +30,8 @@ from cupola.federation.ledger import Ledger
 from cupola.federation.message import decode_question, encode_contribution
 from cupola.federation.program import Ask
 from cupola.secure import graph, pairwise_keys
-from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open
+from cupola.secure.replayed_totals import Witnessed
 
 FILE = Path(__file__).parent / "transcripts.json"
 

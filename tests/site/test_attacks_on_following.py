@@ -11,8 +11,8 @@ from cupola.association import Association
 from cupola.association.plan import StudyPlan
 from cupola.errors import CupolaError, FederationError
 from cupola.federation import Contribution, Failure, Question, State, Total, read_answer
-from cupola.secure.following import HEAR
 from cupola.secure.open_sums import OPEN
+from cupola.secure.replayed_totals import HEAR
 
 _PLAN = {
     "name": "traits", "test": "logistic", "trait": {"column": "CC"},

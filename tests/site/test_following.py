@@ -14,7 +14,7 @@ from cupola.errors import DataError, FederationError, PlanError
 from cupola.federation import Failure, drive
 from cupola.federation.message import WITNESS
 from cupola.federation.replay import OFF_PATH
-from cupola.secure.following import FALSE, HEAR
+from cupola.secure.replayed_totals import FALSE, HEAR
 
 SUMS = ("compensator", "pairwise", "plain")
 

@@ -11,9 +11,9 @@ import tomli_w
 from cupola.analysis.plan_file import load
 from cupola.association.plan import StudyPlan
 from cupola.secure import Masked, Roster
-from cupola.secure.following import Witnessed
 from cupola.secure.open_sums import Open
 from cupola.secure.pairwise import Pairwise
+from cupola.secure.replayed_totals import Witnessed
 from cupola.site import join_compensator, join_site, make_keys
 
 COHORTS = Path(__file__).parents[1] / "association" / "cohorts.py"

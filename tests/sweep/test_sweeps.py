@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import cupola.sweep.trials as module
 from cupola.analysis.plan_file import load
 from cupola.analysis.session import run
-from cupola.cli import study  # noqa: F401 (registers the commands)
+from cupola.cli import compare_runs  # noqa: F401 (registers the commands)
 from cupola.cli.shell import app
 from cupola.errors import FederationError, PlanError
 from cupola.sweep import define, sweep

@@ -121,7 +121,7 @@ def test_data_that_only_real_sites_hold_are_described_in_the_form(world):
 
 def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
     from cupola.analysis.plan_file import load
-    from cupola.training.foreseen import SAMPLES, check_elsewhere
+    from cupola.training.web_forecast import SAMPLES, check_elsewhere
 
     plan = {
         "name": "x", "rounds": 4, "sum": "masked", "model": "linear", "local": {"lr": 0.1},

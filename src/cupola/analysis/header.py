@@ -73,6 +73,8 @@ class PlanHeader(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    #: Which keys are written first, in which order; checkpoints know a plan by it.
+    key_order: ClassVar[tuple[str, ...]] = ("kind", "name", "seed")
     #: Keys that each party settles for itself: no part of what parties agree on.
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "checkpoint_seconds")
 
@@ -161,7 +163,8 @@ class PlanHeader(BaseModel):
         """Plain values: all defaults written out, or for many runs only what was said."""
         if self.many:
             return self.given()
-        return normal(self.model_dump(mode="json", exclude_none=True, exclude={"grid"}))
+        found = normal(self.model_dump(mode="json", exclude_none=True, exclude={"grid"}))
+        return {key: found[key] for key in (*self.key_order, *found) if key in found}
 
     def to_toml(self) -> str:
         """TOML that loads to an equal plan."""

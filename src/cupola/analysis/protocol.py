@@ -382,12 +382,14 @@ class Analysis(WebHooks, Generic[P]):
 
     def show(self, run: Run, quiet: bool) -> list[Any]:
         """What is printed of a run at its end: lines, or what `rich` prints."""
-        from cupola.base import formatting
+        from cupola.base.formatting import duration, size
+        from cupola.pages.any_run import own_results
 
         result = run.result
-        sent = formatting.size(result.bytes_down + result.bytes_up)
-        lines = [f"{result.status}: {sent} sent, {formatting.duration(result.seconds)}"]
-        return lines if quiet else [*lines, str(run.folder)]
+        sent = size(result.bytes_down + result.bytes_up)
+        lines = [f"{key}: {said}" for key, said in own_results(result.to_dict())]
+        lines.append(f"{result.status}: {sent} sent, {duration(result.seconds)}")
+        return lines if quiet else [*lines, f"[dim]report:[/] {run.folder / 'report.html'}"]
 
     def chips(self, run: RunFolder) -> list[tuple[str, str]]:
         """Words under a report's title, each with a class ('good', 'warn', 'bad' or none)."""

@@ -293,13 +293,13 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return data_sets(folder)
 
     def foresee(self, folder: Path) -> dict[str, Any]:
-        from cupola.association.foreseen import foresee
+        from cupola.association.study_estimate import foresee
 
         return foresee(self, folder)
 
     @classmethod
     def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
-        from cupola.association.foreseen import sections
+        from cupola.association.study_estimate import sections
 
         return sections(facts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupola.association.arithmetic import dot, inverse, times
+from cupola.association.portable_algebra import dot, inverse, times
 
 OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH, WITHHELD = range(7)
 MEANINGS = (

@@ -31,7 +31,7 @@ from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation import Ask, Question, State
 from cupola.federation.message import Arrays, blank
-from cupola.secure.following import told_answers_size, told_size
+from cupola.secure.replayed_totals import told_answers_size, told_size
 
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupola.association import arithmetic, fit
+from cupola.association import fit, portable_algebra
 from cupola.association.limits import told_of
 from cupola.association.questions import Chunk
 from cupola.association.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
@@ -262,7 +262,7 @@ class Regression:
         gradient, matrix = self._gathered(sums, work)
         beta, active = work["beta"], work["active"]
         beta[active] = beta[active].astype(np.float32)
-        inverse = arithmetic.inverse(matrix)
+        inverse = portable_algebra.inverse(matrix)
         told = np.isfinite(inverse).all(axis=(1, 2))
         active[np.flatnonzero(active)[~told]] = False  # give up those without information
         if not active.any():
@@ -274,12 +274,12 @@ class Regression:
         work = self._copied()
         active = np.flatnonzero(work["active"])
         inverse, gradient = self._work("inverse"), self._work("gradient") + sums["penalty"]
-        step = arithmetic.times(inverse, gradient)
-        gain = 0.5 * arithmetic.dot(step, gradient)
+        step = portable_algebra.times(inverse, gradient)
+        gain = 0.5 * portable_algebra.dot(step, gradient)
         last = self.state.arrays.get("work/step", np.zeros_like(work["beta"]))
         # The penalty doubles the curvature where one person carries an allele: whole steps by the
         # information alone would leap to and fro for ever. So who turns back goes half the way.
-        share = np.where(arithmetic.dot(step, last[active]) < 0, 0.5, 1.0)
+        share = np.where(portable_algebra.dot(step, last[active]) < 0, 0.5, 1.0)
         work["beta"][active] += fit.at_most(share[:, None] * step, _LONGEST_FIRTH)
         work["step"] = np.zeros_like(work["beta"])
         work["step"][active] = step

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupola.association import fit, pvalues
+from cupola.association import chi_square, pvalues
 from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
 from cupola.association.design import SEX_X, kinds
 from cupola.association.files import Variants
 from cupola.association.quality import frequency, major_is_a1, pooled
-from cupola.association.study_program import CASES, CONTROLS, Association
+from cupola.association.study_program import Association
 from cupola.federation import State
-
-_BLOCK = 1 << 14  # variants at a time
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,9 @@ def results(program: Association, state: State) -> Results:
     if program.study.regression:
         columns, status, covariates = _regression(program, state, len(kept), swap)
     else:
-        columns, status = _allelic(alleles)
+        columns, status = chi_square.allelic(alleles)
         if program.study.trend and genotypes is not None:
-            columns |= _trend(genotypes)
+            columns |= chi_square.trend(genotypes)
     found = Results(
         variants,
         np.where(swap, 1 - rate, rate),
@@ -104,54 +102,6 @@ def _along_the_genome(found: Results) -> Results:
         covariates=covariates,
         genotypes=None if found.genotypes is None else found.genotypes[order],
     )
-
-
-def _allelic(alleles: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The chi-square test of alleles by case and control, in pieces that stay in the cache."""
-    columns: dict[str, np.ndarray] = {}
-    for start in range(0, max(1, len(alleles)), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        for name, values in _allelic_part(alleles[part]).items():
-            if name not in columns:
-                columns[name] = np.empty(len(alleles))
-            columns[name][part] = values
-    status = np.where(np.isnan(columns["CHISQ"]), fit.MONOMORPHIC, fit.OK).astype(np.uint8)
-    return columns, status
-
-
-def _allelic_part(alleles: np.ndarray) -> dict[str, np.ndarray]:
-    a, cases = alleles[:, CASES].T.astype(float)
-    c, controls = alleles[:, CONTROLS].T.astype(float)
-    b, d = cases - a, controls - c
-    with np.errstate(divide="ignore", invalid="ignore"):
-        both = cases + controls
-        expected = cases * (a + c) / both
-        # The four cells differ from their expectation by the same amount.
-        gap = (a - expected) ** 2
-        x = gap * (both / cases) * (both / controls) * (both / (a + c)) / (b + d)
-        ratio = (a * d) / (b * c)
-        error = np.sqrt(1 / a + 1 / b + 1 / c + 1 / d)
-        return {
-            "F_A": a / cases, "F_U": c / controls, "C_A": a, "C_U": c, "CHISQ": x,
-            "P": pvalues.chi2(x), "LOG10P": pvalues.log10_chi2(x),
-            "OR": np.where(b * c > 0, ratio, np.nan),
-            "SE": np.where(np.isfinite(error), error, np.nan),
-            "NMISS": both / 2,
-        }  # fmt: skip
-
-
-def _trend(genotypes: np.ndarray) -> dict[str, np.ndarray]:
-    """Cochran-Armitage: chi-square of a linear trend in the number of copies."""
-    table = genotypes[:, :2].astype(float)  # (variants, cases and controls, copies 2 1 0)
-    copies = np.array([2.0, 1.0, 0.0])
-    r, s = table.sum(axis=2).T
-    n = table.sum(axis=1)
-    total = r + s
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = (table[:, 0] @ copies) * s - (table[:, 1] @ copies) * r
-        variance = total * (n @ copies**2) - (n @ copies) ** 2
-        x = total * t**2 / (r * s * variance)
-    return {"T_CHISQ": x, "T_P": pvalues.chi2(x)}
 
 
 def _regression(

@@ -2,17 +2,17 @@
 
 from cupola.cli import (  # noqa: F401 (they register their commands)
     audit,
+    check,
+    compare_runs,
     demo,
     federation,
     gwas,
     joining,
-    look,
     reproduce,
     runs,
     search,
     sites,
     sources,
-    study,
     web,
 )
 from cupola.cli.shell import app, main

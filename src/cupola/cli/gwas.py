@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cupola.cli.look import check
+from cupola.cli.check import check
 from cupola.cli.runs import AsJson, Quiet, Settings, carry_out, resume
 from cupola.cli.shell import Shell, app, print_json
 from cupola.errors import PlanError
@@ -38,8 +38,8 @@ def run(
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
-    from cupola.association.leaving import leave
     from cupola.association.plan import StudyPlan
+    from cupola.association.withdrawal import leave
 
     Shell.json = as_json
     plan = load(study, settings or (), of=StudyPlan)

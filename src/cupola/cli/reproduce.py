@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 import cupola
+from cupola.cli.compare_runs import Out
 from cupola.cli.runs import AsJson, Quiet
 from cupola.cli.shell import Shell, app
-from cupola.cli.study import Out
 from cupola.errors import PlanError
 
 

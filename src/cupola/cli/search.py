@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from cupola.cli.compare_runs import Out, tell
 from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings
 from cupola.cli.shell import FAILED, Shell, app, print_json
-from cupola.cli.study import Out, tell
 
 search_app = typer.Typer(help="Search for what a plan could leave out.", no_args_is_help=True)
 app.add_typer(search_app, name="search")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cupola.base.formatting import count, duration, finite, number, size, text
@@ -51,8 +52,18 @@ def headline(run: RunFolder) -> str:
 
 def results(run: RunFolder) -> str:
     """The analysis' own part of result.json, as a table."""
-    rows = [(key, _said(value)) for key, value in run.result.items() if key not in _COMMON]
+    rows = own_results(run.result)
     return page.section("Results", "", page.facts(rows)) if rows else ""
+
+
+def own_results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What result.json says beside what every run has, in words; a table row by row."""
+    rows = []
+    for key, value in result.items():
+        if key not in _COMMON:
+            table = value if isinstance(value, dict) and len(value) <= _SHOWN else {"": value}
+            rows += [(f"{key} {inner}".strip(), _said(part)) for inner, part in table.items()]
+    return rows
 
 
 def _said(value: Any) -> str:

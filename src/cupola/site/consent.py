@@ -27,7 +27,7 @@ from cupola.base.chain import damaged
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.federation import Declined, Question
-from cupola.secure import going_on
+from cupola.secure import lost_sites
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked
 from cupola.secure.roster import Roster
@@ -89,7 +89,7 @@ class Joined(Generic[Kind]):
 
     def gone(self) -> frozenset[str]:
         """Sites that the others go on without, as far as is known here."""
-        return going_on.gone(going_on.kept(self.place, self.roster), self.roster)
+        return lost_sites.gone(lost_sites.kept(self.place, self.roster), self.roster)
 
     def refuse_if_over(self) -> None:
         """Declined unless the study was joined; or once the party has withdrawn, or a key of the
@@ -320,15 +320,15 @@ def agree_to_go_on(folder: Path, study: str, lost: Iterable[str]) -> tuple[str, 
             f"every total of this study is of all {analysis.noun}s, from the first to the last: "
             "without one it is a new study, with a new name and roster, that begins anew"
         )
-    text = going_on.go_on(joined.identity, joined.roster, lost)
+    text = lost_sites.go_on(joined.identity, joined.roster, lost)
     return text, believe(joined, text)[1]
 
 
 def believe(joined: Joined[Kind], text: str | bytes) -> tuple[frozenset[str], tuple[str, ...]]:
     """Believe an agreement to go on: without whom, and who has yet to sign."""
     roster = joined.roster
-    lost, _ = going_on.keep(joined.place, text, roster)
-    return lost, going_on.awaited(going_on.kept(joined.place, roster), roster, lost)
+    lost, _ = lost_sites.keep(joined.place, text, roster)
+    return lost, lost_sites.awaited(lost_sites.kept(joined.place, roster), roster, lost)
 
 
 def nearly_the_same(settings: PartySettings, folder: Path, roster: Roster) -> list[tuple[str, str]]:

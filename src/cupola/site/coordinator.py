@@ -62,8 +62,8 @@ class RealSites:
         reach = _reach(self.job, self.carry, plan, needed, ledger, folder)
         if not analysis.replayable:
             return reach
-        from cupola.secure.following import Witnessed
         from cupola.secure.open_sums import Open
+        from cupola.secure.replayed_totals import Witnessed
 
         if not isinstance(reach, SecureSums):
             assert self.job.roster is not None

@@ -139,7 +139,7 @@ def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState |
     analysis = joined.proposal.analysis
     if not analysis.replayable:
         return None, None
-    from cupola.secure import following, open_sums  # noqa: F401 - registers what sites run
+    from cupola.secure import open_sums, replayed_totals  # noqa: F401 - registers what sites run
 
     saved = SavedState(joined.place / "replay")
     program = analysis.program(NoData(len(joined.roster.sites)))

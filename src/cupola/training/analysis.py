@@ -18,7 +18,7 @@ from cupola.base.files import write_atomically
 from cupola.data import FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation import Program, Question, State
-from cupola.training import Training, TrainingHost, build, named
+from cupola.training import Training, TrainingHost, build, plan_names
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
 from cupola.training.loop import without_matrices
@@ -143,7 +143,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     @property
     def tasks(self) -> tuple[str, ...]:
         more = () if self.plan.personalise is None else ("sparsity", "adapt")
-        return (named.site_task(self.plan.task), "evaluate", *more)
+        return (plan_names.site_task(self.plan.task), "evaluate", *more)
 
     @property
     def openly(self) -> tuple[str, ...]:
@@ -375,13 +375,13 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
 
     def foresee(self, folder: Path) -> dict[str, Any]:
         del folder
-        from cupola.training.foreseen import foresee
+        from cupola.training.web_forecast import foresee
 
         return foresee(self)
 
     @classmethod
     def foreseen_sections(cls, facts: Mapping[str, Any]) -> list[str]:
-        from cupola.training.foreseen import sections
+        from cupola.training.web_forecast import sections
 
         return sections(facts)
 

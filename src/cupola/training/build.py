@@ -22,7 +22,7 @@ from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
 from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
-from cupola.training import Evaluation, Problem, Training, TrainingHost, named
+from cupola.training import Evaluation, Problem, Training, TrainingHost, plan_names
 from cupola.training.batched.choose import possible
 from cupola.training.batches import require_batches
 from cupola.training.features import public_labels
@@ -130,7 +130,7 @@ def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
 
 def host(plan: Plan) -> TrainingHost:
     """The sites' side of a plan."""
-    named.site_task(plan.task)  # a site knows a task once its module is imported
+    plan_names.site_task(plan.task)  # a site knows a task once its module is imported
     data = federated_data(plan)
     from cupola.training.spending import book
 
@@ -169,7 +169,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         sites=len(of),
         rounds=plan.rounds,
         seed=plan.seed,
-        task=named.site_task(plan.task),
+        task=plan_names.site_task(plan.task),
         local=plan.local,
         server=plan.server,
         participation=plan.participation,

@@ -18,7 +18,7 @@ from cupola.data import Dataset
 from cupola.nn import build
 from cupola.nn.regenerate import checksum
 from cupola.nn.reprogram import Adapted, frequent_labels
-from cupola.privacy.persample.company import LANES, threads_without_rest
+from cupola.privacy.persample.batch_independence import LANES, threads_without_rest
 
 KEPT_BYTES = 1 << 30
 AT_A_TIME = 64  # always the same, so that the same data give the same bits

@@ -18,7 +18,7 @@ from cupola.analysis.overrides import flat, merge, plain
 from cupola.analysis.overrides import normal as normal
 from cupola.data import IID, Partition
 from cupola.errors import CupolaError, PlanError
-from cupola.training import named
+from cupola.training import plan_names
 from cupola.training.changing_sites import check_changes
 from cupola.training.choices import (
     Choice,
@@ -47,13 +47,13 @@ class Named(BaseModel):
 class Model(Named):
     @model_validator(mode="after")
     def _options_fit(self) -> Model:
-        return _checked(self, named.check_model)
+        return _checked(self, plan_names.check_model)
 
 
 class Loss(Named):
     @model_validator(mode="after")
     def _options_fit(self) -> Loss:
-        return _checked(self, named.check_loss)
+        return _checked(self, plan_names.check_loss)
 
 
 class Data(Named):
@@ -68,7 +68,7 @@ class Data(Named):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Data:
-        return _checked(self, named.check_data)
+        return _checked(self, plan_names.check_data)
 
 
 class Link(Choice):
@@ -94,6 +94,11 @@ class Plan(PlanHeader):
     twin: also run the centralised twin.
     """
 
+    key_order: ClassVar[tuple[str, ...]] = (
+        "kind", "name", "seed", "rounds", "recipe", "task", "device", "dtype", "twin",
+        "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
+        "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
+    )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
 
     kind: Literal["training"] = "training"
@@ -123,7 +128,7 @@ class Plan(PlanHeader):
         if not isinstance(recipe, str):
             return given
         try:
-            method = named.recipe(recipe)
+            method = plan_names.recipe(recipe)
         except CupolaError as error:
             raise PydanticCustomError("plan", "{text}", {"text": str(error)}) from error
         merged = dict(given)
@@ -147,7 +152,7 @@ class Plan(PlanHeader):
                 "need every site's own answer: use 'auto'"
             )
         check_changes(self)
-        _checked(self, named.check_copies)
+        _checked(self, plan_names.check_copies)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         if self.personalise is not None:

@@ -40,10 +40,10 @@ from cupola.secure import (
     compensator_messages,
     differences,
     encoding,
-    following,
-    going_on,
     graph,
+    lost_sites,
     mask_stream,
+    replayed_totals,
     secure_aggregation,
     shamir,
 )
@@ -120,7 +120,7 @@ class Randomness:
         for module, name, other in (
             (members, "new_seed", lambda: self.now("seed", 32)),
             (pair_members, "new_seed", lambda: self.now("seeds", 32)),
-            (following, "new_seed", lambda: self.now("witness", 32)),
+            (replayed_totals, "new_seed", lambda: self.now("witness", 32)),
             (envelopes, "X25519PrivateKey", self.key("envelope")),
             (pair_members, "X25519PrivateKey", self.key("mask", "seal")),
             (shamir, "secrets", SimpleNamespace(randbelow=below)),
@@ -393,7 +393,7 @@ def _rosters():
             }
             for one in (whole, changing)
         ],
-        "go-on": json.loads(going_on.go_on(own, whole, ["site 1", "site 3"])),
+        "go-on": json.loads(lost_sites.go_on(own, whole, ["site 1", "site 3"])),
     }
 
 

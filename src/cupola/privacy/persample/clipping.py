@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
+from cupola.privacy.persample.batch_independence import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
-from cupola.privacy.persample.company import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.convolution import weights_channels_last
 from cupola.privacy.persample.rules import Room, Sums
 from cupola.privacy.persample.tape import Layout, layout

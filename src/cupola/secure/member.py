@@ -39,8 +39,8 @@ _FACTOR = 0x9E3779B97F4A7C15
 class Member:
     """One site's side. memory: steps and the questions it answered under them, durable.
     openly: tasks that it agreed to answer without masks. gone: says which sites the others go on
-    without (see `going_on`). replay: its copy of the program, where it
-    follows one (see `following`)."""
+    without (see `lost_sites`). replay: its copy of the program, where it
+    follows one (see `replayed_totals`)."""
 
     identity: Identity
     roster: Roster

@@ -106,7 +106,7 @@ GROUNDS: tuple[Ground, ...] = (
             "docs/masked-sums.md#witnessed-totals src/cupola/secure/witness.py", "gwas"),
     _ground("of a variant that a cohort withholds no total of the others is told, but for noise as "
             "wide as its bounds", ARGUED,
-            "docs/gwas.md#limits-on-what-totals-tell src/cupola/association/limits.py", "gwas"),
+            "docs/gwas.md#limits-on-what-totals-reveal src/cupola/association/limits.py", "gwas"),
     _ground("results equal to those of the pooled data, up to rounding (compared with PLINK)",
             ARGUED, "docs/gwas.md", "gwas"),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from parts.markdown import code, table
+from parts.markdown import code, meanings, table
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> str:
@@ -16,7 +16,8 @@ def _keys(model: type[BaseModel], prefix: str = "") -> str:
         plain = not isinstance(default, BaseModel) and not field.is_required()
         shown = code(list(default) if isinstance(default, tuple) else default) if plain else ""
         shown = "" if default is None else shown
-        rows.append([f"`{prefix}{name}`", shown, field.description or ""])
+        common = meanings()["plan"].get(name, "").replace("](#", "](plans.md#")  # of every plan
+        rows.append([f"`{prefix}{name}`", shown, field.description or common])
     return table(["key", "default", "meaning"], rows)
 
 

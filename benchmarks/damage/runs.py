@@ -63,7 +63,6 @@ class Base:
     half: Path
     early: Path
     other: Path
-    resume: Callable[[Path], Any]
 
 
 class Killed(BaseException):
@@ -84,7 +83,7 @@ def training(name: str, folder: Path) -> Base:
         seed = {"seed": 9} if part == "other" else {}
         with suppress(Killed):
             cupola.run(plan | seed, folder / part, progress=until(rounds))
-    return Base(*(folder / p for p in ("whole", "half", "early", "other")), cupola.resume)
+    return Base(*(folder / p for p in ("whole", "half", "early", "other")))
 
 
 def study_plan(name: str, folder: Path) -> dict[str, Any]:
@@ -122,10 +121,10 @@ def study(name: str, folder: Path) -> Base:
         more = {"covariates": []} if part == "other" else {}
         with suppress(Killed):
             cupola.run(plan | more, folder / part, progress=until(count))
-    return Base(*(folder / p for p in ("whole", "half", "early", "other")), cupola.resume)
+    return Base(*(folder / p for p in ("whole", "half", "early", "other")))
 
 
-def content(folder: Path, is_training: bool) -> dict[str, Any]:
+def content(folder: Path) -> dict[str, Any]:
     """What a run tells, without clocks."""
     found: dict[str, Any] = {"result": _timeless(read_result(folder, whole=True))}
     for name in ("history.jsonl", "ledger.jsonl"):
@@ -134,7 +133,7 @@ def content(folder: Path, is_training: bool) -> dict[str, Any]:
     for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("study.*")):
         found[path.name] = path.read_bytes()
     found["plan"] = held_plan(folder)
-    if is_training and found["result"].get("status") == "finished":
+    if found["plan"].kind == "training" and found["result"].get("status") == "finished":
         run = cupola.Run.open(folder)
         found["read"] = [_timeless(line) for line in run.history]
         found["model"] = {n: p.numpy().tobytes() for n, p in run.model().state_dict().items()}
@@ -182,18 +181,17 @@ def trial(base: Base, state: str, seed: int, place: Path) -> dict[str, Any]:
     source = base.whole if state == "finished" else base.half
     shutil.copytree(source, folder)
     what = harm(folder, seed, base.early, base.other)
-    kind = base.resume is cupola.resume
-    as_is, whole = content(source, kind), content(base.whole, kind)
+    as_is, whole = content(source), content(base.whole)
 
     def resumed() -> Any:
-        base.resume(folder)
-        return content(folder, kind)
+        cupola.resume(folder)
+        return content(folder)
 
     def reported() -> None:
         report.write(folder)
 
     found = {
-        "read": outcome(folder, lambda: content(folder, kind), as_is, state == "killed"),
+        "read": outcome(folder, lambda: content(folder), as_is, state == "killed"),
         "report": outcome(folder, reported, None),
         "resume": outcome(folder, resumed, whole),
     }

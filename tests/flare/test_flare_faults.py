@@ -207,7 +207,7 @@ def test_compensator_and_coordinator_are_killed_and_the_study_ends_as_if_not(tri
     left = {3: "university", 8: "localhost"}
 
     def tell(told):
-        for round in [r for r in left if told.get("round", 0) >= r]:
+        for round in [r for r in left if told.get("done", 0) >= r]:
             party = left.pop(round)
             trial.kill(party)
             trial.start(party)

@@ -240,7 +240,7 @@ def test_a_first_visit_in_a_browser(server):
         page.press("#password", "Enter")
         page.click("text=New study")
         page.click("a.card:has-text('Training')")
-        assert page.is_hidden("#f-privacy-epsilon")  # only what applies is shown
+        page.wait_for_selector("#f-privacy-epsilon", state="hidden")  # only what applies is shown
         page.select_option("#f-privacy-mechanism", "dp-sgd")
         page.fill("#f-privacy-epsilon", "-4")
         page.fill("#f-rounds", "5")

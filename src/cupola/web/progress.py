@@ -62,11 +62,12 @@ class Follow:
 
 
 def point(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the history as points of curves, by name: what was judged, or whatever numbers an
-    analysis of another kind writes down."""
+    """A record of the history as points of curves, by name: of a round what was judged, else
+    whatever numbers an analysis writes down."""
     split = next((s for s in SPLITS if isinstance(record.get(s), dict)), None)
     judged: dict[str, Any] = record.get(split or "") or record
-    names = ("accuracy", "loss") if split else [n for n in record if n not in _NO_CURVE][:4]
+    own = () if "round" in record else [n for n in record if n not in _NO_CURVE][:4]
+    names = ("accuracy", "loss") if split else own
     shown = {n.capitalize().replace("_", " "): judged[n] for n in names if finite(judged.get(n))}
     sent = (record.get("bytes_down") or 0) + (record.get("bytes_up") or 0)
     return {

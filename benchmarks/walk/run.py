@@ -96,8 +96,8 @@ def imports() -> dict[str, set[str]]:
         found[name] = set()
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found[name] |= {n for n in inner | {node.module} if n in files}
+                inner = (f"{node.module}.{alias.name}" for alias in node.names)
+                found[name] |= {n if n in files else node.module for n in inner} & files.keys()
             elif isinstance(node, ast.Import):
                 found[name] |= {alias.name for alias in node.names if alias.name in files}
         found[name].discard(name)

@@ -16,7 +16,9 @@ from cupola.association.limits import told_of
 from cupola.association.questions import Chunk
 from cupola.association.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.association.tasks import of_genotype
-from cupola.federation import Arrays, Question, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Question
+from cupola.federation.program import State
 
 if TYPE_CHECKING:
     from cupola.association.study_program import Association

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cupola.association import Association, Results, inflation, tables, variant_list_codec
+from cupola.association import tables, variant_list_codec
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
 from cupola.association.plan import StudyPlan
+from cupola.association.results import Results, inflation
+from cupola.association.study_program import Association
 from cupola.base.files import replacing
-from cupola.federation import State
+from cupola.federation.program import State
 
 #: All tables that a study may leave.
 TABLES = (

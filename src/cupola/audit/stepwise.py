@@ -24,11 +24,12 @@ from cupola.audit.replayed_run import (
     flat,
     together_less_alone,
 )
-from cupola.data import SiteData
-from cupola.federation import Question, SiteContext
+from cupola.data.dataset import SiteData
+from cupola.federation.message import Question
 from cupola.federation.randomness import derive, generator
+from cupola.federation.site import SiteContext
 from cupola.privacy.events import SampledGaussian
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.clipping import ROUNDING
 from cupola.training import batches
 from cupola.training.choices import Local
 from cupola.training.local import augmentation, train, turn_of

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Question, SiteContext
+from cupola.federation.message import Question
 from cupola.federation.randomness import permutation, permutations, uniforms
+from cupola.federation.site import SiteContext
 from cupola.training.choices import Local, Participation
-from cupola.training.mechanisms import Mechanism, Turn, mechanism_for
+from cupola.training.mechanisms import mechanism_for
+from cupola.training.mechanisms.base import Mechanism, Turn
 from cupola.training.workspace import probe_inputs
 
 if TYPE_CHECKING:

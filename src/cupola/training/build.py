@@ -17,18 +17,22 @@ import torch
 from cupola import data as datasets
 from cupola import nn
 from cupola.base.importing import imported
-from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
+from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
+from cupola.data.lazy import Owners
 from cupola.data.transform import check_images, copy_steps
 from cupola.errors import DataError, PlanError
-from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
-from cupola.training import Evaluation, Problem, Training, TrainingHost, named
+from cupola.federation.site import SiteContext, StateStore
+from cupola.training import named
 from cupola.training.batched.choose import possible
 from cupola.training.batches import require_batches
+from cupola.training.choices import Evaluation
 from cupola.training.features import public_labels
 from cupola.training.frozen import partly
-from cupola.training.personalise import Personalisation
+from cupola.training.loop import Training
+from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Loss, Plan
+from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
 SITES_CHECKED = 1000  # of a user's own making, before a run begins

@@ -33,7 +33,7 @@ from torch import nn
 
 from cupola.base.suggest import suggest
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Arrays
+from cupola.federation.message import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.models.pretrained import INSTALLED

@@ -9,9 +9,9 @@ from cupola.base.importing import imported
 from cupola.base.suggest import hint
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
-from cupola.federation import Task
-from cupola.nn import find_loss
-from cupola.nn import options as model_options
+from cupola.federation.site import Task
+from cupola.nn.losses import find_loss
+from cupola.nn.models.building import options as model_options
 from cupola.training.recipes import Recipe, find_recipe
 
 

@@ -12,11 +12,13 @@ import torch
 import cupola
 from cupola.analysis.result import Facts, Result
 from cupola.analysis.run_folder import Run
-from cupola.data import FederatedData, holdings
-from cupola.training import Training, TrainingHost
+from cupola.data.dataset import FederatedData
+from cupola.data.site_picture import holdings
 from cupola.training.frozen import share
+from cupola.training.loop import Training
 from cupola.training.plan import Plan
 from cupola.training.spending import spent
+from cupola.training.workspace import TrainingHost
 
 SITES_SHOWN = 200
 SIZES_LISTED = 10_000

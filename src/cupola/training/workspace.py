@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cupola.data import Dataset, FederatedData, SiteData
+from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Accounts, Arrays, Question, SiteContext
-from cupola.nn import Loss, NamedLoss
+from cupola.federation.message import Arrays, Question
+from cupola.federation.site import Accounts, SiteContext
+from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
 from cupola.nn.reprogram import Adapted

@@ -24,7 +24,7 @@ from cupola.nn.reprogram import (
     Placement,
     require_enough,
 )
-from cupola.nn.sources import Trained, fresh_source, load, stamp
+from cupola.nn.sources.trained import Trained, fresh_source, load, stamp
 
 #: reprogram: border and map; labels: border, classes by a fixed mapping; map: the map alone; head:
 #: a new last layer; full: that and all of the source; scratch: the same from fresh weights.

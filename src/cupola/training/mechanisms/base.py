@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.federation import Arrays, Charge, Question, SiteContext, Spec
+from cupola.federation.message import Arrays, Question, Spec
+from cupola.federation.site import Charge, SiteContext
 from cupola.privacy.events import Event
 from cupola.training.choices import Local, Participation, Privacy
 from cupola.training.masking_bounds import bounded_training

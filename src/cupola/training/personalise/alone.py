@@ -22,17 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cupola.federation import (
-    Arrays,
-    Contribution,
-    Declined,
-    Question,
-    SiteContext,
-    Spec,
-    StateStore,
-    task,
-)
-from cupola.federation.message import blank
+from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
+from cupola.federation.site import SiteContext, StateStore, task
 from cupola.training.batches import share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.local import augmentation, gradient_of, own_randomness

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import State
+from cupola.federation.program import State
 from cupola.privacy.noise import Simulated
 from cupola.training.loop import LOWER_IS_BETTER
 from cupola.training.personalise.grouping import members_of

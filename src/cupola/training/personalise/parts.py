@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Arrays, Ask, Contribution, State
+from cupola.federation.message import Arrays, Contribution
+from cupola.federation.program import Ask, State
 from cupola.training.loop import LOWER_IS_BETTER
 from cupola.training.metrics import metrics
 from cupola.training.personalise.alone import SPLITS

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.audit.bounds import Step
-from cupola.audit.replayed_run import Subject
+from cupola.audit.replayed_run import Step, Subject
 from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError

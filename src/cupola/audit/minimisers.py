@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from cupola.audit import judging
-from cupola.audit.judging import Test
+from cupola.audit.judging import NUMBERS, VECTORS, Test
 from cupola.audit.replayed_run import ReplayedSite, Subject, unit
-from cupola.audit.stepwise import NUMBERS, VECTORS
 from cupola.data.dataset import Dataset, SiteData
 from cupola.federation.message import Arrays, Question
 from cupola.federation.randomness import generator

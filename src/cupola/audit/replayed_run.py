@@ -32,6 +32,7 @@ from cupola.training.mechanisms.base import Mechanism
 from cupola.training.participation import draw
 from cupola.training.workspace import TrainingHost, Workspace
 
+Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MARGIN = 1e-9  # relative; between a noise found twice
 
 

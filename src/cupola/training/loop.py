@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.data.dataset import Dataset
 from cupola.errors import FederationError, PlanError
 from cupola.federation.federation import Total
@@ -38,8 +39,6 @@ from cupola.training.upcycle import (
     training_rounds,
 )
 from cupola.training.workspace import Problem, Workspace
-
-LOWER_IS_BETTER = {"loss", "rmse"}
 
 
 @dataclass

@@ -133,7 +133,7 @@ def _confusion(record: dict[str, Any]) -> list[list[int]] | None:
 
 def _best(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The evaluated round that is best on validation data; test data choose nothing."""
-    from cupola.training.loop import LOWER_IS_BETTER
+    from cupola.base.formatting import LOWER_IS_BETTER
 
     metric = plan.evaluation.metric
     sign = -1 if metric in LOWER_IS_BETTER else 1

@@ -23,7 +23,7 @@ from cupola.federation.program import State
 from cupola.privacy.events import Event, Gaussian
 from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.noise import noise_scale, round_to_grid, source
-from cupola.privacy.persample.clipping import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
 from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import (

@@ -22,14 +22,15 @@ from cupola.errors import PlanError
 from cupola.federation.site import SiteContext
 from cupola.privacy.events import Event, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample.clipping import ROUNDING, PerSample
+from cupola.privacy.persample.clipping import PerSample
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism, Turn
 from cupola.training.mechanisms.site_level import clipped_update
-from cupola.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.workspace import Workspace
 
 
 class DpSgd(Mechanism):

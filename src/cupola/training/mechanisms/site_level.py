@@ -16,7 +16,7 @@ from cupola.errors import PlanError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Charge
 from cupola.privacy.events import Event
-from cupola.privacy.persample.clipping import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
 from cupola.training.mechanisms.base import Mechanism, Turn

@@ -25,11 +25,12 @@ from cupola.federation.randomness import derive
 from cupola.training.choices import Evaluation
 from cupola.training.loop import Training, frozen_part
 from cupola.training.metrics import expected
-from cupola.training.personalise.alone import SPLITS, ask_adapt
 from cupola.training.personalise.grouping import from_matrix, from_references, shuffled
 from cupola.training.personalise.jobs import Job, jobs_of
 from cupola.training.personalise.layers import Layer, find_layers
 from cupola.training.personalise.parts import (
+    SPLITS,
+    ask_adapt,
     course,
     model_of,
     pooled,

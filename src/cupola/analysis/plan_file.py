@@ -31,8 +31,10 @@ def load(
     settings: 'dotted.key=value' with TOML values (bare words are strings), put on top. of: which
     kind of plan is wanted. elsewhere: its sites are real, with files of their own.
     """
-    where, given = _read(source)
     extra = dict(parse_setting(text) for text in settings)
+    if isinstance(source, of) and source.is_checked(elsewhere) and not extra:
+        return source
+    where, given = _read(source)
     given = changed(given, extra)
     kind = find_kind(kind_of(given)).Plan
     if "folder" in kind.model_fields and _is_file(source):

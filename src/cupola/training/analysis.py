@@ -28,7 +28,7 @@ from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Plan as TrainingPlan
 from cupola.training.plan_check import deviation
 from cupola.training.selection import kept, require_validation
-from cupola.training.summary import TrainingResult, partition_table, result
+from cupola.training.summary import TrainingResult, partition_table, result, show
 from cupola.training.twin import run_twin
 from cupola.training.workspace import TrainingHost
 
@@ -340,8 +340,6 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         return lines(facts)
 
     def show(self, run: Run, quiet: bool) -> list[Any]:
-        from cupola.training.show import show
-
         return show(run, quiet)
 
     # In the web

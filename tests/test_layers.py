@@ -6,6 +6,7 @@ What only type checkers read does not count. `ABOVE` lists the exceptions, each 
 from __future__ import annotations
 
 import ast
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,3 +70,9 @@ def test_a_layer_imports_from_those_below_it(path: Path) -> None:
 
 def test_exceptions_are_of_files_that_exist() -> None:
     assert all((PACKAGE / name).is_file() for name in ABOVE)
+
+
+def test_chains_of_imports_are_short() -> None:
+    walk = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks/walk/run.py"))
+    chain = walk["deepest"](walk["imports"]())  # which refuses circles
+    assert len(chain) <= 15, " -> ".join(chain)

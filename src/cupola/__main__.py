@@ -1,6 +1,6 @@
 """`python -m cupola` is the command `cupola`."""
 
-from cupola.cli import main
+from cupola.cli.shell import main
 
 if __name__ == "__main__":
     main()

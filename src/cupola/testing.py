@@ -22,9 +22,9 @@ from cupola.analysis.plan_file import Source, load
 from cupola.analysis.run_folder import Run
 from cupola.analysis.session import resume, run
 from cupola.analysis.simulated import federation
-from cupola.federation import Ask, Replay, State
 from cupola.federation.message import digest
-from cupola.federation.replay import Once
+from cupola.federation.program import Ask, State
+from cupola.federation.replay import Once, Replay
 
 _CLOCKS = {"seconds", "cpu_seconds", "checksums", "versions"}
 

@@ -54,6 +54,15 @@ def test_misspelt_keys_are_refused_with_a_suggestion(key: str, meant: str) -> No
     assert problem({key: 1}) == f"plan: {key} is unknown; did you mean {meant}?"
 
 
+def test_a_plan_is_checked_once_for_the_same_sites() -> None:
+    plan = load(SMALL)
+    assert load(plan) is plan
+    assert load(plan, ["rounds=7"]).rounds == 7  # type: ignore[attr-defined]
+    elsewhere = load(plan, elsewhere=True)
+    assert elsewhere is not plan
+    assert load(elsewhere, elsewhere=True) is elsewhere
+
+
 def test_a_key_like_no_other_lists_what_there_is() -> None:
     assert "engine.zzz is unknown; there are: engine.kind, engine.mode" in problem(
         {"engine.zzz": 1}

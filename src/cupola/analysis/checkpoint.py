@@ -21,7 +21,7 @@ from cupola.base.chain import AGAIN, Tail, damaged, mark, sealed_json, sealed_te
 from cupola.base.files import write_atomically
 from cupola.base.jsonl import Log as Log
 from cupola.base.jsonl import json_line as json_line
-from cupola.federation import State
+from cupola.federation.program import State
 
 FILE = "state.safetensors"
 _EMPTY = "0" * 32  # where the checksum will stand

@@ -121,7 +121,7 @@ def _model_of(annotation: Any) -> Any:
 
 
 def partitions() -> dict[str, type[BaseModel]]:
-    from cupola.data import Partition
+    from cupola.data.partition import Partition
 
     members = get_args(get_args(Partition)[0])
     return {m.model_fields["kind"].default: m for m in members}

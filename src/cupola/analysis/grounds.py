@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from cupola.secure.sum_choice import Sum
-    from cupola.training import Training
+    from cupola.training.loop import Training
 
 Mark = Literal["proven here", "by library", "argued, unreviewed"]
 PROVEN: Mark = "proven here"

@@ -134,6 +134,11 @@ class PlanHeader(BaseModel):
         """Whether this plan stands for many runs."""
         return bool(self.seeds or self.grid)
 
+    def is_checked(self, elsewhere: bool) -> bool:
+        """Whether it need not be checked again, for sites here or elsewhere. Runs of a plan for
+        many are checked one by one when it is loaded."""
+        return not self.many and bool(self._given) and self._elsewhere == elsewhere
+
     def given(self) -> dict[str, Any]:
         """What was written, without defaults."""
         return normal(self._given)

@@ -40,8 +40,10 @@ def load(
     Traceback (most recent call last):
     cupola.errors.PlanError: ...did you mean 'fedprox'?
     """
-    where, given = _read(source)
     extra = dict(parse_setting(text) for text in settings)
+    if isinstance(source, of) and source.is_checked(elsewhere) and not extra:
+        return source
+    where, given = _read(source)
     given = changed(given, extra)
     kind = find_kind(kind_of(given)).Plan
     if "folder" in kind.model_fields and _is_file(source):

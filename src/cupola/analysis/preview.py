@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.engines import InProcess
+from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import Accounts, Charge, Question, State, Total, drive
-from cupola.federation.message import Contribution, contribution_size
-from cupola.federation.site import Host
+from cupola.federation.federation import Total
+from cupola.federation.message import Contribution, Question, contribution_size
+from cupola.federation.program import State, drive
+from cupola.federation.site import Accounts, Charge, Host
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours
 from cupola.secure.identity import Identity

@@ -19,7 +19,10 @@ from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
 from cupola.analysis.web_hooks import WebHooks
 from cupola.errors import DataError, PlanError
-from cupola.federation import Federation, Ledger, Program, Question, State
+from cupola.federation.federation import Federation
+from cupola.federation.ledger import Ledger
+from cupola.federation.message import Question
+from cupola.federation.program import Program, State
 from cupola.federation.site import Host, find_task, is_known
 
 if TYPE_CHECKING:

@@ -19,24 +19,28 @@ import numpy as np
 
 from cupola.analysis.protocol import Analysis
 from cupola.analysis.simulated import simulated_keys
-from cupola.engines import InProcess
+from cupola.engines.in_process import InProcess
 from cupola.errors import PlanError
-from cupola.federation import (
-    Ask,
+from cupola.federation.federation import Failure, Federation, Total
+from cupola.federation.ledger import COMPENSATOR, Entry, Ledger, common
+from cupola.federation.message import (
+    Arrays,
     Contribution,
-    Failure,
-    Federation,
-    Ledger,
-    Program,
     Question,
-    SiteContext,
-    State,
-    StateStore,
-    Total,
+    blank,
+    contribution_size,
+    question_fields,
 )
-from cupola.federation.ledger import COMPENSATOR, Entry, common
-from cupola.federation.message import Arrays, blank, contribution_size, question_fields
-from cupola.federation.site import Charge, Host, charge_of, find_task, is_known
+from cupola.federation.program import Ask, Program, State
+from cupola.federation.site import (
+    Charge,
+    Host,
+    SiteContext,
+    StateStore,
+    charge_of,
+    find_task,
+    is_known,
+)
 from cupola.privacy.budget import Book
 from cupola.secure.differences import ALL, Sets, behind, exposed
 from cupola.secure.secure_aggregation import TOO_FEW

@@ -35,8 +35,10 @@ from cupola.analysis.run_folder import (
 from cupola.analysis.simulated import Simulated
 from cupola.base.chain import marks, read_result, require_marks, require_tails, tails
 from cupola.errors import CupolaError, DataError, PlanError
-from cupola.federation import Entry, Federation, Ledger, Program, Replay, State, drive
-from cupola.federation.replay import Once
+from cupola.federation.federation import Federation
+from cupola.federation.ledger import Entry, Ledger
+from cupola.federation.program import Program, State, drive
+from cupola.federation.replay import Once, Replay
 
 
 def run(

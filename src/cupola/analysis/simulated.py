@@ -9,9 +9,12 @@ from cupola.analysis.folder_lock import run_id
 from cupola.analysis.kinds import analysis_of
 from cupola.analysis.plan_file import load
 from cupola.analysis.protocol import Analysis
-from cupola.engines import InProcess, RayCluster, SeparateProcesses
+from cupola.engines.in_process import InProcess
+from cupola.engines.processes import SeparateProcesses
+from cupola.engines.ray_cluster import RayCluster
 from cupola.errors import DataError, FederationError
-from cupola.federation import Federation, Ledger
+from cupola.federation.federation import Federation
+from cupola.federation.ledger import Ledger
 from cupola.federation.site import Host
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ def federation(
     plan = analysis.plan
     if not plan.sum.masked:
         return _engine(plan, of, ledger, folder)
-    from cupola.engines import masked_sums
+    from cupola.engines.secure_sums import masked_sums
 
     parties = simulated_keys(analysis, len(of), run_id(folder, "masked"))
     engine = _engine(plan, of, ledger, folder, parties)
@@ -71,7 +74,7 @@ def federation(
 
 def simulated_keys(analysis: Analysis[Any], sites: int, run: str = "0" * 16) -> Parties:
     """Keys of simulated parties. run: names it; a rehearsal's keys are as long."""
-    from cupola.secure import simulated_parties
+    from cupola.secure.simulation import simulated_parties
 
     plan = analysis.plan
     return simulated_parties(

@@ -12,18 +12,20 @@ from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
-from cupola.association import Association, Variants, own_cohort, read_variants, results
+from cupola.association import own_cohort, results
 from cupola.association.accounting import counted_lines
 from cupola.association.compare import Table
+from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import StudyPlan, for_real_cohorts
 from cupola.association.questions import tasks_of
 from cupola.association.result_files import TABLES, summary, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
+from cupola.association.study_program import Association
 from cupola.association.tables import as_table
 from cupola.association.tasks import OPENLY
 from cupola.base.formatting import duration, size
-from cupola.federation import State
+from cupola.federation.program import State
 
 if TYPE_CHECKING:
     from cupola.analysis.preview import Preview

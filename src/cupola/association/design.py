@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.association.bed import WORD
-from cupola.association.cohort import Cohort
 from cupola.association.files import MT, X, Y
 from cupola.association.kernels import without_half_calls
+
+if TYPE_CHECKING:
+    from cupola.association.cohort import Cohort
 
 AUTOSOME, SEX_X, SEX_Y, MITO = range(4)
 _LOW = np.uint64(0x5555555555555555)

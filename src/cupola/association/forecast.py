@@ -18,19 +18,19 @@ from cupola.analysis.check import ground_lines, party_lines, rows_of, task_lines
 from cupola.analysis.grounds import of_study
 from cupola.analysis.rehearsal import AnsweredRehearsal, rehearse_answered
 from cupola.analysis.simulated import Simulated
-from cupola.association import StudyHost, variant_list_codec
+from cupola.association import variant_list_codec
 from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
-from cupola.association.site import released_numbers
+from cupola.association.site import StudyHost, released_numbers
 from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
-from cupola.federation import Ask, Question, State
-from cupola.federation.message import Arrays, blank
+from cupola.federation.message import Arrays, Question, blank
+from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from cupola.association.study_choices import Study
-from cupola.federation import Arrays, Declined, Question, SiteContext
+from cupola.federation.message import Arrays, Declined, Question
+from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
 
 # Effective people that are enough, whatever share of all they are: where cases are rare, carriers

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from cupola.analysis.explain import explain
 from cupola.analysis.preview import Preview, answer_row
 from cupola.analysis.protocol import OwnSite, SiteRules
-from cupola.association import Association, Files, Site, read_variants
-from cupola.association.cohort import problems
-from cupola.association.files import Variants, read_people
+from cupola.association.cohort import Files, problems
+from cupola.association.files import Variants, read_people, read_variants
 from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
-from cupola.association.site import Workspace, most_iterations, released_numbers
+from cupola.association.site import Site, Workspace, most_iterations, released_numbers
+from cupola.association.study_program import Association
 from cupola.association.tasks import OPENLY, withheld_for_cells
 from cupola.errors import DataError
 from cupola.secure.durable_dict import Memory

@@ -18,7 +18,8 @@ from pydantic import (
 from cupola.analysis.explain import explain
 from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
 from cupola.analysis.plan_file import load
-from cupola.association import Files, Study, Wanted
+from cupola.association.cohort import Files, Wanted
+from cupola.association.study_choices import Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
 

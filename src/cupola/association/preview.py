@@ -11,7 +11,7 @@ from cupola.association.design import SEX_X
 from cupola.association.files import Variants
 from cupola.association.questions import Asker, Chunk
 from cupola.association.study_program import STRETCH, Association
-from cupola.federation import Question
+from cupola.federation.message import Question
 
 Outlined = tuple[str, Question, int | None]
 

@@ -9,7 +9,7 @@ import numpy as np
 from cupola.association import pvalues
 from cupola.association.agreement import KEPT, R_HARDY, R_MAF, R_MISSING
 from cupola.association.design import AUTOSOME, SEX_X, kinds
-from cupola.federation import State
+from cupola.federation.program import State
 
 if TYPE_CHECKING:
     from cupola.association.study_program import Association

@@ -17,7 +17,7 @@ from cupola.association import agreement, variant_list_codec
 from cupola.association.limits import WITHHELD, rounded
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
-from cupola.federation import Arrays, Question, Spec
+from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits

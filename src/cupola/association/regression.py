@@ -13,13 +13,15 @@ import numpy as np
 
 from cupola.association import fit, portable_algebra
 from cupola.association.limits import told_of
-from cupola.association.questions import Chunk
 from cupola.association.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.association.tasks import of_genotype
-from cupola.federation import Arrays, Question, State, Total
+from cupola.federation.program import State
 
 if TYPE_CHECKING:
+    from cupola.association.questions import Chunk
     from cupola.association.study_program import Association
+    from cupola.federation.federation import Total
+    from cupola.federation.message import Arrays, Question
 
 # The longest steps. With rare cases the first would lead so far that no other leads back: of 98
 # groups of 2 to 30 carriers, not all cases, whole steps find the estimate of 24 at 5 % cases and

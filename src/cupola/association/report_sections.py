@@ -15,10 +15,9 @@ from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.pvalues import HALF_CHI2
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.pages import charts, page
-from cupola.pages.any_run import plan_section
+from cupola.pages.any_run import ledger_section, plan_section, traffic
 from cupola.pages.any_run import sections as run_sections
 from cupola.pages.folder import RunFolder
-from cupola.pages.traffic import ledger_section, traffic
 
 _TOP = 20
 _SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "F_A", "F_U", "BETA", "OR", "SE",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.association import Association, Results, inflation, tables, variant_list_codec
+from cupola.association import tables, variant_list_codec
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
-from cupola.association.plan import StudyPlan
+from cupola.association.results import Results, inflation
 from cupola.base.files import replacing
-from cupola.federation import State
+
+if TYPE_CHECKING:
+    from cupola.association.plan import StudyPlan
+    from cupola.association.study_program import Association
+    from cupola.federation.program import State
 
 #: All tables that a study may leave.
 TABLES = (

@@ -14,7 +14,7 @@ from cupola.association.design import SEX_X, kinds
 from cupola.association.files import Variants
 from cupola.association.quality import frequency, major_is_a1, pooled
 from cupola.association.study_program import Association
-from cupola.federation import State
+from cupola.federation.program import State
 
 
 @dataclass(frozen=True)

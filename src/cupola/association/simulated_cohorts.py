@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cupola.association import Site, StudyHost, Variants, read_variants
-from cupola.association.files import as_lines
+from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
-from cupola.association.site import UNLISTED, most_iterations
+from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
 
 
 @dataclass

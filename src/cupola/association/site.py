@@ -23,7 +23,8 @@ from cupola.association.limits import Released
 from cupola.association.study_choices import Limits, Study
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
-from cupola.federation import Declined, Question, SiteContext
+from cupola.federation.message import Declined, Question
+from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
 
 _CHUNK = 4096

@@ -12,19 +12,18 @@ import numpy as np
 from cupola.analysis.check import rows_of
 from cupola.analysis.preview import simulated_roster
 from cupola.analysis.simulated import simulated_keys
-from cupola.association import Association, read_variants
 from cupola.association.analysis import AssociationAnalysis
-from cupola.association.files import Variants, read_people
+from cupola.association.files import Variants, read_people, read_variants
 from cupola.association.forecast import USUAL, check
 from cupola.association.own_cohort import study_answers
 from cupola.association.preview import outline
+from cupola.association.study_program import Association
 from cupola.association.tasks import PROPOSE
 from cupola.base.formatting import count, number, size, text, times
-from cupola.federation import Question
-from cupola.federation.message import blank, contribution_size, question_size
+from cupola.federation.message import Question, blank, contribution_size, question_size
 from cupola.pages import page
 from cupola.pages.plan_facts import party_table
-from cupola.secure import expected_traffic
+from cupola.secure.simulation import expected_traffic
 
 VARIANTS, PEOPLE = 100_000, 3000  # of a study of which no cohort is known yet
 

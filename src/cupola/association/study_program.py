@@ -23,7 +23,9 @@ from cupola.association.questions import Asker, Chunk
 from cupola.association.regression import Regression
 from cupola.association.study_choices import Study
 from cupola.errors import DataError, PlanError
-from cupola.federation import ALONE, Ask, Contribution, Question, Reply, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Contribution, Question
+from cupola.federation.program import ALONE, Ask, Reply, State
 
 CASES, CONTROLS, OTHERS = range(3)
 STRETCH = 64  # chunks in a question about the list or about counts

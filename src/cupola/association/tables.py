@@ -6,7 +6,7 @@ What PLINK has not comes after its columns: standard error, people, frequency of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
@@ -14,10 +14,12 @@ from scipy import special
 from cupola.association import fit, pvalues
 from cupola.association.agreement import KEPT, REASONS
 from cupola.association.compare import Table
-from cupola.association.files import Variants
-from cupola.association.results import Results
 from cupola.association.text import Column, write_table
 from cupola.errors import PlanError
+
+if TYPE_CHECKING:
+    from cupola.association.files import Variants
+    from cupola.association.results import Results
 
 ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}

@@ -12,7 +12,8 @@ from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.association.site import LARGEST, NULL_ITERATIONS, Site, guarded
-from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
+from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
+from cupola.federation.site import SiteContext, task
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
 OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather

@@ -14,10 +14,10 @@ from typing import Any
 import cupola
 from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.folder_lock import locked
-from cupola.audit.bounds import Step, canary_audit
+from cupola.audit.bounds import canary_audit
 from cupola.audit.membership import membership_audit
 from cupola.audit.parts import parts_audit
-from cupola.audit.replayed_run import Subject, read
+from cupola.audit.replayed_run import Step, Subject, read
 from cupola.errors import CupolaError
 
 __all__ = [

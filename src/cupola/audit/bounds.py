@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from cupola.audit import onerun
 from cupola.audit.canaries import Experiment
 from cupola.audit.registry import audited
-from cupola.audit.replayed_run import Subject
+from cupola.audit.replayed_run import Step, Subject
 from cupola.base.cores import one_core_each
 from cupola.federation.randomness import derive
 from cupola.privacy.lower_bounds import (
@@ -35,7 +35,6 @@ DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2)  # where the claim is tested, beside its o
 PATIENCE = 60.0  # seconds that canaries may take unless trials are asked for
 TIMED = 0.03  # of the patience, to see how long one takes: a single pair says little
 MOST_TRIALS, LEAST_TRIALS = 5000, 100
-Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from cupola.data import Dataset
-from cupola.federation import Arrays
+from cupola.data.dataset import Dataset
+from cupola.federation.message import Arrays
 from cupola.federation.randomness import generator
 from cupola.training.workspace import Problem
 

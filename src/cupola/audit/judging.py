@@ -15,18 +15,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import betainc, ndtri
 from scipy.stats import binom, chi2, gamma, kstest
+
+if TYPE_CHECKING:
+    from cupola.training.workspace import Workspace
 
 HALF = "noise / 2"
 TWICE = "rate x 2"
 AGAIN = "reused noise"
 DRAWN = "division by the drawn batch"
 DOUBLED = "clip x 2"
+NUMBERS = 20_000  # noise numbers to test, at least
+VECTORS = 8  # noise vectors to compare with each other, at least
+KEPT = 1 << 16  # numbers of a noise vector that are looked at, of every tensor some
+SAME = 1e-3  # relative; what is divided alike agrees to this
 MOST_TESTED = 100_000  # numbers in a test of the distribution; more take long and show little
+
+
+@dataclass
+class Places:
+    """Which numbers of a noise vector are looked at, tensor by tensor."""
+
+    index: np.ndarray
+    blocks: list[tuple[str, slice]]
+
+    @classmethod
+    def of(cls, space: Workspace) -> Places:
+        sizes = [p.numel() for p in space.params]
+        share = max(64, KEPT // len(sizes))
+        index, blocks, start, kept = [], [], 0, 0
+        for name, size in zip(space.names, sizes):
+            own = start + np.arange(0, size, -(-size // share))
+            index.append(own)
+            blocks.append((name, slice(kept, kept + len(own))))
+            start, kept = start + size, kept + len(own)
+        return cls(np.concatenate(index), blocks)
 
 
 @dataclass(frozen=True)

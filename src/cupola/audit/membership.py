@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.audit.bounds import Step
-from cupola.audit.replayed_run import Subject
-from cupola.data import Dataset, FederatedData, SiteData
-from cupola.engines import InProcess
+from cupola.audit.replayed_run import Step, Subject
+from cupola.data.dataset import Dataset, FederatedData, SiteData
+from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError
-from cupola.federation import drive
+from cupola.federation.program import drive
 from cupola.federation.randomness import derive, generator
 from cupola.privacy.membership import (
     Attack,
@@ -28,7 +27,9 @@ from cupola.privacy.membership import (
     logit_confidence,
     loss_attack,
 )
-from cupola.training import Evaluation, Training, TrainingHost
+from cupola.training.choices import Evaluation
+from cupola.training.loop import Training
+from cupola.training.workspace import TrainingHost
 
 ROWS = 20_000  # of members and of others, at most, for the loss threshold
 SMALL = 200_000  # parameters of a model that shadow runs are made for

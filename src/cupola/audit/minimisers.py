@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from cupola.audit import judging
-from cupola.audit.judging import Test
+from cupola.audit.judging import NUMBERS, VECTORS, Test
 from cupola.audit.replayed_run import ReplayedSite, Subject, unit
-from cupola.audit.stepwise import NUMBERS, VECTORS
-from cupola.data import Dataset, SiteData
-from cupola.federation import Arrays, Question
+from cupola.data.dataset import Dataset, SiteData
+from cupola.federation.message import Arrays, Question
 from cupola.federation.randomness import generator
 from cupola.privacy.events import Approximate, Gaussian
 from cupola.privacy.perturbation import Logistic, objective_noise, to_start

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from cupola.audit import judging
 from cupola.audit.registry import audited
-from cupola.audit.replayed_run import Subject
+from cupola.audit.replayed_run import Step, Subject
 from cupola.base.cores import one_core_each
 from cupola.federation.randomness import derive
 
-Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 FALSE_ALARM = 5e-4  # of all parts together: half of the verdict's
 MOST = 24  # tests of any mechanism, for a bar
 

@@ -9,15 +9,13 @@ from cupola.audit import canaries, minimisers, stepwise, totals
 from cupola.audit.canaries import Experiment
 from cupola.audit.judging import Test
 from cupola.audit.replayed_run import Subject
-from cupola.training.mechanisms import (
-    Central,
-    Distributed,
-    DpFtrl,
-    DpSgd,
-    Mechanism,
-    ObjectivePerturbation,
-    OutputPerturbation,
-)
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.mechanisms.central import Central
+from cupola.training.mechanisms.distributed import Distributed
+from cupola.training.mechanisms.dp_ftrl import DpFtrl
+from cupola.training.mechanisms.dp_sgd import DpSgd
+from cupola.training.mechanisms.objective_perturbation import ObjectivePerturbation
+from cupola.training.mechanisms.output_perturbation import OutputPerturbation
 
 
 class Audited(NamedTuple):

@@ -16,19 +16,23 @@ from safetensors.numpy import load_file
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_json
-from cupola.data import SiteData
+from cupola.data.dataset import SiteData
 from cupola.errors import CupolaError
-from cupola.federation import Arrays, Question, SiteContext, State, StateStore
+from cupola.federation.message import Arrays, Question
+from cupola.federation.program import State
 from cupola.federation.randomness import generator
+from cupola.federation.site import SiteContext, StateStore
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
-from cupola.training import Training, TrainingHost, Workspace, build
+from cupola.training import build
 from cupola.training.choices import Privacy
 from cupola.training.local import train
-from cupola.training.loop import frozen_part
-from cupola.training.mechanisms import Mechanism
+from cupola.training.loop import Training, frozen_part
+from cupola.training.mechanisms.base import Mechanism
 from cupola.training.participation import draw
+from cupola.training.workspace import TrainingHost, Workspace
 
+Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MARGIN = 1e-9  # relative; between a noise found twice
 
 

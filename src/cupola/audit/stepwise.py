@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cupola.audit import crafted, judging
-from cupola.audit.judging import Test
+from cupola.audit.judging import NUMBERS, SAME, VECTORS, Places, Test
 from cupola.audit.replayed_run import (
     ReplayedSite,
     Subject,
@@ -24,46 +24,22 @@ from cupola.audit.replayed_run import (
     flat,
     together_less_alone,
 )
-from cupola.data import SiteData
-from cupola.federation import Question, SiteContext
+from cupola.data.dataset import SiteData
+from cupola.federation.message import Question
 from cupola.federation.randomness import derive, generator
+from cupola.federation.site import SiteContext
 from cupola.privacy.events import SampledGaussian
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training import batches
 from cupola.training.choices import Local
 from cupola.training.local import augmentation, train, turn_of
 from cupola.training.mechanisms import dp_sgd, mechanism_for
-from cupola.training.workspace import Workspace
 
-NUMBERS = 20_000  # noise numbers to test, at least
-VECTORS = 8  # noise vectors to compare with each other, at least
-KEPT = 1 << 16  # numbers of a noise vector that are looked at, of every tensor some
 DRAWS = 2_000_000  # chances to be drawn
 LEAST_BATCHES, MOST_BATCHES = 40, 4000
 CASES = 208  # crafted clips; for large models an eighth
 LARGE = 300_000  # parameters
 COSTLY = 10**8  # examples of a batch times parameters: fewer releases then
-SAME = 1e-3  # relative; what is divided alike agrees to this
-
-
-@dataclass
-class Places:
-    """Which numbers of a noise vector are looked at, tensor by tensor."""
-
-    index: np.ndarray
-    blocks: list[tuple[str, slice]]
-
-    @classmethod
-    def of(cls, space: Workspace) -> Places:
-        sizes = [p.numel() for p in space.params]
-        share = max(64, KEPT // len(sizes))
-        index, blocks, start, kept = [], [], 0, 0
-        for name, size in zip(space.names, sizes):
-            own = start + np.arange(0, size, -(-size // share))
-            index.append(own)
-            blocks.append((name, slice(kept, kept + len(own))))
-            start, kept = start + size, kept + len(own)
-        return cls(np.concatenate(index), blocks)
 
 
 class Site(ReplayedSite):

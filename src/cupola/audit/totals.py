@@ -17,7 +17,7 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from cupola.audit import crafted, judging
-from cupola.audit.judging import Test
+from cupola.audit.judging import KEPT, NUMBERS, SAME, VECTORS, Places, Test
 from cupola.audit.replayed_run import (
     Subject,
     as_tensor,
@@ -26,14 +26,16 @@ from cupola.audit.replayed_run import (
     state_of,
     together_less_alone,
 )
-from cupola.audit.stepwise import KEPT, NUMBERS, SAME, VECTORS, Places
-from cupola.data import Dataset, SiteData
+from cupola.data.dataset import Dataset, SiteData
 from cupola.errors import FederationError
-from cupola.federation import Contribution, Question, SiteContext, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Contribution, Question
+from cupola.federation.program import State
 from cupola.federation.randomness import derive, generator
+from cupola.federation.site import SiteContext
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.secure.wrapped_question import layout_of
 from cupola.training import loop as program_of
 from cupola.training.local import train, turn_of

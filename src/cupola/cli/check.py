@@ -146,7 +146,7 @@ def data_show(
 ) -> None:
     """Draw which site holds which classes."""
     from cupola.analysis.plan_file import load
-    from cupola.data import picture
+    from cupola.data.site_picture import picture
     from cupola.errors import PlanError
     from cupola.training.build import federated_data
     from cupola.training.plan import Plan

@@ -102,8 +102,8 @@ def sweep(
 ) -> None:
     """Try many settings of a plan, choose on validation data; run it again to resume."""
     from cupola.cli.display import watching
-    from cupola.sweep import define
-    from cupola.sweep import sweep as carry_out
+    from cupola.sweep.sweeps import define
+    from cupola.sweep.sweeps import sweep as carry_out
 
     Shell.json = as_json
     made = define(plan, over or (), strategy.value, trials, budget, settings or ())

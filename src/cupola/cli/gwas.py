@@ -59,7 +59,8 @@ def list_of_variants(
     as_json: AsJson = False,
 ) -> None:
     """Print how many variants a public list has, and the hash by which a study names it."""
-    from cupola.association import read_variants, variant_list_codec
+    from cupola.association import variant_list_codec
+    from cupola.association.files import read_variants
 
     Shell.json = as_json
     variants = read_variants(file)
@@ -97,7 +98,7 @@ def split(
     as_json: AsJson = False,
 ) -> None:
     """Cut one data set into cohorts: lists of people, for experiments."""
-    from cupola.association import Files
+    from cupola.association.cohort import Files
     from cupola.association.files import read_people
     from cupola.association.split import by_cases, by_column, by_covariate, write_keeps
 

@@ -12,7 +12,7 @@ from cupola.cli.shell import app
 @app.command()
 def sources(as_json: AsJson = False) -> None:
     """List the trained models that the model `pretrained` can build on."""
-    from cupola.nn.sources import table, weights_file
+    from cupola.nn.sources.trained import table, weights_file
 
     rows = [
         {

@@ -7,7 +7,7 @@ from typing import Any
 
 from cupola.engines.in_process import InProcess
 from cupola.engines.processes import SeparateProcesses
-from cupola.federation import Federation
+from cupola.federation.federation import Federation
 from cupola.secure.compensator import compensator_host
 from cupola.secure.compensator_client import Masked
 from cupola.secure.pairwise import Pairwise

@@ -9,7 +9,7 @@ from cupola.nn.kernelnorm import (
     KNConv3d,
 )
 from cupola.nn.losses import Loss, NamedLoss, default_loss, find_loss
-from cupola.nn.models import build, describe, model, names, options
+from cupola.nn.models.building import build, describe, model, names, options
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
 
 __all__ = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from cupola.errors import PlanError
-from cupola.nn.sources.trained import Preprocessing
+
+if TYPE_CHECKING:
+    from cupola.nn.sources.trained import Preprocessing
 
 #: zero: nothing (0) around the normalised image, as 000 says; black: around the image before it is
 #: normalised, as 000's code does.
@@ -29,6 +31,9 @@ Pad = Literal["zero", "black"]
 
 #: How a border begins: random as in 000 (Xavier's uniform numbers), or with nothing in it.
 Begin = Literal["random", "zero"]
+
+#: Names of tensors that are neither trained nor sent, but the same at all sites by their files.
+INSTALLED = "_cupola_installed"
 
 
 class Placement(nn.Module):

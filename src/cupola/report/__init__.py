@@ -14,17 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupola.analysis.kinds import find_kind, kind_of
 from cupola.base.files import write_atomically
+from cupola.pages import page
 from cupola.pages.folder import RunFolder, find_runs, is_run, open_run
 from cupola.report.compare_page import compare_page
 from cupola.report.groups import common_metric, easy_target, group
 from cupola.report.picture import overview_picture
-from cupola.report.run_page import run_page
 
 if TYPE_CHECKING:
     from cupola.analysis.protocol import Analysis
 
 __all__ = ["RunFolder", "compare", "find_runs", "open_run", "overview_picture", "table", "write"]
+
+_STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished": "warn"}
 
 
 def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
@@ -33,7 +36,7 @@ def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
     folder = Path(folder)
     runs = find_runs(folder)
     if is_run(folder) and not (folder / "runs.json").is_file():
-        html = run_page(runs[0], analysis)
+        html = _run_page(runs[0], analysis or _analysis_in(runs[0]))
     else:
         html = compare_page(runs, folder.resolve().name, folder)
     return save(html, folder / "report.html")
@@ -86,3 +89,16 @@ def save(html: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, html)
     return path
+
+
+def _run_page(run: RunFolder, analysis: Analysis[Any]) -> str:
+    """The report of one run: what every run has in common, and the sections of its analysis."""
+    real = f"real {analysis.noun}s"
+    where = ("simulated", "warn") if run.result.get("simulated", True) else (real, "")
+    chips = [(run.status, _STATUS.get(run.status, "")), where, *analysis.chips(run)]
+    return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
+
+
+def _analysis_in(run: RunFolder) -> Analysis[Any]:
+    """The analysis of a run; only its kind and its plan's text count here."""
+    return find_kind(kind_of(run.plan)).of_report(run.plan)

@@ -13,9 +13,16 @@ from functools import cached_property
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation import Arrays, Contribution, Failure, Federation, Question, Spec, Total
+from cupola.federation.federation import Failure, Federation, Total
 from cupola.federation.ledger import COMPENSATOR
-from cupola.federation.message import contribution_size, question_size
+from cupola.federation.message import (
+    Arrays,
+    Contribution,
+    Question,
+    Spec,
+    contribution_size,
+    question_size,
+)
 from cupola.secure.checksum import P, checksum, from_bytes
 from cupola.secure.compensator_messages import (
     CHECK,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, task
-from cupola.federation.message import WITNESS
+from cupola.federation.message import WITNESS, Arrays, Contribution, Declined, Question
 from cupola.federation.replay import OFF_PATH, Replay
+from cupola.federation.site import SiteContext, task
 from cupola.secure.canonical import digest
 from cupola.secure.checksum import checksum, to_bytes
 from cupola.secure.durable_dict import Memory

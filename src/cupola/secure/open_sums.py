@@ -11,7 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from cupola.federation import Contribution, Declined, Question, SiteContext, Spec, Total, task
+from cupola.federation.federation import Total
+from cupola.federation.message import Contribution, Declined, Question, Spec
+from cupola.federation.site import SiteContext, task
 from cupola.secure.encoding import Entry, scales_hash
 from cupola.secure.member import member_of
 from cupola.secure.reading import options_of

@@ -22,7 +22,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cupola.errors import FederationError
-from cupola.federation import Contribution, Federation, Question, Total
+from cupola.federation.federation import Federation, Total
+from cupola.federation.message import Contribution, Question
 from cupola.secure import pairwise_member as _tasks  # noqa: F401 - registers what sites run
 from cupola.secure.checksum import checksum, from_bytes
 from cupola.secure.mask_stream import P

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from cupola.errors import FederationError
-from cupola.federation import Declined, Question
+from cupola.federation.message import Declined, Question
 from cupola.secure.canonical import Value, digest, pack
 from cupola.secure.encoding import Entry
 from cupola.secure.envelope import Statement

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from cupola.federation import Charge, Contribution, Declined, Question, SiteContext, task
+from cupola.federation.message import Contribution, Declined, Question
+from cupola.federation.site import Charge, SiteContext, task
 from cupola.secure.checksum import checksum, to_bytes
 from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import Statement

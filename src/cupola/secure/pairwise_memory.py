@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Declined
+from cupola.federation.message import Declined
 from cupola.secure.differences import ALL, EXPOSED, Sets, related
 from cupola.secure.member import Member
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Arrays, Declined, Question, Spec
+from cupola.federation.message import Arrays, Declined, Question, Spec
 from cupola.secure.encoding import Layout, scales_hash
 from cupola.secure.envelope import Statement
 from cupola.secure.pairwise_keys import KEYS, SIGNATURE, Cohort, groups, sealed_size

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Declined, Question
+from cupola.federation.message import Declined, Question
 from cupola.secure.canonical import is_whole
 
 ILL = "question is not well formed"

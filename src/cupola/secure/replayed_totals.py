@@ -15,20 +15,19 @@ from typing import Any
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation import (
+from cupola.federation.federation import Failure, Total
+from cupola.federation.message import (
+    WITNESS,
     Arrays,
-    Ask,
-    Charge,
     Contribution,
     Declined,
-    Failure,
     Question,
-    SiteContext,
     Spec,
-    Total,
-    task,
+    contribution_size,
+    question_size,
 )
-from cupola.federation.message import WITNESS, contribution_size, question_size
+from cupola.federation.program import Ask
+from cupola.federation.site import Charge, SiteContext, task
 from cupola.secure.canonical import digest
 from cupola.secure.encoding import scales_hash
 from cupola.secure.envelope import ENVELOPE, EnvelopeError, Statement, seal, unseal

@@ -16,9 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cupola.errors import FederationError
-from cupola.federation import Arrays, Contribution, Failure, Federation, Question, Total
+from cupola.federation.federation import Failure, Federation, Total
 from cupola.federation.ledger import Entry, common
-from cupola.federation.message import contribution_size, question_size, refusal
+from cupola.federation.message import (
+    Arrays,
+    Contribution,
+    Question,
+    contribution_size,
+    question_size,
+    refusal,
+)
 from cupola.federation.replay import Replay
 from cupola.secure.roster import Roster
 

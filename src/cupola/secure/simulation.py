@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cupola.errors import PlanError
-from cupola.federation import Question
+from cupola.federation.message import Question
 from cupola.secure import traffic
 from cupola.secure.durable_dict import Memory
 from cupola.secure.identity import Identity

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupola.federation import Question
-from cupola.federation.message import blank, contribution_size, question_size
+from cupola.federation.message import Question, blank, contribution_size, question_size
 from cupola.secure.compensator_client import masked_question
 from cupola.secure.compensator_messages import SUM, Request, chunks, unmask_question
 from cupola.secure.encoding import Layout, outline

@@ -32,8 +32,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from cupola.federation import Contribution
-from cupola.federation.message import WITNESS, encode_contribution
+from cupola.federation.message import WITNESS, Contribution, encode_contribution
 from cupola.secure.checksum import checksum
 from cupola.secure.encoding import Entry
 from cupola.secure.mask_stream import P, derive

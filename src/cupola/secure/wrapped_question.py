@@ -19,15 +19,18 @@ from typing import Any
 import numpy as np
 
 from cupola.errors import FederationError
-from cupola.federation import Arrays, Question, SiteContext, Spec, Total
+from cupola.federation.federation import Total
 from cupola.federation.message import (
     WITNESS,
+    Arrays,
+    Question,
+    Spec,
     content_digest,
     question_fields,
     question_from,
     refusal,
 )
-from cupola.federation.site import find_task
+from cupola.federation.site import SiteContext, find_task
 from cupola.secure.encoding import Entry, Layout, OutOfRange, decode, encode, entry
 
 ANSWER, CHECK = "masked/", "check/"  # the two arrays that stand for one

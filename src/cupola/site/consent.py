@@ -26,7 +26,7 @@ from cupola.analysis.protocol import Analysis, OwnSite
 from cupola.base.chain import damaged
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
-from cupola.federation import Declined, Question
+from cupola.federation.message import Declined, Question
 from cupola.secure import lost_sites
 from cupola.secure.identity import Identity
 from cupola.secure.revocation import is_revoked

@@ -24,7 +24,8 @@ from cupola.base.files import write_atomically
 from cupola.engines.flare.engine import Carry, FlareSites, masked
 from cupola.engines.flare.jobs import Job
 from cupola.errors import CupolaError, FederationError, PlanError
-from cupola.federation import Federation, Ledger
+from cupola.federation.federation import Federation
+from cupola.federation.ledger import Ledger
 from cupola.federation.receipts import Receipts
 from cupola.federation.site import Host
 from cupola.secure.roster import Roster

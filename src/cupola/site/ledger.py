@@ -11,7 +11,7 @@ from typing import Any
 
 from cupola.base.chain import read_chain
 from cupola.errors import DataError
-from cupola.federation import Declined, Question
+from cupola.federation.message import Declined, Question
 from cupola.federation.receipts import Journal, Receipt
 from cupola.privacy.budget import Book
 from cupola.privacy.events import common_neighbours

@@ -9,9 +9,11 @@ from typing import Any
 
 from cupola.analysis.protocol import NoData
 from cupola.errors import DataError
-from cupola.federation import Answering, Declined, OpenSite, Question, SiteContext, StateStore
+from cupola.federation.answering import Answering, OpenSite
+from cupola.federation.message import Declined, Question
 from cupola.federation.receipts import Journal
 from cupola.federation.replay import Replay, SavedState
+from cupola.federation.site import SiteContext, StateStore
 from cupola.federation.stored import DiskStore, SingleWriterLock, StoredAnswers
 from cupola.secure.compensator import Compensator
 from cupola.secure.durable_dict import Memory

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cupola.federation import Charge, Question
+from cupola.federation.message import Question
+from cupola.federation.site import Charge
 from cupola.privacy.budget import Book, Limit
 from cupola.site.settings import SiteSettings
 

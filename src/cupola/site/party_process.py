@@ -65,7 +65,8 @@ def _report(folder: Path, plan: PlanHeader) -> None:
 
 def open_party(folder: str, kind: str, study: str) -> PartyAnswering:
     """Called by name in the child. Raises nothing that a coordinator would see."""
-    from cupola.site import open_compensator, open_site, study_folder
+    from cupola.site.consent import study_folder
+    from cupola.site.open import open_compensator, open_site
 
     own = Path(folder)
     place = study_folder(own, study)
@@ -88,7 +89,7 @@ def joined_plan(own: Path, study: str) -> PlanHeader | None:
 
 def results_folder(own: Path, study: str) -> Path:
     """Where a party finds what a study hands out."""
-    from cupola.site import study_folder
+    from cupola.site.consent import study_folder
 
     plain = study if _PLAIN.fullmatch(study) else study_folder(own, study).name
     return own / "results" / plain

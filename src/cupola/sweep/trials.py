@@ -17,7 +17,7 @@ from cupola.analysis.protocol import Watch
 from cupola.analysis.session import run
 from cupola.base.files import write_atomically
 from cupola.errors import FederationError, PlanError
-from cupola.report import RunFolder
+from cupola.pages.folder import RunFolder
 
 NOT_CHARGED = (
     "Private tuning: not charged. Trying many settings looks at the data many times; the epsilon "

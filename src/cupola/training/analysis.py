@@ -15,20 +15,22 @@ from cupola.analysis.forms import Form
 from cupola.analysis.overrides import changed
 from cupola.analysis.protocol import Analysis, OwnSite, Progress, SiteRules, Watch
 from cupola.base.files import write_atomically
-from cupola.data import FederatedData, SiteData
+from cupola.data.dataset import FederatedData, SiteData
 from cupola.errors import PlanError
-from cupola.federation import Program, Question, State
-from cupola.training import Training, TrainingHost, build, plan_names
+from cupola.federation.message import Question
+from cupola.federation.program import Program, State
+from cupola.training import build, plan_names
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
-from cupola.training.loop import without_matrices
-from cupola.training.personalise import Personalisation
+from cupola.training.loop import Training, without_matrices
 from cupola.training.personalise.personal_files import write_group_models, write_personal
+from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Plan as TrainingPlan
 from cupola.training.plan_check import deviation
 from cupola.training.selection import kept, require_validation
-from cupola.training.summary import TrainingResult, partition_table, result
+from cupola.training.summary import TrainingResult, partition_table, result, show
 from cupola.training.twin import run_twin
+from cupola.training.workspace import TrainingHost
 
 if TYPE_CHECKING:
     from cupola.analysis.preview import Preview
@@ -338,8 +340,6 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         return lines(facts)
 
     def show(self, run: Run, quiet: bool) -> list[Any]:
-        from cupola.training.show import show
-
         return show(run, quiet)
 
     # In the web

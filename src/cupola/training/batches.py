@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Question, SiteContext
+from cupola.federation.message import Question
 from cupola.federation.randomness import permutation, permutations, uniforms
+from cupola.federation.site import SiteContext
 from cupola.training.choices import Local, Participation
-from cupola.training.mechanisms import Mechanism, Turn, mechanism_for
+from cupola.training.mechanisms import mechanism_for
+from cupola.training.mechanisms.base import Mechanism, Turn
 from cupola.training.workspace import probe_inputs
 
 if TYPE_CHECKING:
@@ -92,9 +94,8 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
 
 def require_batches(training: Training, sizes: np.ndarray) -> None:
     """Refuse batches of a single sample where a layer needs several (batch normalisation)."""
-    local, mixes = training.local, training.problem.properties.batch_dependent
-    alone = [site for site, n in enumerate(sizes.tolist()) if mixes and 1 in _sizes_of(n, local)]
-    if not alone:
+    alone = [site for site, n in enumerate(sizes.tolist()) if 1 in _sizes_of(n, training.local)]
+    if not alone or not (mixes := training.problem.properties.batch_dependent):
         return
     module = training.problem.build().to(training.problem.dtype)
     try:

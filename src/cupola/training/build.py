@@ -5,8 +5,7 @@ The same objects can be made by hand; see `examples/quickstart.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola import data as datasets
-from cupola import nn
 from cupola.base.importing import imported
-from cupola.data import NO_LABEL, Dataset, FederatedData, Owners, SiteData, Source
-from cupola.data.transform import check_images, copy_steps
+from cupola.data import loading
+from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
+from cupola.data.lazy import Owners
+from cupola.data.partition import partition
+from cupola.data.transform import check_images, copy_steps, transforms
 from cupola.errors import DataError, PlanError
-from cupola.federation import SiteContext, StateStore
 from cupola.federation.program import Program
-from cupola.training import Evaluation, Problem, Training, TrainingHost, plan_names
-from cupola.training.batched.choose import possible
+from cupola.federation.site import SiteContext, StateStore
+from cupola.nn import losses
+from cupola.nn.models import building
+from cupola.training import plan_names
 from cupola.training.batches import require_batches
 from cupola.training.features import public_labels
 from cupola.training.frozen import partly
-from cupola.training.personalise import Personalisation
+from cupola.training.loop import Training
 from cupola.training.plan import Loss, Plan
+from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
 SITES_CHECKED = 1000  # of a user's own making, before a run begins
@@ -40,9 +42,9 @@ def federated_data(plan: Plan) -> FederatedData:
     seed = plan.seed if choice.partition_seed is None else choice.partition_seed
     source = _loaded(plan)
     if not isinstance(source, FederatedData):
-        source = datasets.partition(source, choice.partition, seed)
+        source = partition(source, choice.partition, seed)
     if choice.augment:
-        source = datasets.transforms(list(choice.augment)).apply(source)
+        source = transforms(list(choice.augment)).apply(source)
     if not isinstance(plan.privacy.augmentations, int):
         for steps in map(copy_steps, plan.privacy.augmentations):
             check_images(source, steps.steps if steps else ())
@@ -60,7 +62,7 @@ def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
 def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
-        return datasets.load(choice.name, **choice.options)
+        return loading.load(choice.name, **choice.options)
     made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
@@ -74,17 +76,19 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
     """Model, loss and kind of task; the model's initial weights come from the plan's seed."""
     data = federated_data(plan) if data is None else data
     options = plan.model.options
-    if data.vocabulary is not None and "vocabulary" in nn.options(plan.model.name):
+    if data.vocabulary is not None and "vocabulary" in building.options(plan.model.name):
         options.setdefault("vocabulary", data.vocabulary)
-    if data.words and "words" in nn.options(plan.model.name):
+    if data.words and "words" in building.options(plan.model.name):
         options.setdefault("words", data.words)
     if plan.model.name == "pretrained":
         options |= _source_options(plan, data)
-    build = partial(nn.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options)
+    build = partial(
+        building.build, plan.model.name, data.input_shape, data.classes, plan.seed, **options
+    )
     if plan.loss is None:
-        loss = nn.default_loss(data.kind, data.padding)
+        loss = losses.default_loss(data.kind, data.padding)
     else:
-        loss = nn.find_loss(plan.loss.name, **_with_no_label(data, plan.loss))
+        loss = losses.find_loss(plan.loss.name, **_with_no_label(data, plan.loss))
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     whole = Problem(
         build,
@@ -123,7 +127,7 @@ def _with_no_label(data: FederatedData, loss: Loss) -> dict[str, Any]:
     """The options of a loss; pixels without a label, or padding, do not count unless the plan says
     which."""
     options, ignored = loss.options, NO_LABEL if data.kind == "segmentation" else data.padding
-    if ignored is not None and "ignore_index" in nn.losses.options(loss.name):
+    if ignored is not None and "ignore_index" in losses.options(loss.name):
         options.setdefault("ignore_index", ignored)
     return options
 
@@ -190,6 +194,8 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     require_batches(made, of.sites.sizes(np.arange(min(len(of), SITES_CHECKED))))
     if plan.engine.mode in ("auto", "one-by-one") or plan.engine.kind == "processes":
         return
+    from cupola.training.batched.choose import possible
+
     ask = made.ask(made.start())
     mode = plan.engine.mode
     some = [i for i in range(min(len(of), SITES_CHECKED)) if len(of.data(i).train)][:8]
@@ -205,44 +211,11 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
 
 def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
     """All of a plan: its training `whole`, and what follows from the federated model."""
-    choice = plan.personalise
-    if choice is None:
+    if plan.personalise is None:
         return whole
-    adapted = plan.adaptation()
-    if adapted.local.control_variates:
-        raise PlanError(
-            "personalise: control variates belong to the federation they were made in; choose "
-            "another recipe for the groups (personalise.adapt.recipe)"
-        )
-    if "distill" in choice.methods and of.problem.kind == "regression":
-        raise PlanError("personalise: method 'distill' needs classes, the data have none")
+    from cupola.training.personalise.planned import personalisation
 
-    drawn = adapted.participation
-    leaves = drawn.dropouts or (drawn.stragglers and not drawn.keep_stragglers)
-    if "pfa" in choice.methods and choice.groups != 1 and plan.engine.quorum and leaves:
-        raise PlanError(
-            "engine.quorum with simulated drop-outs: a group of a few sites may miss it, which "
-            "would end the run; set engine.quorum = 0 or personalise.groups = 1, or let nobody "
-            "drop out of groups (personalise.adapt.participation.dropouts = 0)"
-        )
-
-    def make(sites: Sequence[int], seed: int) -> Training:
-        return replace(
-            whole,
-            rounds=adapted.rounds,
-            sites=len(sites),
-            seed=seed,
-            local=adapted.local,
-            server=adapted.server,
-            participation=adapted.participation,
-            evaluation=Evaluation(),
-            site_splits=frozenset(),
-            members=tuple(sites),
-            federation=whole.sites,
-        )
-
-    splits = _splits(plan, of.sites)
-    return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)
+    return personalisation(plan, whole, of.problem, _splits(plan, of.sites))
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cupola.data import FederatedData
-    from cupola.federation import Program
-    from cupola.training import Training, TrainingHost
+    from cupola.data.dataset import FederatedData
+    from cupola.federation.program import Program
     from cupola.training.forecast import Forecast
-    from cupola.training.personalise import Personalisation
+    from cupola.training.loop import Training
+    from cupola.training.personalise.personal_program import Personalisation
     from cupola.training.plan import Plan
+    from cupola.training.workspace import TrainingHost
 
 
 def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def _levels(program: Training) -> list[dict[str, int]]:
 
 
 def _personalise(whole: Program) -> dict[str, Any] | None:
-    from cupola.training.personalise import Personalisation
+    from cupola.training.personalise.personal_program import Personalisation
 
     if not isinstance(whole, Personalisation):
         return None

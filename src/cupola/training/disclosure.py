@@ -6,7 +6,7 @@ from typing import Any
 
 from cupola.analysis.disclosure import COMPENSATOR
 from cupola.secure.wrapped_question import layout_of
-from cupola.training import Training
+from cupola.training.loop import Training
 
 _COMPENSATOR = f"{COMPENSATOR}, no model"
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.data import Dataset
-from cupola.nn import build
+from cupola.data.dataset import Dataset
+from cupola.nn.models.building import build
 from cupola.nn.regenerate import checksum
 from cupola.nn.reprogram import Adapted, frequent_labels
 from cupola.privacy.persample.batch_independence import LANES, threads_without_rest

@@ -18,17 +18,19 @@ import numpy as np
 from cupola.analysis.rehearsal import LOOKED, Rehearsal, rehearse
 from cupola.analysis.simulated import simulated_keys
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Ask, Program, State
 from cupola.federation.message import blank, contribution_size, question_size
+from cupola.federation.program import Ask, Program, State
 from cupola.secure.simulation import Parties, expected_traffic
-from cupola.training import Training, TrainingHost, build
+from cupola.training import build
 from cupola.training.choices import Participation
+from cupola.training.loop import Training
 from cupola.training.participation import expected_sites, most_participations
-from cupola.training.personalise import Personalisation
 from cupola.training.personalise.jobs import Job
 from cupola.training.personalise.personal_choices import GROUPED
+from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Plan
 from cupola.training.spending import accounted, rehearsed_book
+from cupola.training.workspace import TrainingHost
 
 DIGITS = 48  # letters that a number of any size may have in a question and its protection
 TRAINING, PERSONAL = "training", "personalisation"

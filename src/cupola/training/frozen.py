@@ -33,12 +33,11 @@ from torch import nn
 
 from cupola.base.suggest import suggest
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Arrays
+from cupola.federation.message import Arrays
 from cupola.federation.randomness import derive, uniforms
 from cupola.nn.memory_saving import make_lean
-from cupola.nn.models.pretrained import INSTALLED
 from cupola.nn.regenerate import checksum, constant, deviation, values
-from cupola.nn.reprogram import Adapted
+from cupola.nn.reprogram import INSTALLED, Adapted
 from cupola.training.choices import Subset, Trainable
 
 if TYPE_CHECKING:

@@ -17,20 +17,13 @@ import torch
 from torch import Tensor
 
 from cupola.errors import FederationError
-from cupola.federation import (
-    Arrays,
-    Charge,
-    Contribution,
-    Declined,
-    Partial,
-    Question,
-    SiteContext,
-    task,
-)
+from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.randomness import derive
+from cupola.federation.site import Charge, Partial, SiteContext, task
 from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
-from cupola.training.mechanisms import Mechanism, Turn, mechanism_for
+from cupola.training.mechanisms import mechanism_for
+from cupola.training.mechanisms.base import Mechanism, Turn
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer, effective_steps
 from cupola.training.workspace import Workspace, workspace_of

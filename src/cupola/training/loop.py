@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from cupola.data import Dataset
+from cupola.base.formatting import LOWER_IS_BETTER
+from cupola.data.dataset import Dataset
 from cupola.errors import FederationError, PlanError
-from cupola.federation import ALONE, Arrays, Ask, Question, Reply, Spec, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Question, Spec
+from cupola.federation.program import ALONE, Ask, Reply, State
 from cupola.training.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.training.frozen import SEED, levels, require_trainable
 from cupola.training.masking_bounds import bounded_counts
@@ -36,8 +39,6 @@ from cupola.training.upcycle import (
     training_rounds,
 )
 from cupola.training.workspace import Problem, Workspace
-
-LOWER_IS_BETTER = {"loss", "rmse"}
 
 
 @dataclass

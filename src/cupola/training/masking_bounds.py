@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cupola.federation import Question, Spec
+from cupola.federation.message import Question, Spec
 from cupola.training.choices import Local, Sum
 
 STATISTICS = 2.0**14  # of buffers, over the bound on a change

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.data import Dataset
+from cupola.data.dataset import Dataset
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Contribution, Declined, Question, SiteContext, Spec, task
-from cupola.federation.message import blank
-from cupola.federation.site import Partial
+from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
+from cupola.federation.site import Partial, SiteContext, task
 from cupola.training.choices import Evaluation
 from cupola.training.workspace import Problem, Workspace, workspace_of
 

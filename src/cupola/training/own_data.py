@@ -12,12 +12,13 @@ from typing import Any
 
 from cupola import data as datasets
 from cupola.analysis.protocol import OwnSite
-from cupola.data import FederatedData, SiteData, Source
+from cupola.data.dataset import FederatedData, SiteData, Source
 from cupola.data.loaders.elsewhere import as_agreed
 from cupola.data.partition import IID
 from cupola.errors import DataError, PlanError
-from cupola.training import TrainingHost, build
+from cupola.training import build
 from cupola.training.plan import Plan
+from cupola.training.workspace import TrainingHost
 
 
 def own_host(plan: Plan, site: OwnSite) -> TrainingHost:

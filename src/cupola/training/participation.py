@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.errors import PlanError
 from cupola.federation.randomness import generator, permutation
-from cupola.training.choices import Participation, Sum
+
+if TYPE_CHECKING:
+    from cupola.training.choices import Participation, Sum
 
 
 def draw(choice: Participation, sites: int, seed: int, round: int) -> list[int]:

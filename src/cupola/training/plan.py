@@ -16,7 +16,7 @@ from cupola.analysis.header import checked as _checked
 from cupola.analysis.overrides import changed as changed
 from cupola.analysis.overrides import flat, merge, plain
 from cupola.analysis.overrides import normal as normal
-from cupola.data import IID, Partition
+from cupola.data.partition import IID, Partition
 from cupola.errors import CupolaError, PlanError
 from cupola.training import plan_names
 from cupola.training.changing_sites import check_changes

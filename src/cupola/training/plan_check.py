@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cupola.federation import Question
+from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
 from cupola.training.plan import Plan
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupola import data as datasets
 from cupola.base.importing import imported
 from cupola.base.suggest import hint
-from cupola.data.transform import copy_steps
+from cupola.data import loading
+from cupola.data.transform import copy_steps, transforms
 from cupola.errors import PlanError
-from cupola.federation import Task
-from cupola.nn import find_loss
-from cupola.nn import options as model_options
+from cupola.federation.site import Task
+from cupola.nn.losses import find_loss
+from cupola.nn.models.building import options as model_options
 from cupola.training.recipes import Recipe, find_recipe
 
 
@@ -57,12 +57,12 @@ def check_data(data: Any) -> None:
     """The data set exists and takes these options; the transforms exist."""
     if ":" in data.name:
         imported(data.name, f"data.name = '{data.name}'")
-    elif data.name not in datasets.names():
+    elif data.name not in loading.names():
         raise PlanError(
-            f"data.name = '{data.name}' is unknown; {hint(data.name, datasets.names(), 'known')}"
+            f"data.name = '{data.name}' is unknown; {hint(data.name, loading.names(), 'known')}"
         )
     else:
-        known = [*datasets.options(data.name), "partition", "augment", "partition_seed"]
+        known = [*loading.options(data.name), "partition", "augment", "partition_seed"]
         for option in data.options:
             if option not in known:
                 inner = type(data.partition).model_fields
@@ -71,12 +71,12 @@ def check_data(data: Any) -> None:
                     f"data.{option} is unknown; "
                     + (where if option in inner else hint(option, known, "data.*", "data."))
                 )
-    datasets.transforms(list(data.augment))
+    transforms(list(data.augment))
 
 
 def check_copies(plan: Any) -> None:
     """Copies of examples (privacy.augmentations) differ, and it is said once how."""
-    how, random = plan.privacy.augmentations, datasets.transforms(list(plan.data.augment)).augment
+    how, random = plan.privacy.augmentations, transforms(list(plan.data.augment)).augment
     if isinstance(how, int):
         if how > 1 and random is None and ":" not in plan.data.name:
             raise PlanError(

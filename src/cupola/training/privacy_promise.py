@@ -16,10 +16,10 @@ import numpy as np
 from cupola.errors import PlanError
 from cupola.privacy.accounting import calibrate, epsilon, within
 from cupola.privacy.events import Event
-from cupola.privacy.persample import unsupported
+from cupola.privacy.persample.trial import unsupported
 from cupola.training.choices import Local, Participation, Privacy
-from cupola.training.mechanisms import Mechanism, mechanism_of
-from cupola.training.mechanisms.base import binary_problems
+from cupola.training.mechanisms import mechanism_of
+from cupola.training.mechanisms.base import Mechanism, binary_problems
 from cupola.training.mechanisms.dp_sgd import private_steps
 from cupola.training.participation import draw
 

@@ -24,10 +24,9 @@ from cupola.base.formatting import (
     title,
 )
 from cupola.pages import charts, page
-from cupola.pages.any_run import plan_section, trouble
+from cupola.pages.any_run import ledger_section, plan_section, traffic, trouble
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import AXES, SPLITS, RunFolder
-from cupola.pages.traffic import ledger_section, traffic
 from cupola.training.personalise.personal_section import personal_section
 from cupola.training.privacy_section import headline as privacy_headline
 from cupola.training.privacy_section import privacy_section
@@ -41,8 +40,8 @@ def sections(run: RunFolder) -> list[str]:
         trouble(run),
         _headline(run),
         _learning(run),
-        personal_section(run),
-        privacy_section(run),
+        personal_section(run) if (run.path / "personal.json").is_file() else "",
+        privacy_section(run) if run.result.get("privacy") else "",
         _twin(run),
         holdings(run),
         traffic(run),
@@ -97,7 +96,10 @@ def _headline(run: RunFolder) -> str:
     name = run.metric
     best = run.best()
     place = SPLITS.get(run.split or "", "not measured")
+    free = sum("upcycled" in r for r in run.history)  # made by the coordinator alone
     planned = run.plan.get("rounds")
+    rounds = [f"of {number(planned)} planned"] if planned else []
+    rounds += [f"{number(free)} without sites"] if free else []
     last = run.totals
     per_round = run.seconds / run.rounds if finite(run.seconds) and run.rounds else None
     sites = run.result.get("sites") or run.partition.get("sites")
@@ -108,7 +110,7 @@ def _headline(run: RunFolder) -> str:
             metric(name, run.final()),
             f"on {place}; {low} {metric(name, best)}" if best is not None else place,
         ),
-        ("Rounds", number(run.rounds), _planned(run, planned)),
+        ("Rounds", number(run.rounds), "; ".join(rounds)),
         (
             "Bytes sent",
             size(run.bytes_sent),
@@ -121,23 +123,13 @@ def _headline(run: RunFolder) -> str:
         items.insert(2, spent)
     if sites:
         came = next((r["sites"] for r in reversed(run.history) if r.get("sites")), 0)
-        where = "training round" if _free(run) else "round"
+        where = "training round" if free else "round"
         items.append(("Sites", number(sites), f"{number(came)} in the last {where}"))
     if run.result.get("parameters"):
         whole, trained = run.result["parameters"], run.result.get("trainable")
         part = f"{100 * trained / whole:.2f} % of them trained" if finite(trained) else ""
         items.append(("Parameters", number(whole), "in the model" if trained == whole else part))
     return page.numbers(items)
-
-
-def _free(run: RunFolder) -> int:
-    """Rounds that the coordinator made alone."""
-    return sum("upcycled" in r for r in run.history)
-
-
-def _planned(run: RunFolder, planned: Any) -> str:
-    said = [f"of {number(planned)} planned"] if planned else []
-    return "; ".join(said + ([f"{number(_free(run))} without sites"] if _free(run) else []))
 
 
 def x_axis(axis: str, most: float) -> Axis:

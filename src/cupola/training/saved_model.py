@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_result
 from cupola.errors import CupolaError
-from cupola.nn.models.pretrained import INSTALLED
+from cupola.nn.reprogram import INSTALLED
 from cupola.training.build import federated_data, problem
 from cupola.training.frozen import FrozenPart
 

@@ -9,16 +9,18 @@ from typing import Any
 from cupola.analysis.preview import AnswerRows, Preview
 from cupola.analysis.protocol import OwnSite, SiteRules
 from cupola.analysis.rehearsal import asked
-from cupola.federation import Program
+from cupola.federation.program import Program
 from cupola.secure.roster import Roster
-from cupola.training import Training, TrainingHost, build
+from cupola.training import build
 from cupola.training.changing_sites import told
 from cupola.training.disclosure import learned
 from cupola.training.forecast import Forecast, forecast
+from cupola.training.loop import Training
 from cupola.training.own_data import own_data
-from cupola.training.personalise import Personalisation
+from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Plan
 from cupola.training.privacy_promise import unprotected
+from cupola.training.workspace import TrainingHost
 
 
 def preview(plan: Plan, site: OwnSite, roster: Roster) -> Preview:

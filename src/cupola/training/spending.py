@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from cupola.analysis.folder_lock import run_id as run_id
-from cupola.federation import Accounts
+from cupola.federation.site import Accounts
 from cupola.privacy.accounting import epsilon, within
 from cupola.privacy.budget import Book, History, Limit
 from cupola.privacy.events import Event
 from cupola.privacy.published import figures
-from cupola.training import Training, TrainingHost
 from cupola.training.choices import Privacy
+from cupola.training.loop import Training
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.base import binary_problems
 from cupola.training.personalise.personal_choices import Release
@@ -23,6 +23,7 @@ from cupola.training.personalise.sparsity import noise_of
 from cupola.training.plan import Plan
 from cupola.training.privacy_promise import SIMULATED, Guarantee, guarantee, resolve
 from cupola.training.upcycle import training_rounds
+from cupola.training.workspace import TrainingHost
 
 SHOWN = 50  # groups of sites with equal histories that are listed one by one
 

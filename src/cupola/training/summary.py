@@ -1,10 +1,10 @@
-"""What a run is summed up by: result.json and partition.json."""
+"""What a run is summed up by: result.json, partition.json, and what is printed at its end."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,11 +12,26 @@ import torch
 import cupola
 from cupola.analysis.result import Facts, Result
 from cupola.analysis.run_folder import Run
-from cupola.data import FederatedData, holdings
-from cupola.training import Training, TrainingHost
+from cupola.base.formatting import (
+    LOWER_IS_BETTER,
+    count,
+    duration,
+    epsilon,
+    main_metric,
+    metric,
+    number,
+    size,
+)
+from cupola.data.dataset import FederatedData
+from cupola.data.site_picture import holdings
 from cupola.training.frozen import share
+from cupola.training.loop import Training
 from cupola.training.plan import Plan
 from cupola.training.spending import spent
+from cupola.training.workspace import TrainingHost
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SITES_SHOWN = 200
 SIZES_LISTED = 10_000
@@ -131,8 +146,6 @@ def _confusion(record: dict[str, Any]) -> list[list[int]] | None:
 
 def _best(plan: Plan, history: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The evaluated round that is best on validation data; test data choose nothing."""
-    from cupola.training.loop import LOWER_IS_BETTER
-
     metric = plan.evaluation.metric
     sign = -1 if metric in LOWER_IS_BETTER else 1
     for where in ("validation", "sites_validation"):
@@ -155,3 +168,56 @@ def partition_table(data: FederatedData) -> dict[str, Any]:
         "sizes": data.sizes(listed).tolist(),
         "names": [data.site_name(i) for i in range(counts.shape[1])],
     }
+
+
+def show(run: Run, quiet: bool) -> list[Any]:
+    """What is printed of a run at its end: lines, and tables of `rich`."""
+    result = run.result
+    final = result.get("final") or {}
+    judged = main_metric(final) or "not evaluated (`cupola check` tells why)"
+    sent = size(result.bytes_down + result.bytes_up)
+    found: list[Any] = [
+        f"{result.rounds} rounds, {judged}, {sent} sent, {duration(result.seconds)}"
+    ]
+    if private := result.privacy:
+        unit = "a site" if private.unit == "site" else "an example, at the site that spent most"
+        found.append(
+            f"epsilon {epsilon(private.epsilon)} at delta {private.delta:g} "
+            f"({private.neighbours}) for {unit} ({private.status})"
+        )
+    if result.reason:
+        found.append(f"stopped early: {result.reason}")
+    if result.personal:
+        found.append(_methods(result["personal"]))
+    if result.twin:
+        found.append(f"centralised twin: {main_metric(result['twin'].get('final') or {})}")
+    for code, n in (final.get("failed") or {}).items():
+        found.append(f"[yellow]{count(n, 'site')} without answer:[/] {code}")
+    return found if quiet else [*found, f"[dim]report:[/] {run.folder / 'report.html'}"]
+
+
+def _methods(personal: dict[str, Any]) -> Table:
+    """Personalisation: every method's mean over sites, and who gained or lost by it."""
+    from rich.table import Table
+
+    from cupola.training.personalise.personal_section import METHODS
+
+    name, groups = personal["metric"], personal.get("groups") or {}
+    said = "personalisation"
+    if groups:
+        said += f": {count(groups['number'], 'group')}"
+    if groups.get("ari") is not None:
+        said += f", adjusted Rand index {groups['ari']:.3g}"
+    table = Table(title=said, title_justify="left")
+    table.add_column("")
+    for column in (f"{name}, mean over sites", "worst tenth", "gained", "lost"):
+        table.add_column(column, justify="right")
+    for method, facts in personal["methods"].items():
+        table.add_row(
+            METHODS.get(method, method),
+            metric(name, facts.get("test")),
+            metric(name, facts.get("worst")),
+            number(facts.get("better")),
+            number(facts.get("worse")),
+        )
+    return table

@@ -13,12 +13,12 @@ from safetensors.numpy import save as to_safetensors
 
 from cupola.analysis.checkpoint import Log, json_line, write_sealed
 from cupola.base.files import write_atomically
-from cupola.federation import Arrays
-from cupola.training import Training, TrainingHost
+from cupola.federation.message import Arrays
 from cupola.training.centralised import centralised
-from cupola.training.loop import without_matrices
+from cupola.training.loop import Training, without_matrices
 from cupola.training.plan import Plan
 from cupola.training.summary import result
+from cupola.training.workspace import TrainingHost
 
 
 def run_twin(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays
+from cupola.federation.message import Arrays
 from cupola.training.choices import Upcycle
 
 if TYPE_CHECKING:

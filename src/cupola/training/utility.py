@@ -13,9 +13,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from cupola.data import Dataset, FederatedData, SiteData
-from cupola.engines import InProcess
-from cupola.federation import drive
+from cupola.data.dataset import Dataset, FederatedData, SiteData
+from cupola.engines.in_process import InProcess
+from cupola.federation.program import drive
 from cupola.nn.module_properties import loss_is_batch_dependent
 from cupola.training.centralised import centralised
 from cupola.training.choices import Evaluation, Participation, Privacy, Sum

@@ -8,14 +8,15 @@ from typing import Any
 
 from cupola.analysis.preview import simulated_roster
 from cupola.base.formatting import count, number, size, text, times
-from cupola.data import FederatedData, SiteData
+from cupola.data.dataset import FederatedData, SiteData
 from cupola.pages import page
 from cupola.pages.plan_facts import alert, party_table
-from cupola.training import TrainingHost, build
+from cupola.training import build
 from cupola.training.analysis import TrainingAnalysis
 from cupola.training.check import facts
 from cupola.training.plan import Plan
 from cupola.training.site_preview import training_answers
+from cupola.training.workspace import TrainingHost
 
 ESTIMATE = (
     "only sites know their numbers of samples: each works out its own epsilon before it joins"

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cupola.data import Dataset, FederatedData, SiteData
+from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Accounts, Arrays, Question, SiteContext
-from cupola.nn import Loss, NamedLoss
+from cupola.federation.message import Arrays, Question
+from cupola.federation.site import Accounts, SiteContext
+from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
 from cupola.nn.reprogram import Adapted
@@ -34,10 +35,11 @@ def pick_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
     has no float64), then the CPU; others must be present."""
     if name == "auto":
         name = os.environ.get("CUPOLA_DEVICE", "auto")
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": _mps()}
+    mps = bool(torch.backends.mps.is_available())
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}
     double = dtype == torch.float64
     if name == "auto":
-        usable = present["mps"] and not double
+        usable = mps and not double
         return torch.device("cuda" if present["cuda"] else "mps" if usable else "cpu")
     kind = name.split(":")[0]
     if kind not in present:
@@ -47,10 +49,6 @@ def pick_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
     if kind == "mps" and double:
         raise PlanError("device = 'mps' has no float64; use device = 'cpu' or dtype = 'float32'")
     return torch.device(name)
-
-
-def _mps() -> bool:
-    return bool(torch.backends.mps.is_available())
 
 
 @dataclass(frozen=True)

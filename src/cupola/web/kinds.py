@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupola.analysis import kinds
-from cupola.analysis.forms import Form
-from cupola.analysis.protocol import Analysis
 from cupola.errors import CupolaError, PlanError
+
+if TYPE_CHECKING:
+    from cupola.analysis.forms import Form
+    from cupola.analysis.protocol import Analysis
 
 Problem = tuple[str, str]  # dotted key ('' for the whole), what is wrong
 

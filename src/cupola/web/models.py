@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import JSON, Boolean, Float, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, object_session, relationship
 
-from cupola.analysis.protocol import Analysis
 from cupola.web.kinds import analysis_named
+
+if TYPE_CHECKING:
+    from cupola.analysis.protocol import Analysis
 
 COORDINATOR, PARTICIPANT = "coordinator", "participant"
 #: Of a study. draft: can be changed; inviting: tokens are out; the others as of its last run.

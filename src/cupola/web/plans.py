@@ -9,16 +9,18 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import ValidationError
 
 from cupola.analysis.explain import problems
 from cupola.analysis.overrides import normal
-from cupola.analysis.protocol import Analysis
 from cupola.web.kinds import Problem, Wrong, analysis_named, forms, registered
-from cupola.web.models import Study
+
+if TYPE_CHECKING:
+    from cupola.analysis.protocol import Analysis
+    from cupola.web.models import Study
 
 LONGEST, DOTS, KEYS, NAME = 200_000, 250, 1000, 100  # characters; in a line; in all; of a name
 _REFUSED = {  # of every plan

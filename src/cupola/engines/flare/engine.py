@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cupola.engines.child_process import LATE
 from cupola.errors import PlanError
-from cupola.federation import Federation, Ledger, Question, read_answer
-from cupola.federation.federation import Answers
-from cupola.federation.message import encode_question, largest_answer
+from cupola.federation.answering import read_answer
+from cupola.federation.federation import Answers, Federation
+from cupola.federation.ledger import Ledger
+from cupola.federation.message import Question, encode_question, largest_answer
 from cupola.federation.receipts import Receipts
 
 PATIENCE = 600.0  # a party that is started anew takes part after the job was handed in again

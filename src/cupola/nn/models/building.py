@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +46,10 @@ def build(
     arguments |= _MODELS.check(name, options)
     if ":" in name:
         _MODELS.require(name, _MODELS.parameters(name), arguments)
-    with _initialisation(seed):
+    # From the run's seed, on the CPU, whatever the process drew before. Not torch.manual_seed: that
+    # would also reseed the accelerators.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(derive(seed, "model"))
         module = make(**arguments)
     if not isinstance(module, nn.Module):
         raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
@@ -69,12 +71,3 @@ def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None
             f"model.norm = 'instance': {name!r} makes single pixels of inputs {shape}, which have "
             f"no variance: enlarge the images or take another normalisation"
         ) from error
-
-
-@contextmanager
-def _initialisation(seed: int) -> Iterator[None]:
-    """Initialise from the run's seed, on the CPU, whatever the process drew before."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # Not torch.manual_seed: that would also reseed the accelerators.
-        torch.default_generator.manual_seed(derive(seed, "model"))
-        yield

@@ -15,6 +15,7 @@ from cupola.nn.memory_saving import make_all_lean
 from cupola.nn.models.blocks import Shape, Size, needs_classes
 from cupola.nn.models.building import model
 from cupola.nn.reprogram import (
+    INSTALLED,
     Adapted,
     Begin,
     Border,
@@ -24,7 +25,7 @@ from cupola.nn.reprogram import (
     Placement,
     require_enough,
 )
-from cupola.nn.sources import Trained, fresh_source, load, stamp
+from cupola.nn.sources.trained import Trained, fresh_source, load, stamp
 
 #: reprogram: border and map; labels: border, classes by a fixed mapping; map: the map alone; head:
 #: a new last layer; full: that and all of the source; scratch: the same from fresh weights.
@@ -35,8 +36,6 @@ Adapt = Literal["reprogram", "labels", "map", "head", "full", "scratch"]
 #: baselines do; auto: folded where the source is frozen, still where it is trained.
 Norms = Literal["auto", "folded", "still", "fresh"]
 
-#: Names of tensors that are neither trained nor sent, but the same at all sites by their files.
-INSTALLED = "_cupola_installed"
 SHARE = 200 / 224  # of the source's input that the target image fills, in 000
 
 

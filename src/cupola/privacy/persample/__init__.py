@@ -6,8 +6,8 @@ with anything else runs under `vmap`; layers that mix samples are refused (`unsu
 layer joins with `@rule(MyLayer)`; see `rules`.
 """
 
-from cupola.privacy.persample.clipping import ROUNDING, Clipped, PerSample
-from cupola.privacy.persample.rules import Rule, rule
+from cupola.privacy.persample.clipping import Clipped, PerSample
+from cupola.privacy.persample.rules import ROUNDING, Rule, rule
 from cupola.privacy.persample.trial import unsupported
 
 from cupola.privacy.persample import (  # isort: skip  # noqa: F401

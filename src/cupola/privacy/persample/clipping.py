@@ -20,7 +20,7 @@ from cupola.errors import PlanError
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.batch_independence import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
-from cupola.privacy.persample.convolution import weights_channels_last
+from cupola.privacy.persample.convolution import prefers_channels_last, weights_channels_last
 from cupola.privacy.persample.rules import Room, Sums
 from cupola.privacy.persample.tape import Layout, layout
 from cupola.privacy.persample.trial import (
@@ -34,7 +34,6 @@ from cupola.privacy.persample.trial import (
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-ROUNDING = 1e-3  # what one sample may add beyond the clip, of the clip, by rounding: the theorem's
 MOST_SAMPLES = 2**18  # of a batch, up to which ROUNDING is enough
 SMALLEST_CLIP = 1e-12  # below, squares of float32 norms would vanish
 CACHE = 8 * 2**20  # bytes that the layers may keep of a micro-batch, so that it stays in the cache
@@ -181,7 +180,7 @@ class PerSample:
 
     def _tried(self, x: Tensor, y: Tensor, copies: int) -> Form:
         """By rules or by `vmap`, with the largest micro-batches."""
-        found = layout(self.module)
+        found = replace(layout(self.module), channels_last=prefers_channels_last(self.module))
         _require(found)
         tried = trial(self.module, self.loss, x, y, channels_last=found.channels_last)
         if tried.problem is not None and found.channels_last:  # it may want `view`

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cupola.privacy.persample.rules import (
+    GRAM,
     MOST_TERMS,
     Contribution,
     Factored,
@@ -40,7 +41,6 @@ from cupola.privacy.persample.rules import (
     squares,
     wanted,
 )
-from cupola.privacy.persample.torch_layers import GRAM
 
 #: Weights with fewer numbers are found by one grouped convolution. Where windows begin to pay is
 #: not settled: on one thread from about 10,000 on.

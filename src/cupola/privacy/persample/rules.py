@@ -46,6 +46,10 @@ Parameters = Mapping[str, nn.Parameter]
 _RULES: dict[type, Rule] = {}
 R = TypeVar("R", bound="type[Rule]")
 
+#: What one sample may add beyond the clip, as a share of it, by rounding: the theorem's.
+ROUNDING = 1e-3
+#: A product of Gram matrices in float64 costs about this many times its count of operations.
+GRAM = 3
 BLOCK = 128  # float32 numbers under one float32 norm
 GUARD = 2.0**-20  # how much of A^2 a squared norm counts: so A <= 1024 |G|
 LARGEST = 1e260  # squares beyond are as good as infinite: products with tiny ones would vanish

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
-from cupola.privacy.persample.convolution import prefers_channels_last
 from cupola.privacy.persample.rules import Dense, Kept, Rule, rule_of, wanted
 
 #: (layer, tape, *args, **kwargs) -> output: the layer's forward pass, written so that a tape sees
@@ -109,7 +108,7 @@ def layout(module: nn.Module) -> Layout:
                 rules.append((layer, rule))
         elif wanted(layer):
             missing = missing or f"{name or 'model'} ({type(layer).__name__})"
-    return Layout(trained, rules, cells, missing, prefers_channels_last(module))
+    return Layout(trained, rules, cells, missing)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cupola.privacy.persample.rules import (
+    GRAM,
     Contribution,
     Dense,
     Factored,
@@ -29,8 +30,6 @@ from cupola.privacy.persample.rules import (
     wanted,
 )
 
-#: A product of Gram matrices in float64 costs about this many times its count of operations.
-GRAM = 3
 #: Elements of a transient block of per-sample gradients, where they are made only for their norms.
 BLOCK = 4_000_000
 

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.base.cores import one_core_each
-from cupola.federation import Arrays, Partial, Question, SiteContext
+from cupola.base.cores import one_core_each, side_by_side
+from cupola.federation.message import Arrays, Question
+from cupola.federation.site import Partial, SiteContext
 from cupola.training.batched.cohort import Cohort, Team, gather
 from cupola.training.batched.samples import samples_of
-from cupola.training.batched.threads import side_by_side
 from cupola.training.batches import Work, share_out
 from cupola.training.choices import Local
 from cupola.training.local import kept_after, reported_loss
-from cupola.training.mechanisms import Mechanism, Turn, mechanism_for
+from cupola.training.mechanisms import mechanism_for
+from cupola.training.mechanisms.base import Mechanism, Turn
 from cupola.training.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one

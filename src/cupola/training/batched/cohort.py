@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.federation import Question, SiteContext
+from cupola.federation.message import Question
+from cupola.federation.site import SiteContext
 from cupola.training.batched.samples import samples_of
 from cupola.training.batches import Work
 from cupola.training.choices import Local
 from cupola.training.local import accumulation_coefficients
-from cupola.training.mechanisms import Mechanism
+from cupola.training.mechanisms.base import Mechanism
 from cupola.training.optimizers import effective_steps
 from cupola.training.workspace import Workspace
 

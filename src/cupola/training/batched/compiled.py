@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.cores import side_by_side
 from cupola.training.batched import dense
 from cupola.training.batched.samples import Samples
-from cupola.training.batched.threads import side_by_side
 from cupola.training.batches import Work
 from cupola.training.choices import Local
 from cupola.training.workspace import Workspace

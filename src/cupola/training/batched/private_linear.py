@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cupola.privacy.noise import noise_scale, round_to_grid, source
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.batched import dense
 from cupola.training.batched.cohort import Cohort
 from cupola.training.batched.stacked import run_stack

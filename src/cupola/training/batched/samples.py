@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.data import Dataset
+from cupola.data.dataset import Dataset
 from cupola.training.workspace import Workspace
 
 KEPT_BYTES = 512 << 20  # samples are kept from round to round up to this size

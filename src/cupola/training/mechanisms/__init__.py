@@ -7,7 +7,7 @@ a file here, a line below, and its name and own keys in `cupola.training.choices
 
 from __future__ import annotations
 
-from cupola.federation import Question
+from cupola.federation.message import Question
 from cupola.training.choices import Privacy
 from cupola.training.mechanisms.base import Mechanism as Mechanism
 from cupola.training.mechanisms.base import Turn as Turn

@@ -23,15 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.federation import Arrays, Charge, Question, SiteContext, Spec
+from cupola.federation.message import Arrays, Question, Spec
+from cupola.federation.site import Charge, SiteContext
 from cupola.privacy.events import Event
 from cupola.training.choices import Local, Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
 from cupola.training.mechanisms.coordinator import Coordinator
-from cupola.training.workspace import Workspace, workspace_of
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.workspace import Workspace
 
 Gradient = Callable[[np.ndarray, torch.Generator | None], list[Tensor]]
 
@@ -45,7 +46,8 @@ class Turn(NamedTuple):
 
     @property
     def space(self) -> Workspace:
-        return workspace_of(self.site)
+        workspace: Workspace = self.site.workspace
+        return workspace.of_site(self.site.index)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Spec, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Spec
+from cupola.federation.program import State
 from cupola.privacy.events import Event, Gaussian, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation
 from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import SiteCoordinator, flat_total, split

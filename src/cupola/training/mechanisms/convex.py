@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
-from cupola.nn import NamedLoss
+from cupola.nn.losses import NamedLoss
 from cupola.privacy.noise import Source, source
 from cupola.privacy.perturbation import Logistic, Release, refusal, to_layer, to_start
 from cupola.training.mechanisms.base import Mechanism, Turn

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cupola.federation import Arrays, State, Total
-from cupola.training.choices import Participation, Privacy, Server
-from cupola.training.frozen import Levels
+from cupola.federation.message import Arrays
 from cupola.training.participation import expected_sites
 
 if TYPE_CHECKING:
+    from cupola.federation.federation import Total
+    from cupola.federation.program import State
+    from cupola.training.choices import Participation, Privacy, Server
+    from cupola.training.frozen import Levels
     from cupola.training.loop import Training
 
 

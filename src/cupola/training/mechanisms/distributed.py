@@ -17,7 +17,10 @@ import numpy as np
 from torch import Tensor
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Charge, Declined, Question, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Declined, Question
+from cupola.federation.program import State
+from cupola.federation.site import Charge
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.distributed import Shares, event
 from cupola.privacy.events import Event

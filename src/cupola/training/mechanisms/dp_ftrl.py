@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.errors import FederationError, PlanError
-from cupola.federation import Arrays, Declined, Question, State, Total
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Declined, Question
+from cupola.federation.program import State
 from cupola.privacy.events import Event, Gaussian
 from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.noise import noise_scale, round_to_grid, source
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
 from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import (

@@ -16,20 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cupola.data import Dataset
+from cupola.data.dataset import Dataset
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
-from cupola.federation import SiteContext
+from cupola.federation.site import SiteContext
 from cupola.privacy.events import Event, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample import ROUNDING, PerSample
+from cupola.privacy.persample.clipping import PerSample
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism, Turn
 from cupola.training.mechanisms.site_level import clipped_update
-from cupola.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.workspace import Workspace
 
 
 class DpSgd(Mechanism):

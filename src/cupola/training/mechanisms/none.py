@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cupola.federation import Arrays, Charge
+from cupola.federation.message import Arrays
+from cupola.federation.site import Charge
 from cupola.training.mechanisms.base import Mechanism, Turn
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Charge, Question
+from cupola.federation.message import Arrays, Question
+from cupola.federation.site import Charge
 from cupola.privacy.events import Event
-from cupola.privacy.persample import ROUNDING
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
 from cupola.training.mechanisms.base import Mechanism, Turn

@@ -22,26 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cupola.federation import (
-    Arrays,
-    Contribution,
-    Declined,
-    Question,
-    SiteContext,
-    Spec,
-    StateStore,
-    task,
-)
-from cupola.federation.message import blank
+from cupola.base.formatting import LOWER_IS_BETTER
+from cupola.federation.message import Arrays, Contribution, Declined, Question, blank
+from cupola.federation.site import SiteContext, StateStore, task
 from cupola.training.batches import share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.local import augmentation, gradient_of, own_randomness
-from cupola.training.loop import LOWER_IS_BETTER
-from cupola.training.metrics import count, expected, metrics
+from cupola.training.metrics import count, metrics
 from cupola.training.optimizers import LocalOptimizer
-from cupola.training.workspace import Problem, Workspace, workspace_of
+from cupola.training.personalise.parts import SPLITS
+from cupola.training.workspace import Workspace, workspace_of
 
-SPLITS = ("validation", "test")
 Gradient = Callable[[Any, torch.Generator | None], list[Tensor]]
 
 
@@ -77,13 +68,6 @@ def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays 
         told = {n: blank(s) for n, s in question.expects.items() if n.split("/")[0] in held}
         found.append(told if len(site.data.train) else "no samples")
     return found
-
-
-def answers(problem: Problem, options: Mapping[str, Any]) -> dict[str, Spec]:
-    """Names and shapes of the answer; a site without a part leaves it out."""
-    counts = expected(problem, options)
-    parts = {f"{split}/{name}": spec for split in SPLITS for name, spec in counts.items()}
-    return {"round": Spec((), "int"), **parts}
 
 
 def _adapted(site: SiteContext, question: Question, space: Workspace) -> int:
@@ -210,20 +194,3 @@ def _restore(space: Workspace, model: dict[str, Tensor]) -> None:
     space.flat.copy_(model["flat"])
     for name, buffer in space.buffers.items():
         buffer.copy_(model[f"buffer/{name}"])
-
-
-def ask_adapt(
-    problem: Problem, arrays: Arrays, options: Mapping[str, Any], step: int, round: int
-) -> Question:
-    """The question to sites that adapt the model in `arrays` alone."""
-    return Question(
-        "adapt",
-        arrays,
-        options,
-        answers(problem, options),
-        step=step,
-        round=round,
-        partial=True,
-        reveals="each site's own: counts of a model that it adapted alone and keeps, on its "
-        "validation and test data; which round it kept",
-    )

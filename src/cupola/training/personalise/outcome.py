@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import State
+from cupola.base.formatting import LOWER_IS_BETTER
+from cupola.federation.program import State
 from cupola.privacy.noise import Simulated
-from cupola.training.loop import LOWER_IS_BETTER
 from cupola.training.personalise.grouping import members_of
 from cupola.training.personalise.jobs import members_in
 from cupola.training.personalise.personal_choices import GROUPED, Release

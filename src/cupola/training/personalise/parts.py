@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cupola.federation import Arrays, Ask, Contribution, State
-from cupola.training.loop import LOWER_IS_BETTER
-from cupola.training.metrics import metrics
-from cupola.training.personalise.alone import SPLITS
+from cupola.base.formatting import LOWER_IS_BETTER
+from cupola.federation.message import Arrays, Contribution, Question, Spec
+from cupola.federation.program import Ask, State
+from cupola.training.metrics import expected, metrics
+from cupola.training.workspace import Problem
+
+SPLITS = ("validation", "test")
 
 
 def scored(
@@ -86,3 +89,27 @@ def with_facts(state: State, **personal: Any) -> State:
     """The same step with other facts about personalisation."""
     values = {**state.values, "personal": {**state.values["personal"], **personal}}
     return State(state.step, state.arrays, values)
+
+
+def ask_adapt(
+    problem: Problem, arrays: Arrays, options: Mapping[str, Any], step: int, round: int
+) -> Question:
+    """The question to sites that adapt the model in `arrays` alone."""
+    return Question(
+        "adapt",
+        arrays,
+        options,
+        _answers(problem, options),
+        step=step,
+        round=round,
+        partial=True,
+        reveals="each site's own: counts of a model that it adapted alone and keeps, on its "
+        "validation and test data; which round it kept",
+    )
+
+
+def _answers(problem: Problem, options: Mapping[str, Any]) -> dict[str, Spec]:
+    """Names and shapes of the answer; a site without a part leaves it out."""
+    counts = expected(problem, options)
+    parts = {f"{split}/{name}": spec for split in SPLITS for name, spec in counts.items()}
+    return {"round": Spec((), "int"), **parts}

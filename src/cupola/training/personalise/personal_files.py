@@ -9,10 +9,10 @@ from safetensors.numpy import save as to_safetensors
 
 from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.base.files import write_atomically
-from cupola.federation import State
-from cupola.training import TrainingHost
-from cupola.training.personalise import Personalisation
+from cupola.federation.program import State
 from cupola.training.personalise.outcome import digest, outcome
+from cupola.training.personalise.personal_program import Personalisation
+from cupola.training.workspace import TrainingHost
 
 NAMED = 1000  # sites whose names are written down
 

@@ -18,17 +18,19 @@ from typing import Any
 import numpy as np
 
 from cupola.errors import PlanError
-from cupola.federation import Arrays, Ask, Contribution, Question, Reply, State, Total
-from cupola.federation.message import contribution_size
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Contribution, Question, contribution_size
+from cupola.federation.program import Ask, Reply, State
 from cupola.federation.randomness import derive
-from cupola.training import Evaluation, Training
-from cupola.training.loop import frozen_part
+from cupola.training.choices import Evaluation
+from cupola.training.loop import Training, frozen_part
 from cupola.training.metrics import expected
-from cupola.training.personalise.alone import SPLITS, ask_adapt
 from cupola.training.personalise.grouping import from_matrix, from_references, shuffled
 from cupola.training.personalise.jobs import Job, jobs_of
 from cupola.training.personalise.layers import Layer, find_layers
 from cupola.training.personalise.parts import (
+    SPLITS,
+    ask_adapt,
     course,
     model_of,
     pooled,

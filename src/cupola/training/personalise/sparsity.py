@@ -19,20 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.data import Dataset
-from cupola.federation import (
-    Arrays,
-    Charge,
-    Contribution,
-    Declined,
-    Question,
-    SiteContext,
-    Spec,
-    State,
-    task,
-)
-from cupola.federation.message import blank
+from cupola.data.dataset import Dataset
+from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
+from cupola.federation.program import State
 from cupola.federation.randomness import generator
+from cupola.federation.site import Charge, SiteContext, task
 from cupola.privacy.accounting import calibrate, epsilon
 from cupola.privacy.events import Gaussian, Neighbours
 from cupola.privacy.noise import Source, add_noise, source

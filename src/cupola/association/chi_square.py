@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupola.association import fit, pvalues
-from cupola.association.study_program import CASES, CONTROLS
+from cupola.association.study_choices import CASES, CONTROLS
 
 _BLOCK = 1 << 14  # variants worked on at once: they stay in the processor's cache
 

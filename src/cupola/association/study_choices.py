@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
+
 
 class _Choice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

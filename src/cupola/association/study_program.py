@@ -21,13 +21,12 @@ from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.questions import Asker, Chunk
 from cupola.association.regression import Regression
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.errors import DataError, PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Contribution, Question
 from cupola.federation.program import ALONE, Ask, Reply, State
 
-CASES, CONTROLS, OTHERS = range(3)
 STRETCH = 64  # chunks in a question about the list or about counts
 OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
 NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"

@@ -2,7 +2,7 @@
 
 from cupola.cli import (  # noqa: F401 (they register their commands)
     audit,
-    check,
+    check_plan,
     compare_runs,
     demo,
     federation,

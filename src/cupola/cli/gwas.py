@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cupola.cli.check import check
+from cupola.cli.check_plan import check
 from cupola.cli.runs import AsJson, Quiet, Settings, carry_out, resume
 from cupola.cli.shell import Shell, app, print_json
 from cupola.errors import PlanError

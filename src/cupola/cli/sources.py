@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cupola.cli.check import show
+from cupola.cli.check_plan import show
 from cupola.cli.runs import AsJson
 from cupola.cli.shell import app
 

@@ -94,8 +94,10 @@ def share_out(sites: Sequence[SiteContext], question: Question, local: Local) ->
 
 def require_batches(training: Training, sizes: np.ndarray) -> None:
     """Refuse batches of a single sample where a layer needs several (batch normalisation)."""
-    alone = [site for site, n in enumerate(sizes.tolist()) if 1 in _sizes_of(n, training.local)]
-    if not alone or not (mixes := training.problem.properties.batch_dependent):
+    # Asked first, for every plan: it also refuses, in words, a model that cannot take the data.
+    local, mixes = training.local, training.problem.properties.batch_dependent
+    alone = [site for site, n in enumerate(sizes.tolist()) if mixes and 1 in _sizes_of(n, local)]
+    if not alone:
         return
     module = training.problem.build().to(training.problem.dtype)
     try:

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from cupola.base import formatting
 from cupola.base.formatting import main_metric
-from cupola.training.privacy_section import cell, heading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +128,7 @@ def comparison(
 ) -> Table:
     """Accuracy, bytes and time of runs, and what the target cost them."""
     from cupola import report
+    from cupola.training.privacy_section import heading  # which loads torch
 
     rows = report.table(folders, target=target)
     metric = rows[0]["metric"]
@@ -153,4 +153,6 @@ def comparison(
 
 
 def _epsilon(row: dict[str, Any], column: str) -> str:
+    from cupola.training.privacy_section import cell
+
     return "–" if row["epsilon"] is None else cell(row, column)

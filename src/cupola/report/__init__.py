@@ -18,7 +18,6 @@ from cupola.analysis.kinds import find_kind, kind_of
 from cupola.base.files import write_atomically
 from cupola.pages import page
 from cupola.pages.folder import RunFolder, find_runs, is_run, open_run
-from cupola.report.compare_page import compare_page
 from cupola.report.groups import common_metric, easy_target, group
 from cupola.report.picture import overview_picture
 
@@ -38,6 +37,8 @@ def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
     if is_run(folder) and not (folder / "runs.json").is_file():
         html = _run_page(runs[0], analysis or _analysis_in(runs[0]))
     else:
+        from cupola.report.compare_page import compare_page  # which loads torch
+
         html = compare_page(runs, folder.resolve().name, folder)
     return save(html, folder / "report.html")
 
@@ -57,6 +58,8 @@ def compare(
     """
     out = Path(out)
     runs = _all(folders)
+    from cupola.report.compare_page import compare_page  # which loads torch
+
     html = compare_page(runs, name or "Comparison", out.parent, target, extra, remark, crown)
     return save(html, out)
 

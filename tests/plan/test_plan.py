@@ -263,3 +263,10 @@ def test_plans_survive_toml(values: dict[str, Any]) -> None:
 def test_demo_plans_are_sound() -> None:
     folder = Path(sys.modules["cupola.training"].__file__ or "").parent / "plans" / "demo"
     assert len([load(path) for path in folder.glob("*.toml")]) == 7
+
+
+def test_a_copy_with_other_values_is_checked_when_it_is_loaded():
+    plan = load(SMALL)
+    assert load(plan.model_copy(update={"rounds": 7})).rounds == 7
+    with pytest.raises(PlanError, match="rounds"):
+        load(plan.model_copy(update={"rounds": -1}))

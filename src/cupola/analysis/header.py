@@ -89,6 +89,7 @@ class PlanHeader(BaseModel):
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _elsewhere: bool = PrivateAttr(default=False)
+    _copied: bool = PrivateAttr(default=False)  # with other values, which nobody has checked
 
     @model_validator(mode="wrap")
     @classmethod
@@ -137,10 +138,19 @@ class PlanHeader(BaseModel):
     def is_checked(self, elsewhere: bool) -> bool:
         """Whether it need not be checked again, for sites here or elsewhere. Runs of a plan for
         many are checked one by one when it is loaded."""
-        return not self.many and bool(self._given) and self._elsewhere == elsewhere
+        known = bool(self._given) and not self._copied
+        return known and not self.many and self._elsewhere == elsewhere
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic checks no `update`: whoever loads the copy does."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._copied = self._copied or bool(update)
+        return copy
 
     def given(self) -> dict[str, Any]:
-        """What was written, without defaults."""
+        """What was written, without defaults; all of it, of a copy with other values."""
+        if self._copied:
+            return normal(self.model_dump(mode="json", exclude_none=True, exclude={"grid"}))
         return normal(self._given)
 
     def change(self, settings: Mapping[str, Any]) -> Self:

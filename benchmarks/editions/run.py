@@ -1,6 +1,6 @@
 """Two checkouts of Cupola side by side: simulation, association studies, start-up.
 
-    python benchmarks/editions/run.py --before CHECKOUT [--pairs 9] [--only w1,help] [--out FILE]
+    python benchmarks/editions/run.py --before CHECKOUT [--pairs 9] [--only w1,help] [--variants N] [--out FILE]
 
 Every workload runs in a process of its own, in turns: before, after, before again (the A/A pair).
 Prints JSON: medians, and the median over turns of after / before and of before / before.
@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parents[2]
 ROUNDS = {"w1": 60, "w2": 3, "w3": 12}
-PEOPLE, VARIANTS = 5343, 120_000
+PEOPLE = 5343
 TESTS = ("chi-square", "linear", "logistic")
 
 
@@ -70,13 +70,13 @@ def workloads(folder: Path) -> dict[str, Callable[[Path], float]]:
     return found
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, variants: int) -> None:
     """Cohorts of the studies, and their plans."""
     sys.path[:0] = [str(HERE / "benchmarks" / "gwas"), str(HERE / "src")]
     from run import study as write
     from simulate import simulate
 
-    simulate(folder, PEOPLE, VARIANTS)
+    simulate(folder, PEOPLE, variants)
     for test in TESTS:
         write(folder, test, 3)
 
@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--only", default="")
+    parser.add_argument("--variants", type=int, default=120_000)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     wanted = [name for name in chosen.only.split(",") if name]
@@ -95,7 +96,7 @@ def main() -> None:
         work = workloads(folder)
         names = wanted or list(work)
         if set(names) & set(TESTS):
-            prepare(folder)
+            prepare(folder, chosen.variants)
         for name in names:
             turns = []
             for _ in range(chosen.pairs):

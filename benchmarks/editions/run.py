@@ -1,6 +1,7 @@
 """Two checkouts of Cupola side by side: simulation, association studies, start-up.
 
-    python benchmarks/editions/run.py --before CHECKOUT [--pairs 9] [--only w1,help] [--variants N] [--out FILE]
+    python benchmarks/editions/run.py --before CHECKOUT [--pairs 9] [--only w1,help]
+                                          [--variants N] [--out FILE]
 
 Every workload runs in a process of its own, in turns: before, after, before again (the A/A pair).
 Prints JSON: medians, and the median over turns of after / before and of before / before.

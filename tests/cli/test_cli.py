@@ -97,7 +97,7 @@ def test_json_is_one_document() -> None:
         (["run", "plan.toml", "--set", "local.learning_rate=1"], 2, "did you mean local.lr?"),
         (["run", "plan.toml", "--set", "local.lr=1e38", "--set", "local.weight_decay=1"], 1, ""),
         (["resume", "nowhere"], 2, "holds no run"),
-        (["export", "nowhere", "--csv", "x"], 1, "holds no run"),
+        (["export", "nowhere", "--csv", "x"], 2, "nowhere is no folder"),
         (["export", "nowhere"], 2, "--csv FILE or --tensorboard DIR"),
         (["data", "get", "digits"], 2, "needs no download"),
         (["data", "show", "plan.toml", "--out", "x.doc"], 2, ".png or .svg"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cupola.analysis.run_folder import Run
 from cupola.errors import CupolaError
+from cupola.pages.folder import RunFolder
 
 
 def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -21,10 +21,10 @@ def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
-def to_csv(runs: list[Run], path: Path) -> None:
+def to_csv(runs: list[RunFolder], path: Path) -> None:
     """One line per round; several runs are told apart by the column 'run'."""
     rows = [
-        ({"run": run.folder.name} if len(runs) > 1 else {}) | dict(flat(record))
+        ({"run": run.path.name} if len(runs) > 1 else {}) | dict(flat(record))
         for run in runs
         for record in run.history
     ]
@@ -39,7 +39,7 @@ def to_csv(runs: list[Run], path: Path) -> None:
         raise CupolaError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_tensorboard(runs: list[Run], folder: Path) -> None:
+def to_tensorboard(runs: list[RunFolder], folder: Path) -> None:
     """Every number of every round as a scalar; one log per run."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -48,7 +48,7 @@ def to_tensorboard(runs: list[Run], folder: Path) -> None:
             "TensorBoard is not installed; get it with `pip install 'cupola[tensorboard]'`"
         ) from None
     for run in runs:
-        place = folder / run.folder.name if len(runs) > 1 else folder
+        place = folder / run.path.name if len(runs) > 1 else folder
         with SummaryWriter(str(place)) as writer:
             for record in run.history:
                 for key, value in flat(record):

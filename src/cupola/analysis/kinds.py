@@ -62,7 +62,7 @@ def find_kind(kind: str) -> type[Analysis[Any]]:
     place = place_of(kind)
     if ":" not in place:
         raise PlanError(f"kind = '{kind}' is unknown; {hint(kind, names(), 'there are')}")
-    found = imported(place, f"kind = '{kind}'")
+    found = imported(place, f"kind = '{kind}'", installed=place != kind)
     if not (isinstance(found, type) and issubclass(found, Analysis)):
         raise PlanError(f"kind = '{kind}' is no cupola.analysis.Analysis")
     return found

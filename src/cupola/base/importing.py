@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from cupola.base.suggest import closest
 from cupola.errors import CupolaError, PlanError
 
+_refused = ContextVar("_refused", default=False)
 
-def imported(path: str, said: str | None = None, error: type[CupolaError] = PlanError) -> Any:
+
+@contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+    """Whether code that a file names may be imported inside. A folder from somebody else can name
+    any module in its plan, and looking at a folder should run nothing of it."""
+    token = _refused.set(not trust)
+    try:
+        yield
+    finally:
+        _refused.reset(token)
+
+
+def imported(
+    path: str,
+    said: str | None = None,
+    error: type[CupolaError] = PlanError,
+    installed: bool = False,
+) -> Any:
     """The object at 'module:name'; the name may have dots. said: what the user wrote, for errors
-    of this kind."""
+    of this kind. installed: it is ours, or an entry point of an installed package."""
     module, _, name = path.partition(":")
     said = path if said is None else said
+    if _refused.get() and not installed:
+        raise error(f"{said} names code to import; if you trust this folder, add --trust")
     try:
         found: Any = importlib.import_module(module)
     except ImportError as reason:

@@ -24,25 +24,36 @@ class Strategy(StrEnum):
 
 
 @app.command()
-def report(folder: Folder) -> None:
+def report(
+    folder: Folder,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code that the plan in DIR names.")
+    ] = False,
+) -> None:
     """Make report.html again, for a run or a folder of runs, and print its path."""
+    from cupola.base.importing import trusting
+
+    with trusting(trust):
+        typer.echo(str(_draw(folder, trust)))
+
+
+def _draw(folder: Path, trust: bool) -> Path:
+    """The report that fits what the folder holds."""
     from cupola import report as reports
 
     if (folder / "search.json").is_file():
         from cupola.sweep.freeze_search import draw as draw_search
 
-        path = draw_search(folder)
-    elif (folder / "sweep.json").is_file():
+        return draw_search(folder)
+    if (folder / "sweep.json").is_file():
         from cupola.sweep.sweeps import draw as draw_sweep
 
-        path = draw_sweep(folder)
-    elif (folder / "results.json").is_file():
+        return draw_sweep(folder)
+    if (folder / "results.json").is_file():
         from cupola.cli.reproduce import load_tool
 
-        path = load_tool("run").draw(folder)
-    else:
-        path = reports.write(folder)
-    typer.echo(str(path))
+        return load_tool("run").draw(folder)
+    return reports.write(folder, trust=trust)
 
 
 @app.command()

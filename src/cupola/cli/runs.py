@@ -104,20 +104,12 @@ def export(
     ] = None,
 ) -> None:
     """Write the history of a run, or of a folder of runs, for other tools."""
-    import json
-
     from cupola.analysis.export import to_csv, to_tensorboard
-    from cupola.analysis.run_folder import Run
+    from cupola.pages.folder import find_runs
 
     if csv is None and tensorboard is None:
         raise PlanError("say where to: --csv FILE or --tensorboard DIR")
-    listed = folder / "runs.json"
-    places = (
-        [folder / entry["folder"] for entry in json.loads(listed.read_text())]
-        if listed.exists()
-        else [folder]
-    )
-    runs = [Run.open(place) for place in places if not listed.exists() or place.exists()]
+    runs = find_runs(folder)
     if not any(run.history for run in runs):
         raise CupolaError(f"{folder} has no finished round yet")
     if csv is not None:

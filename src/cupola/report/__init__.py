@@ -12,30 +12,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupola.analysis.kinds import find_kind, kind_of
+from cupola.analysis.protocol import Analysis
 from cupola.base.files import write_atomically
+from cupola.base.formatting import text
+from cupola.base.importing import trusting
 from cupola.pages import page
 from cupola.pages.folder import RunFolder, find_runs, is_run, open_run
 from cupola.report.groups import common_metric, easy_target, group
 from cupola.report.picture import overview_picture
-
-if TYPE_CHECKING:
-    from cupola.analysis.protocol import Analysis
 
 __all__ = ["RunFolder", "compare", "find_runs", "open_run", "overview_picture", "table", "write"]
 
 _STATUS = {"finished": "good", "stopped": "good", "failed": "bad", "unfinished": "warn"}
 
 
-def write(folder: Path | str, analysis: Analysis[Any] | None = None) -> Path:
-    """Make report.html in the folder of a run, or of runs; returns its path. analysis: of the run,
-    if it is at hand."""
+def write(
+    folder: Path | str, analysis: Analysis[Any] | None = None, *, trust: bool = False
+) -> Path:
+    """Make report.html in the folder of a run, or of runs; returns its path.
+
+    analysis: of the run, if it is at hand. trust: whether an analysis of somebody's own may be
+    imported, as the plan in the folder names it; without, its run gets the sections of any run.
+    """
     folder = Path(folder)
     runs = find_runs(folder)
     if is_run(folder) and not (folder / "runs.json").is_file():
-        html = _run_page(runs[0], analysis or _analysis_in(runs[0]))
+        with trusting(trust):
+            html = _run_page(runs[0], analysis or _analysis_in(runs[0], trust))
     else:
         from cupola.report.compare_page import compare_page  # which loads torch
 
@@ -102,6 +108,22 @@ def _run_page(run: RunFolder, analysis: Analysis[Any]) -> str:
     return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
 
 
-def _analysis_in(run: RunFolder) -> Analysis[Any]:
+def _analysis_in(run: RunFolder, trust: bool) -> Analysis[Any]:
     """The analysis of a run; only its kind and its plan's text count here."""
-    return find_kind(kind_of(run.plan)).of_report(run.plan)
+    kind = kind_of(run.plan)
+    if ":" in kind and not trust:
+        return _Unknown.of_report(run.plan)
+    return find_kind(kind).of_report(run.plan)
+
+
+class _Unknown(Analysis[Any]):
+    """An analysis whose code is not imported: its runs have what any run has."""
+
+    kind = "unknown"
+
+    def sections(self, run: RunFolder) -> list[str]:
+        note = (
+            f'<p class="alert">The analysis is {text(kind_of(run.plan))}, whose code was not '
+            "imported; if you trust it, <b>cupola report --trust</b> adds its own sections.</p>"
+        )
+        return [note, *super().sections(run)]

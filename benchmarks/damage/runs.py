@@ -48,7 +48,7 @@ SMALL: dict[str, Any] = {
 PLANS: dict[str, dict[str, Any]] = {
     "plain": SMALL | {"recipe": "scaffold"},
     "masked": SMALL | {"sum": "masked"},
-    "private": SMALL | {"privacy": {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0}},
+    "private": SMALL | {"privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0, "clip": 1.0}},
     "separate": SMALL
     | {"recipe": "scaffold", "rounds": 3, "engine": {"kind": "processes", "quorum": 1.0}},
 }

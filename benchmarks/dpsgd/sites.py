@@ -82,7 +82,7 @@ def main() -> None:
         10**6,
         local=Local(work="batches", batches=STEPS, batch_size=BATCH, lr=RATE, weighting="uniform"),
         evaluation=Evaluation(every=10**6),
-        privacy=Privacy(mechanism="dp-sgd", noise=1.0),
+        privacy=Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
     )
     ours: list[float] = []
     theirs: list[float] = []

@@ -168,7 +168,7 @@ def training(sites: int, samples: int) -> tuple[TrainingHost, Question, int]:
         1,
         local=Local(work="epochs", epochs=1, batch_size=BATCH, lr=0.01, weighting="uniform"),
         evaluation=Evaluation(every=10**6),
-        privacy=Privacy(mechanism="central", noise=1.0),
+        privacy=Privacy(mechanism="central", noise_multiplier=1.0),
         sum=Sum(kind="masked"),
     )
     ask = program.ask(program.start())

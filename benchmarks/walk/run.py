@@ -38,7 +38,7 @@ hidden = [8]
 [engine]
 workers = 1
 """
-PRIVATE = 'recipe = "dp-sgd"\nsum = "masked"\nprivacy = { noise = 1.0 }'
+PRIVATE = 'recipe = "dp-sgd"\nsum = "masked"\nprivacy = { noise_multiplier = 1.0 }'
 
 
 class Walk:

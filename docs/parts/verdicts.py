@@ -61,7 +61,7 @@ def _order(difference: float | None) -> str:
 
 def _noise(recipe: Recipe) -> tuple[str, ...]:
     """Some noise for a private recipe: without any it is refused."""
-    return ("privacy.noise=1.0",) if recipe.privacy else ()
+    return ("privacy.noise_multiplier=1.0",) if recipe.privacy else ()
 
 
 HEAD = ["", "equals centralised training", "what fails first", "difference in the probe"]

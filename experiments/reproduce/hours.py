@@ -232,7 +232,7 @@ def _plain(plan: Plan) -> Plan:
     privacy.pop("budget", None)
     if privacy.get("epsilon") is not None and plan.privacy.mechanism in _NOISED:
         del privacy["epsilon"]
-        settings["privacy.noise"] = 1.0
+        settings["privacy.noise_multiplier"] = 1.0
     return Plan.model_validate(with_settings(given, settings))
 
 

@@ -22,11 +22,11 @@ TEXT = {
 MECHANISMS = {
     "row": {
         "local": {"work": "batches", "batches": 1, "batch_size": 20, "lr": 0.1},
-        "privacy": {"mechanism": "dp-sgd", "noise": 1.0},
+        "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0},
     },
     "site": {
         "local": {"epochs": 1, "batch_size": 8, "lr": 0.1, "weighting": "uniform"},
-        "privacy": {"mechanism": "central", "noise": 1.0},
+        "privacy": {"mechanism": "central", "noise_multiplier": 1.0},
     },
 }
 

@@ -57,5 +57,5 @@ def test_both_matrices_have_one_epsilon():
             events = mechanism_of(plan.privacy).run_events(plan.participation, 777, plan.rounds)
             found.setdefault(cell.column.split()[-1], set()).add(round(epsilon(events, 1e-5), 3))
         if "tree" in cell.row:
-            assert plan.privacy.noise == float(cell.column)
+            assert plan.privacy.noise_multiplier == float(cell.column)
     assert {key: len(each) for key, each in found.items()} == {"1.13": 1, "4.03": 1, "8.83": 1}

@@ -180,7 +180,7 @@ also = { train_accuracy = { accuracy = 90 } }
 
 @pytest.mark.parametrize("mechanism", ["output", "objective"])
 def test_epsilon_beside_what_003_would_print(plans, tmp_path, mechanism):
-    strength = "privacy.noise=5" if mechanism == "output" else "privacy.answer_epsilon=2"
+    strength = "privacy.noise_multiplier=5" if mechanism == "output" else "privacy.answer_epsilon=2"
     table = f"""
 caption = "Private"
 source = "ours"

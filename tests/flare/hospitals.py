@@ -26,7 +26,12 @@ PLANS = {
     "private": {
         "rounds": 1,
         "model": {"name": "linear"},
-        "privacy": {"mechanism": "dp-sgd", "noise": 1000.0, "clip": 0.001, "delta": 1e-5},
+        "privacy": {
+            "mechanism": "dp-sgd",
+            "noise_multiplier": 1000.0,
+            "clip": 0.001,
+            "delta": 1e-5,
+        },
     },
     "killed": {"rounds": 14, "sum": {"kind": "masked"}, "engine": {"timeout": 8}},
     "faulty": {

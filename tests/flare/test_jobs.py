@@ -301,8 +301,8 @@ def test_refused_users_and_commands_are_audited(admin):
         ("twin = true", "twin"),
         ("seeds = [1, 2]", "several runs"),
         ('sum = {kind = "masked"}', "roster"),
-        ('privacy = {mechanism = "central", noise = 1.0, clip = 1.0}', "seed"),
-        ('privacy = {mechanism = "dp-sgd", epsilon = 1.0, clip = 1.0}', "privacy.noise"),
+        ('privacy = {mechanism = "central", noise_multiplier = 1.0, clip = 1.0}', "seed"),
+        ('privacy = {mechanism = "dp-sgd", epsilon = 1.0, clip = 1.0}', "privacy.noise_multiplier"),
     ],
 )
 def test_plans_that_real_sites_cannot_run_are_refused(line, said):

@@ -41,7 +41,7 @@ FORM = {
     "local.lr": 0.1,
     "local.batch_size": 16,
     "privacy.mechanism": "dp-sgd",
-    "privacy.noise": 2.0,
+    "privacy.noise_multiplier": 2.0,
     "privacy.clip": 1.0,
     "privacy.delta": 1e-5,
     "sum.kind": "masked",

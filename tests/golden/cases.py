@@ -19,10 +19,10 @@ from cohorts import cut, people, write_bim  # noqa: E402
 from cupola.training.recipes import RECIPES  # noqa: E402
 
 NOISED = {
-    "dp-sgd": ("privacy.noise=0.8",),
-    "dp-fedavg": ("privacy.noise=0.8",),
-    "dp-fedavg-distributed": ("privacy.noise=0.8",),
-    "dp-ftrl": ("privacy.noise=0.8",),
+    "dp-sgd": ("privacy.noise_multiplier=0.8",),
+    "dp-fedavg": ("privacy.noise_multiplier=0.8",),
+    "dp-fedavg-distributed": ("privacy.noise_multiplier=0.8",),
+    "dp-ftrl": ("privacy.noise_multiplier=0.8",),
 }
 MASKED, PAIRWISE = "sum.kind=masked", "sum.protocol=pairwise"
 
@@ -33,9 +33,9 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "upcycled, stragglers": ("recipe=upcycled-fedprox", "rounds=4", "local.epochs=3",
                              "participation.stragglers=0.5"),
     "upcycled, dp-sgd, masked": ("recipe=upcycled-fedavg", "rounds=4", MASKED,
-                                 "privacy.mechanism=dp-sgd", "privacy.noise=0.8"),
-    "frozen, dp-ftrl, tree": ("trainable.freeze=['1']", "recipe=dp-ftrl", "privacy.noise=0.8",
-                              "privacy.matrix=tree"),
+                                 "privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8"),
+    "frozen, dp-ftrl, tree": ("trainable.freeze=['1']", "recipe=dp-ftrl",
+                              "privacy.noise_multiplier=0.8", "privacy.matrix=tree"),
     "pfa, masked": ("personalise.rounds=2", "personalise.methods=['pfa']", "personalise.groups=1",
                     MASKED),
     "kernel normalisation": ("model={name='resnet8',norm='kernel'}",

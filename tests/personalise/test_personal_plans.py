@@ -128,8 +128,9 @@ def test_sites_in_processes_of_their_own_answer_alike(tmp_path):
 
 def test_noised_vectors_and_private_groups_are_in_one_account(tmp_path):
     private = {
-        "privacy__mechanism": "dp-sgd", "privacy__noise": 1.0, "personalise__curve": "[]",
-        "personalise__release__epsilon": 5, "personalise__methods": "['pfa']",
+        "privacy__mechanism": "dp-sgd", "privacy__noise_multiplier": 1.0,
+        "personalise__curve": "[]", "personalise__release__epsilon": 5,
+        "personalise__methods": "['pfa']",
     }  # fmt: skip
     found = cupola.run(plan(**private), tmp_path / "run", report=False).result
     kinds = {e["kind"] for g in found["privacy"]["groups"] for e in g["events"]}
@@ -144,8 +145,9 @@ def test_noised_vectors_and_private_groups_are_in_one_account(tmp_path):
 
 def test_a_budget_covers_vectors_and_groups(tmp_path):
     private = {
-        "privacy__mechanism": "dp-sgd", "privacy__noise": 2.0, "privacy__budget__epsilon": 8,
-        "personalise__curve": "[]", "personalise__methods": "['pfa']",
+        "privacy__mechanism": "dp-sgd", "privacy__noise_multiplier": 2.0,
+        "privacy__budget__epsilon": 8, "personalise__curve": "[]",
+        "personalise__methods": "['pfa']",
         "personalise__release__epsilon": 1, "local__weighting": "uniform",
         "data__partition__validation": 0.0,
     }  # fmt: skip
@@ -166,8 +168,9 @@ def test_a_budget_covers_vectors_and_groups(tmp_path):
         ({"personalise__methods": "['random']"}, "name both"),
         ({"privacy__mechanism": "dp-sgd", "privacy__epsilon": 3}, r"give privacy\.noise"),
         (
-            {"privacy__mechanism": "central", "privacy__noise": 3, "personalise__curve": "[]",
-             "personalise__release__noise": 1, "local__weighting": "uniform"},
+            {"privacy__mechanism": "central", "privacy__noise_multiplier": 3,
+             "personalise__curve": "[]", "personalise__release__noise_multiplier": 1,
+             "local__weighting": "uniform"},
             "whole sites",
         ),
         ({"sum": "masked"}, "differences of their masked totals"),

@@ -236,8 +236,10 @@ def test_outcome_says_what_was_gained_where_and_what_vectors_cost():
 def test_noise_is_never_drawn_twice_for_a_site():
     """dp-sgd in both phases: no two questions to a site share what its randomness is drawn for."""
     data = sites()
-    private = Privacy(mechanism="dp-sgd", noise=1.0)
-    made = program(data, ("pfa", "random"), settings={"privacy": private}, release={"noise": 1.0})
+    private = Privacy(mechanism="dp-sgd", noise_multiplier=1.0)
+    made = program(
+        data, ("pfa", "random"), settings={"privacy": private}, release={"noise_multiplier": 1.0}
+    )
     book, entries = Book(), []
     end = run(made, data, book=lambda *_: book, ledger=Ledger(entries.append))
     drawn = [
@@ -254,7 +256,7 @@ def test_noise_is_never_drawn_twice_for_a_site():
 
 def test_the_coordinators_noise_differs_between_groups_and_from_the_training():
     data = sites()
-    private = {"privacy": Privacy(mechanism="central", noise=1.0), "local": UNIFORM}
+    private = {"privacy": Privacy(mechanism="central", noise_multiplier=1.0), "local": UNIFORM}
     seeds = {5}
     made = program(data, ("pfa", "random"), settings=private)
     end = run(made, data)
@@ -266,7 +268,7 @@ def test_the_coordinators_noise_differs_between_groups_and_from_the_training():
 
 def test_dp_ftrl_starts_a_new_pattern_for_its_groups():
     data = sites()
-    private = {"privacy": Privacy(mechanism="dp-ftrl", noise=1.0), "local": UNIFORM}
+    private = {"privacy": Privacy(mechanism="dp-ftrl", noise_multiplier=1.0), "local": UNIFORM}
     made = program(data, ("pfa", "random"), settings=private)
     book = Book()
     end = run(made, data, book=lambda *_: book)

@@ -171,7 +171,7 @@ def test_no_example_moves_the_vector_by_more_than_its_sensitivity(q, n, seed):
 
 def test_noise_has_the_size_that_epsilon_needs():
     spec = Release(epsilon=2.0, delta=1e-5)
-    assert epsilon_of(spec) <= 2.0 < epsilon_of(Release(noise=0.99 * noise_of(spec)))
+    assert epsilon_of(spec) <= 2.0 < epsilon_of(Release(noise_multiplier=0.99 * noise_of(spec)))
     drawn = released(np.full(20000, 0.5), 10**6, noise_of(spec), Simulated(1, "test", 0)) - 0.5
     assert drawn.std() == pytest.approx(noise_of(spec) * sensitivity(20000, 10**6), rel=0.03)
     assert released(np.ones(50), 2, 50.0, Simulated(1, "test", 0)).max() == 1.0

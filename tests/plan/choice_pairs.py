@@ -44,7 +44,7 @@ Pair = tuple[Value, Value]
 
 UNIFORM = "local.weighting=uniform"
 PFA = ("personalise.rounds=2", "personalise.methods=['pfa']")
-SITES = "privacy.noise=0.8", UNIFORM
+SITES = "privacy.noise_multiplier=0.8", UNIFORM
 
 #: choice -> value -> settings. The plan without any of them is the first value of each.
 CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -58,9 +58,9 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
                                "server.upcycle={damping=0.04,adaptive=true}"),
     },
     "mechanism": {
-        "dp-sgd": ("privacy.mechanism=dp-sgd", "privacy.noise=0.8"),
+        "dp-sgd": ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8"),
         "dp-sgd, epsilon": ("privacy.mechanism=dp-sgd", "privacy.epsilon=30", UNIFORM),
-        "dp-sgd, copies": ("privacy.mechanism=dp-sgd", "privacy.noise=0.8",
+        "dp-sgd, copies": ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8",
                            "privacy.augmentations=['original',{flip=1}]"),
         "central": ("privacy.mechanism=central", *SITES),
         "quantile": ("privacy.mechanism=central", *SITES, "privacy.quantile=0.5"),
@@ -69,7 +69,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
                      "privacy.matrix=tree"),
         "honaker": ("privacy.mechanism=dp-ftrl", *SITES, "privacy.matrix=tree-honaker"),
         "distributed": ("privacy.mechanism=distributed", *SITES, "sum.kind=masked"),
-        "output": ("privacy.mechanism=output", "privacy.noise=0.8", "local.proximal=0.5",
+        "output": ("privacy.mechanism=output", "privacy.noise_multiplier=0.8", "local.proximal=0.5",
                    "model={name='linear'}", "privacy.neighbours=replace-one"),
         "objective": ("privacy.mechanism=objective", "privacy.answer_epsilon=50",
                       "local.proximal=0.5", "model={name='linear'}",
@@ -92,7 +92,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "pfa, small ones": (*PFA, "personalise.groups=3", "personalise.small=finetune"),
         "pfa, references": (*PFA, "personalise.groups=2", "personalise.references=2",
                             "personalise.minimum=2"),
-        "pfa, released": (*PFA, "personalise.release.noise=2"),
+        "pfa, released": (*PFA, "personalise.release.noise_multiplier=2"),
         "pfa, another recipe": (*PFA, "personalise.groups=2", "personalise.adapt.recipe=fedprox",
                                 "personalise.adapt.participation.kind=all"),
         "random": ("personalise.rounds=2", "personalise.methods=['pfa','random']"),

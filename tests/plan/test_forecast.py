@@ -48,7 +48,7 @@ def epsilon(told: Forecast) -> float:
 
 
 def noise_for(recipe: str) -> list[str]:
-    return ["privacy.noise=0.8"] if RECIPES[recipe].privacy else []
+    return ["privacy.noise_multiplier=0.8"] if RECIPES[recipe].privacy else []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -117,7 +117,7 @@ def test_a_source_model(tmp_path: Path, source: str, adapt: str) -> None:
 def test_a_budget_that_is_used_up(tmp_path: Path) -> None:
     """Sites that refuse send nothing, and spend no more."""
     budget = CHOICES["budget"]["small"]
-    noise = ["privacy.mechanism=dp-sgd", "privacy.noise=4"]
+    noise = ["privacy.mechanism=dp-sgd", "privacy.noise_multiplier=4"]
     told, run = exact(tmp_path, *noise, *budget, "rounds=40")
     assert 2 < epsilon(told) < 3
     assert any("budget" in code for r in run.history for code in r["failed"])
@@ -190,7 +190,12 @@ def test_participation_within_groups_is_bounded(tmp_path: Path) -> None:
 
 def test_the_whole_of_a_private_personalised_plan_is_promised(tmp_path: Path) -> None:
     """The issue's case: check promised the training's epsilon and bytes, the run spent more."""
-    chosen = [*MECHANISMS["dp-sgd"], *PFA, "personalise.groups=2", "personalise.release.noise=2"]
+    chosen = [
+        *MECHANISMS["dp-sgd"],
+        *PFA,
+        "personalise.groups=2",
+        "personalise.release.noise_multiplier=2",
+    ]
     told, run = run_of(tmp_path, *chosen)
     training = foresee(load(BASE, MECHANISMS["dp-sgd"]))
     assert epsilon(told) > epsilon(training) + 0.5

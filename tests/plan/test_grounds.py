@@ -42,7 +42,7 @@ def test_a_plain_plan_claims_nothing_about_privacy(tmp_path):
 
 
 def test_private_training_names_its_proof_its_library_and_its_arguments(tmp_path):
-    found = checked(tmp_path, "recipe=dp-sgd", "privacy.noise=1.0")
+    found = checked(tmp_path, "recipe=dp-sgd", "privacy.noise_multiplier=1.0")
     assert about(found, "the clip") == {PROVEN}
     assert about(found, "epsilon") == {LIBRARY}
     assert about(found, "on a grid") == {ARGUED}

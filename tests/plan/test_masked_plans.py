@@ -38,7 +38,7 @@ def compare(one: Path, other: Path, within: float = 1e-6) -> None:
 def test_every_recipe_ends_where_it_ends_with_plain_sums(tmp_path: Path, recipe: str) -> None:
     settings = ["rounds=3", f"recipe={recipe}"]
     if RECIPES[recipe].privacy:
-        settings += ["privacy.noise=0.5"]
+        settings += ["privacy.noise_multiplier=0.5"]
     run = go(tmp_path / "masked", *settings, plan=MASKED)
     if RECIPES[recipe].sum:  # its noise is made for masked sums
         with pytest.raises(PlanError, match="masked"):
@@ -53,7 +53,7 @@ def test_every_recipe_ends_where_it_ends_with_plain_sums(tmp_path: Path, recipe:
 
 @pytest.mark.parametrize("mechanism", ["output", "objective"])
 def test_convex_mechanisms_run_masked(tmp_path: Path, mechanism: str) -> None:
-    own = "privacy.noise=0.5" if mechanism == "output" else "privacy.answer_epsilon=4"
+    own = "privacy.noise_multiplier=0.5" if mechanism == "output" else "privacy.answer_epsilon=4"
     settings = [f"privacy.mechanism={mechanism}", own, "local.proximal=0.1", "rounds=2"]
     settings += ["privacy.neighbours=replace-one"]
     go(tmp_path / "plain", *settings, "engine.mode=one-by-one")
@@ -115,7 +115,7 @@ def test_separate_processes_give_the_same_model(tmp_path: Path, protocol: str) -
 @pytest.mark.parametrize("recipe", ["scaffold", "dp-sgd", "dp-fedavg-distributed"])
 def test_pairwise_masks_end_where_the_compensator_ends(tmp_path: Path, recipe: str) -> None:
     settings = [f"recipe={recipe}", "rounds=3", "data.partition.test=0.2", "evaluation.on=both"]
-    settings += ["privacy.noise=0.5"] if RECIPES[recipe].privacy else []
+    settings += ["privacy.noise_multiplier=0.5"] if RECIPES[recipe].privacy else []
     go(tmp_path / "third", *settings, plan=MASKED)
     go(tmp_path / "pairs", *settings, "sum.protocol=pairwise", plan=MASKED)
     compare(tmp_path / "third", tmp_path / "pairs", 0.0)
@@ -164,7 +164,7 @@ def test_sites_that_change_are_agreed_to_or_refused_before() -> None:
     assert not any("differences of totals" in line for line in told)
     with pytest.raises(PlanError, match=r"sum.changes = false.*participation.kind = 'fraction'"):
         load({**drawn, "sum": {"kind": "masked", "changes": False}})
-    noised = {**drawn, "privacy": {"mechanism": "dp-sgd", "noise": 1.0}}
+    noised = {**drawn, "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0}}
     told = [line["learns"] for line in facts(load(noised))["parties"]]
     assert any("no more than the epsilon of 'dp-sgd' allows" in line for line in told)
 

@@ -24,7 +24,7 @@ PLAN: dict[str, Any] = {
     **SMALL,
     "rounds": 2,
     "model": {"name": "mlp", "hidden": [8]},
-    "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0},
+    "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 2.0, "clip": 1.0},
     "personalise": {"methods": ["pfa"], "rounds": 1, "groups": 1, "minimum": 2, "channels": 4,
                     "release": RELEASE},
 }  # fmt: skip

@@ -94,7 +94,8 @@ def test_a_transformer_learns_and_masked_sums_end_in_the_same_place(tmp_path):
 def test_private_steps_and_every_engine(tmp_path, mode):
     private = plan(
         tmp_path, "rounds=1", f"engine.mode={mode}",
-        recipe="dp-sgd", privacy={"noise": 0.5, "clip": 1.0}, local={"lr": 0.1, "batch_size": 4},
+        recipe="dp-sgd", privacy={"noise_multiplier": 0.5, "clip": 1.0},
+        local={"lr": 0.1, "batch_size": 4},
     )  # fmt: skip
     done = run(private, tmp_path / "private", report=False)
     assert np.isfinite(done.history[-1]["sites_test"]["loss"])

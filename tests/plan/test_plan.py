@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from samples import SMALL
 
 from cupola.analysis.plan_file import load, parse_setting
-from cupola.base.renaming import warn_renamed
+from cupola.base.renaming import warn_once
 from cupola.errors import PlanError
 from cupola.training import Local, find_recipe
 from cupola.training.plan import Plan
@@ -154,11 +154,30 @@ def test_recipe_settings_lie_below_the_plans_own() -> None:
 
 
 def test_the_old_name_of_an_engine_is_taken_with_one_warning() -> None:
-    warn_renamed.cache_clear()
+    warn_once.cache_clear()
     with pytest.warns(FutureWarning, match="'separate' is now 'processes'") as told:
         plans = [load(SMALL, ["engine.kind=separate"]) for _ in range(2)]
     assert len(told) == 1
     assert [plan.engine.kind for plan in plans] == ["processes"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        ({"privacy": {"noise": 1.5}}, []),
+        ({}, ["privacy.noise=1.5"]),
+        ({"privacy": {"noise_multiplier": 1}, "grid": {"privacy.noise": [1.5]}}, []),
+    ],
+)
+def test_the_old_name_of_the_noise_multiplier(given: dict, settings: list[str]) -> None:
+    warn_once.cache_clear()
+    with pytest.warns(FutureWarning, match=r"privacy.noise is now privacy.noise_multiplier"):
+        plan = load({**SMALL, "recipe": "dp-sgd", **given}, settings)
+    ((_, one),) = plan.expand()
+    assert one.privacy.noise_multiplier == 1.5
+    assert one.to_dict()["privacy"]["noise_multiplier"] == 1.5
+    both = {**SMALL, "recipe": "dp-sgd", "privacy": {"noise": 1.5, "noise_multiplier": 1.5}}
+    assert "are one option; give privacy.noise_multiplier" in problem(both)
 
 
 def test_plans_are_made_in_python_with_the_same_names() -> None:

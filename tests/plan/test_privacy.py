@@ -21,7 +21,7 @@ from cupola.training.spending import promised
 PRIVATE = {
     **SMALL,
     "recipe": "dp-sgd",
-    "privacy": {"noise": 1.5},
+    "privacy": {"noise_multiplier": 1.5},
     "local": {"batch_size": 8, "lr": 0.5},
 }
 
@@ -106,7 +106,7 @@ def test_separate_sites_answer_and_spend_alike(tmp_path: Path) -> None:
 
 
 def test_a_budget_stops_answers_in_time(tmp_path: Path) -> None:
-    plan = changed(noise=1.0, budget={"epsilon": 0.8})
+    plan = changed(noise_multiplier=1.0, budget={"epsilon": 0.8})
     run = go(tmp_path / "run", "rounds=30", "evaluation.every=30", plan=plan)
     assert 0.75 < run.result["privacy"]["epsilon"] <= 0.8
     refused = [r["failed"] for r in history(run.folder)]
@@ -117,12 +117,16 @@ def test_a_budget_stops_answers_in_time(tmp_path: Path) -> None:
 
 def test_runs_of_one_study_share_a_budget_and_other_studies_are_refused(tmp_path: Path) -> None:
     book = tmp_path / "spent.jsonl"
-    plan = changed(noise=1.0, budget={"epsilon": 3.0, "file": str(book), "study": "heart"})
+    plan = changed(
+        noise_multiplier=1.0, budget={"epsilon": 3.0, "file": str(book), "study": "heart"}
+    )
     first = go(tmp_path / "first", "rounds=4", plan=plan).result["privacy"]["epsilon"]
     second = go(tmp_path / "second", "rounds=4", plan=plan).result["privacy"]["epsilon"]
     assert first < second <= 3.0
     before = book.read_bytes()
-    lung = changed(noise=1.0, budget={"epsilon": 3.0, "file": str(book), "study": "lung"})
+    lung = changed(
+        noise_multiplier=1.0, budget={"epsilon": 3.0, "file": str(book), "study": "lung"}
+    )
     with pytest.raises(DataError, match="belongs to the study 'heart'"):
         go(tmp_path / "third", "rounds=4", plan=lung)
     assert book.read_bytes() == before
@@ -151,8 +155,8 @@ def test_unprotected_answers_are_refused_before_anything_is_spent(tmp_path: Path
         ("privacy.delta=1.5", "privacy.delta"),
         ("privacy.clip=0", "privacy.clip"),
         ("privacy.clip=-2", "privacy.clip"),
-        ("privacy.noise=-1", "privacy.noise"),
-        ("privacy.noise='much'", "privacy.noise"),
+        ("privacy.noise_multiplier=-1", "privacy.noise_multiplier"),
+        ("privacy.noise_multiplier='much'", "privacy.noise_multiplier"),
         ("privacy.quantile=1.2", "privacy.quantile"),
         ("privacy.budget.epsilon=0", "privacy.budget.epsilon"),
         ("privacy.budget.delta=7", "privacy.budget.delta"),

@@ -79,7 +79,7 @@ def test_one_worker_is_bit_for_bit_and_two_are_to_rounding(
     tmp_path: Path, loopback: Loopback, recipe: str, mode: str
 ) -> None:
     settings = [f"recipe={recipe}", f"engine.mode={mode}", "rounds=2"]
-    settings += ["privacy.noise=0.5"] if recipe == "dp-sgd" else []
+    settings += ["privacy.noise_multiplier=0.5"] if recipe == "dp-sgd" else []
     go(tmp_path / "here", *settings)
     for workers, within in ((1, 0.0), (2, 1e-6)):
         go(tmp_path / f"{workers}", *settings, "engine.kind=ray", f"engine.workers={workers}")
@@ -91,7 +91,7 @@ def test_one_worker_is_bit_for_bit_and_two_are_to_rounding(
     "settings",
     [
         ["participation.kind=poisson", "participation.fraction=0.5", "participation.dropouts=0.2"],
-        ["recipe=dp-fedavg", "privacy.noise=0.5"],
+        ["recipe=dp-fedavg", "privacy.noise_multiplier=0.5"],
         ["data.partition.test=0.3", "evaluation.on=both", "evaluation.per_site=true"],
         ["model.name=mlp", "model.hidden=[8]", "recipe=fedprox"],
         ["sum=masked"],
@@ -117,7 +117,7 @@ def test_personalisation(tmp_path: Path, loopback: Loopback) -> None:
 
 
 def test_a_budget_holds(tmp_path: Path, loopback: Loopback) -> None:
-    settings = ["recipe=dp-sgd", "privacy.noise=1.5", "privacy.budget.epsilon=0.8"]
+    settings = ["recipe=dp-sgd", "privacy.noise_multiplier=1.5", "privacy.budget.epsilon=0.8"]
     settings += ["evaluation.on=public", "rounds=20"]
     runs = [go(tmp_path / "here", *settings), go(tmp_path / "ray", *settings, RAY[0])]
     alike(tmp_path / "here", tmp_path / "ray", 0.0)

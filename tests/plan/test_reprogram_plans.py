@@ -25,7 +25,7 @@ from cupola.training.forecast import foresee
 from cupola.training.frozen import CHECKSUM, SEED
 from cupola.training.workspace import Workspace
 
-DP = {"mechanism": "dp-sgd", "noise": 1.0}
+DP = {"mechanism": "dp-sgd", "noise_multiplier": 1.0}
 BORDER, MAP = 3 * 16 * 16, 13 * 10
 pytestmark = pytest.mark.usefixtures("source")
 

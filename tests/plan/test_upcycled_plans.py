@@ -131,9 +131,9 @@ def test_a_budget_for_three_answers_suffices_for_six_rounds(tmp_path: Path) -> N
     plan = private("central", 6, server=FREE)
     plan["privacy"]["budget"] = budget
     assert all(not r["failed"] for r in go(tmp_path / "run", plan=plan).history)
-    noise = resolved(load(plan), build.host(load(plan))).noise
+    noise = resolved(load(plan), build.host(load(plan))).noise_multiplier
     every = private("central", 6)
-    every["privacy"] = {"noise": noise, "budget": budget}
+    every["privacy"] = {"noise_multiplier": noise, "budget": budget}
     failed = [sum(r["failed"].values()) for r in go(tmp_path / "more", plan=every).history]
     assert failed == [0, 0, 0, 4, 4, 4]  # without upcycling the fourth round exceeds it
 

@@ -33,7 +33,10 @@ def test_dropout_masks_of_a_real_site_do_not_follow_from_the_plan(site):
 
 def test_augmentations_of_a_real_site_do_not_follow_from_the_plan(site):
     draws = [
-        torch.rand(8, generator=augmentation(site, QUESTION, Privacy(mechanism="dp-sgd", noise=1)))
+        torch.rand(
+            8,
+            generator=augmentation(site, QUESTION, Privacy(mechanism="dp-sgd", noise_multiplier=1)),
+        )
         for _ in range(2)
     ]
     assert not np.array_equal(*draws)

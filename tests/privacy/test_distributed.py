@@ -256,7 +256,7 @@ def test_shares_come_from_the_system_where_there_is_no_seed():
         ({"colluders": 3}, "privacy.colluders"),
         ({"colluders": -1}, "privacy.colluders"),
         ({"minimum": 5}, "sum.minimum"),
-        ({"noise": 1e-4}, "raise the noise or sum.bits"),
+        ({"noise": 1e-4}, "raise the noise multiplier or sum.bits"),
         ({"sites": 2**30}, "do not fit into 16 bits"),
     ],
 )

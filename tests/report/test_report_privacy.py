@@ -10,7 +10,7 @@ PLAN = {
     "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3}},
     "model": "linear",
     "local": {"batch_size": 32},
-    "privacy": {"noise": 1.5},
+    "privacy": {"noise_multiplier": 1.5},
 }
 
 

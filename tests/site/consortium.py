@@ -38,7 +38,7 @@ PLAN: dict[str, Any] = {
     "local": {"lr": 0.1, "epochs": 1, "batch_size": 8},
 }
 DIGITS = {**PLAN, "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3}}}
-PRIVATE = {**PLAN, "privacy": {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0}}
+PRIVATE = {**PLAN, "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0, "clip": 1.0}}
 
 
 @dataclass

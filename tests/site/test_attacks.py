@@ -102,8 +102,8 @@ def test_a_lie_about_what_is_confirmed_gains_nothing(private):
 
 @pytest.mark.parametrize(
     "privacy",
-    [None, {"mechanism": "dp-sgd", "noise": 0.1, "clip": 1.0}, {"mechanism": "none"},
-     {"mechanism": "dp-sgd", "noise": 1.0, "clip": 1.0, "neighbours": "replace-one"}],
+    [None, {"mechanism": "dp-sgd", "noise_multiplier": 0.1, "clip": 1.0}, {"mechanism": "none"},
+     {"mechanism": "dp-sgd", "noise_multiplier": 1.0, "clip": 1.0, "neighbours": "replace-one"}],
 )  # fmt: skip
 def test_weaker_privacy_than_the_plans_is_refused(private, privacy):
     _, _, reach = opened(private)

@@ -155,7 +155,11 @@ def test_joining_again_changes_nothing(trial):
         ({"minimum": 4}, {}, "wants at least 4"),
         ({"budget": {"epsilon": 1.0}}, {}, "nothing protects"),
         ({}, {"privacy": {"mechanism": "dp-sgd", "epsilon": 1.0}}, r"set a \[budget\]"),
-        ({}, {"privacy": {"mechanism": "central", "noise": 1.0, "clip": 1.0}}, "the plan's seed"),
+        (
+            {},
+            {"privacy": {"mechanism": "central", "noise_multiplier": 1.0, "clip": 1.0}},
+            "the plan's seed",
+        ),
         ({"data": {"other": {"part": 0}}}, {}, "no data set 'patients'"),
         ({}, {"data": {"name": "digits", "partition": {"kind": "iid", "sites": 4}}}, "for 4 sites"),
         ({}, {"evaluation": {"per_site": True}}, "'evaluate' without masks"),

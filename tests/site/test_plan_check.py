@@ -15,12 +15,16 @@ PERSONAL = {
     **made.PLAN,
     "sum": "plain",
     "data": {**made.PLAN["data"], "partition": {"kind": "iid", "sites": 3, "test": 0.2}},
-    "personalise": {"methods": ["pfa", "finetune"], "rounds": 2, "release": {"noise": 3.0}},
+    "personalise": {
+        "methods": ["pfa", "finetune"],
+        "rounds": 2,
+        "release": {"noise_multiplier": 3.0},
+    },
 }
 SHARES = {
     **made.PLAN,
     "local": {**made.PLAN["local"], "weighting": "uniform"},
-    "privacy": {"mechanism": "distributed", "noise": 4.0, "colluders": 1},
+    "privacy": {"mechanism": "distributed", "noise_multiplier": 4.0, "colluders": 1},
 }
 JUDGED = {**PERSONAL, "personalise": {"methods": ["finetune"]}, "evaluation": {"on": "sites"}}
 
@@ -48,7 +52,7 @@ def test_a_plans_own_questions_follow_from_it(given):
         (made.PLAN, {"report_loss": True}, "more than the plan"),
         (made.PLAN, {"more": 1}, "more than the plan"),
         (made.PLAN, {"participation": {"stragglers": 0.5}}, "participation"),
-        (made.PLAN, {"privacy": {"mechanism": "dp-sgd", "noise": 1.0}}, "mechanism"),
+        (made.PLAN, {"privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0}}, "mechanism"),
         (made.PRIVATE, {"clip": 1e6}, r"privacy\.clip"),
         (made.PRIVATE, {"clip": 1e-6}, r"privacy\.clip"),
         (made.PRIVATE, {"augmentations": 2}, r"privacy\.augmentations"),

@@ -26,7 +26,7 @@ CLIP = 0.05
 
 
 def private(augmentations=RECIPE):
-    return Privacy(mechanism="dp-sgd", noise=0.0, clip=CLIP, augmentations=augmentations)
+    return Privacy(mechanism="dp-sgd", noise_multiplier=0.0, clip=CLIP, augmentations=augmentations)
 
 
 def test_the_copies_are_the_original_the_mirrored_and_the_cropped():
@@ -118,7 +118,7 @@ PLAN = {
     "data": {"name": "digits", "partition": {"kind": "iid", "sites": 2}},
     "model": {"name": "linear"},
     "local": {"work": "batches", "batches": 1, "batch_size": 50, "lr": 0.5},
-    "privacy": {"mechanism": "dp-sgd", "noise": 1.0, "augmentations": list(RECIPE)},
+    "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0, "augmentations": list(RECIPE)},
 }
 
 

@@ -358,7 +358,7 @@ def test_frozen_convolutions_in_stacks(level):
 
 
 def privately(data, mechanism, choice=DENSE, **more):
-    options = {"noise": 0.5, "clip": 0.7, **more}
+    options = {"noise_multiplier": 0.5, "clip": 0.7, **more}
     return training(
         data,
         choice,
@@ -390,7 +390,7 @@ def test_the_clip_is_of_the_trained_part_alone():
     data = small.digits(SIZES)
     total = {}
     for noise, clip in ((0.0, 1e6), (0.0, 0.01)):
-        program = privately(data, "central", noise=noise, clip=clip)
+        program = privately(data, "central", noise_multiplier=noise, clip=clip)
         with small.engine(program, data) as reach:
             sums = [reach.sum(question_of(program), [i]).arrays for i in range(4)]
         total[clip] = [np.concatenate([a.reshape(-1) for a in s.values()]) for s in sums]
@@ -532,7 +532,7 @@ def test_what_nobody_trains_in_a_round_stays_with_its_state():
 
 def test_levels_with_central_noise_divide_by_public_numbers():
     data = small.digits(SIZES)
-    exact = privately(data, "central", MIXED, noise=0.0, clip=1e6)
+    exact = privately(data, "central", MIXED, noise_multiplier=0.0, clip=1e6)
     moved = small.run(replace(exact, rounds=1), data).arrays
     start = exact.start().arrays
     with small.engine(exact, data) as reach:
@@ -614,7 +614,7 @@ def test_levels_with_masked_sums(protocol):
             {
                 "sum": Sum(kind="masked"),
                 "local": Local(weighting="uniform"),
-                "privacy": Privacy(mechanism="distributed", noise=1.0),
+                "privacy": Privacy(mechanism="distributed", noise_multiplier=1.0),
             },
             "adds no share of its noise",
         ),
@@ -649,5 +649,5 @@ def test_nothing_to_freeze_where_a_convex_problem_is_solved():
             Trainable(freeze=("1.weight",)),
             make,
             local=Local(proximal=0.1),
-            privacy=Privacy(mechanism="output", noise=1.0, neighbours="replace-one"),
+            privacy=Privacy(mechanism="output", noise_multiplier=1.0, neighbours="replace-one"),
         )

@@ -22,7 +22,7 @@ from cupola.training.mechanisms import MECHANISMS, OWNERS, Mechanism, mechanism_
 
 SOURCE = Path(cupola.__file__).parent
 FOREIGN = {
-    "noise": 1.0,
+    "noise_multiplier": 1.0,
     "answer_epsilon": 1.0,
     "augmentations": 2,
     "quantile": 0.5,
@@ -108,7 +108,9 @@ PATTERN = {"after": 0, "steps": 4, "participations": 4, "separation": 1}
 @pytest.mark.parametrize("other", ["central", "none"])
 def test_another_mechanism_does_not_pay_for_a_period_of_dp_ftrl(other):
     """A question of another mechanism with a pattern leaves nothing that looks paid for."""
-    program, data = training(Privacy(mechanism="dp-ftrl", noise=1.0), server=Server(momentum=0.5))
+    program, data = training(
+        Privacy(mechanism="dp-ftrl", noise_multiplier=1.0), server=Server(momentum=0.5)
+    )
     question = program.ask(program.start()).question
     mine, here = question.options["privacy"], site(program, data)
     theirs = {**mine, "mechanism": other}
@@ -127,7 +129,7 @@ def test_another_mechanism_does_not_pay_for_a_period_of_dp_ftrl(other):
 def test_sites_together_draw_noise_from_the_system_where_they_are_real():
     """All examples in one step: nothing but the noise differs."""
     local = Local(work="gradient", lr=1.0)
-    program, data = training(Privacy(mechanism="dp-sgd", noise=1.0), local=local)
+    program, data = training(Privacy(mechanism="dp-sgd", noise_multiplier=1.0), local=local)
     question = program.ask(program.start()).question
 
     def answer(real):

@@ -89,7 +89,7 @@ def naive_private_sgd(program, data):
                 for sum_, g in zip(total, gradient):
                     sum_ += g * min(1.0, privacy.clip / norm)
             size = sum(w.numel() for w in weights)
-            scale = noise_scale(privacy.clip * (1 + ROUNDING), privacy.noise, size)
+            scale = noise_scale(privacy.clip * (1 + ROUNDING), privacy.noise_multiplier, size)
             added = torch.from_numpy(noise.normals(size) * scale)
             start = 0
             for w, sum_ in zip(weights, total):
@@ -103,7 +103,7 @@ def naive_private_sgd(program, data):
 def test_dp_sgd_is_what_the_paper_writes(build):
     data = digits((30,), public=False)
     program = training(
-        Privacy(mechanism="dp-sgd", noise=1.2, clip=0.5),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.2, clip=0.5),
         build=build,
         sites=1,
         local=Local(work="batches", batches=4, batch_size=6, lr=0.4),
@@ -123,14 +123,14 @@ LOCALS = {
 
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 def test_dp_sgd_at_many_sites_together_equals_one_by_one(local):
-    program = training(Privacy(mechanism="dp-sgd", noise=1.0), local=local)
+    program = training(Privacy(mechanism="dp-sgd", noise_multiplier=1.0), local=local)
     one, together = (final(program, mode=mode)[0] for mode in ("one-by-one", "explicit"))
     assert np.abs(flat(one) - flat(together)).max() < 1e-12
 
 
 def test_workers_and_stragglers_change_no_bit_of_private_training():
     program = training(
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         build=seeded(perceptron(nn.ReLU)),
         local=LOCALS["batches"],
         participation=Participation(stragglers=0.6),
@@ -163,7 +163,7 @@ def test_every_example_is_drawn_with_its_probability_and_empty_batches_come():
 
 def test_an_empty_batch_is_a_step_of_noise():
     program = training(
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         sites=1,
         rounds=1,
         local=Local(work="batches", batches=1, batch_size=1, lr=1.0),
@@ -182,7 +182,7 @@ def test_an_empty_batch_is_a_step_of_noise():
 
 def test_a_real_site_draws_batches_and_noise_that_no_seed_tells():
     program = training(
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         sites=1,
         local=Local(work="batches", batches=2, batch_size=5),
     )
@@ -195,7 +195,7 @@ def test_a_real_site_draws_batches_and_noise_that_no_seed_tells():
 
 
 def test_noise_differs_between_sites_and_rounds():
-    program = training(Privacy(mechanism="dp-sgd", noise=1e6), local=LOCALS["batches"])
+    program = training(Privacy(mechanism="dp-sgd", noise_multiplier=1e6), local=LOCALS["batches"])
     state = program.start()
     seen = []
     for round in (1, 2):
@@ -220,7 +220,7 @@ def test_augmented_copies_are_averaged_before_clipping():
     held = data.site(0)
     object.__setattr__(held.train, "transform", Shift())
     program = training(
-        Privacy(mechanism="dp-sgd", noise=0.0, clip=0.1, augmentations=3),
+        Privacy(mechanism="dp-sgd", noise_multiplier=0.0, clip=0.1, augmentations=3),
         sites=1,
         rounds=1,
         local=Local(work="gradient", lr=1.0),
@@ -270,7 +270,7 @@ def updates(program, state, sites):
 
 
 def test_central_noise_goes_onto_the_sum_of_clipped_updates():
-    privacy = Privacy(mechanism="central", noise=0.8, clip=0.3)
+    privacy = Privacy(mechanism="central", noise_multiplier=0.8, clip=0.3)
     program = training(privacy, local=UNIFORM, rounds=1)
     start = program.start()
     state, _ = final(program)
@@ -285,7 +285,7 @@ def test_central_noise_goes_onto_the_sum_of_clipped_updates():
 @pytest.mark.parametrize("mechanism", ["central", "dp-ftrl"])
 @pytest.mark.parametrize("build", [LINEAR, seeded(perceptron(nn.ReLU))], ids=["linear", "mlp"])
 def test_clipped_updates_computed_together_equal_one_by_one(mechanism, build):
-    privacy = Privacy(mechanism=mechanism, noise=0.5, clip=0.3)
+    privacy = Privacy(mechanism=mechanism, noise_multiplier=0.5, clip=0.3)
     if mechanism == "central":
         privacy = privacy.model_copy(update={"quantile": 0.5})
     program = training(privacy, build=build, local=UNIFORM, rounds=4)
@@ -296,7 +296,7 @@ def test_clipped_updates_computed_together_equal_one_by_one(mechanism, build):
 
 
 def test_the_mean_is_over_the_expected_number_of_sites():
-    privacy = Privacy(mechanism="central", noise=1.0, clip=1.0)
+    privacy = Privacy(mechanism="central", noise_multiplier=1.0, clip=1.0)
     choice = Participation(kind="poisson", fraction=0.5)
     coordinator = CentralCoordinator(privacy, choice, Server(), 10, 5, 1)
     assert coordinator.expected == 5
@@ -307,7 +307,7 @@ def test_the_mean_is_over_the_expected_number_of_sites():
 
 def test_a_moving_clip_finds_its_quantile_and_is_paid_for():
     norms = np.linspace(0.5, 2.5, 201)  # of the sites' updates
-    privacy = Privacy(mechanism="central", noise=1.0, clip=0.1, quantile=0.7)
+    privacy = Privacy(mechanism="central", noise_multiplier=1.0, clip=0.1, quantile=0.7)
     coordinator = CentralCoordinator(privacy, Participation(), Server(), len(norms), 100, 1)
     state = training(Privacy()).start()
     for round in range(1, 101):
@@ -325,7 +325,9 @@ def test_a_moving_clip_finds_its_quantile_and_is_paid_for():
 @pytest.mark.parametrize("matrix", ["tree", "tree-honaker", "toeplitz"])
 @pytest.mark.parametrize("restart", [0, 2])
 def test_dp_ftrl_follows_the_noised_sum_of_updates(matrix, restart):
-    privacy = Privacy(mechanism="dp-ftrl", noise=0.5, clip=0.3, matrix=matrix, restart=restart)
+    privacy = Privacy(
+        mechanism="dp-ftrl", noise_multiplier=0.5, clip=0.3, matrix=matrix, restart=restart
+    )
     program = training(privacy, local=UNIFORM, rounds=5, server=Server(momentum=0.5, lr=0.7))
     states = [program.start()]
     host = TrainingHost(program.problem, digits(SIZES, public=False))
@@ -348,7 +350,7 @@ def test_dp_ftrl_follows_the_noised_sum_of_updates(matrix, restart):
 
 
 def test_sites_keep_to_the_pattern_whatever_the_coordinator_says():
-    privacy = Privacy(mechanism="dp-ftrl", noise=0.5)
+    privacy = Privacy(mechanism="dp-ftrl", noise_multiplier=0.5)
     program = training(
         privacy,
         local=UNIFORM,
@@ -398,12 +400,12 @@ def test_epsilon_gives_the_noise_and_every_site_stays_below_it():
     found = resolve(privacy, local, some, sites=5, rounds=30, seed=3, sizes=sizes)
     program = training(found, local=local, participation=some, rounds=30)
     promise = guarantee(program, sizes)
-    assert promise.noise == found.noise
+    assert promise.noise == found.noise_multiplier
     assert 1.99 < promise.epsilon <= 2.0
     assert all(group.epsilon <= 2.0 for group in promise.groups)
     worst = promise.groups[0]
     steps = math.ceil(worst.samples / 20) * worst.answers
-    event = SampledGaussian(min(1, 20 / worst.samples), found.noise, steps)
+    event = SampledGaussian(min(1, 20 / worst.samples), found.noise_multiplier, steps)
     assert worst.epsilon == pytest.approx(epsilon([event], 1e-5))
     assert "not valid for release" in promise.status
     assert "number of samples" in promise.unprotected[0]
@@ -420,7 +422,7 @@ def test_what_sites_are_charged_is_what_was_promised():
 
     data = digits(SIZES, public=False)
     program = training(
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         local=LOCALS["epochs"],
         participation=Participation(kind="fraction", count=2),
         rounds=7,
@@ -432,7 +434,7 @@ def test_what_sites_are_charged_is_what_was_promised():
 
 
 def test_central_amplification_is_claimed_only_for_secret_sampling():
-    privacy = Privacy(mechanism="central", noise=2.0)
+    privacy = Privacy(mechanism="central", noise_multiplier=2.0)
 
     def promise(participation, **changes):
         changed = privacy.model_copy(update=changes)
@@ -454,12 +456,14 @@ def test_central_amplification_is_claimed_only_for_secret_sampling():
 
 
 def test_a_large_delta_is_warned_about():
-    program = training(Privacy(mechanism="dp-sgd", noise=1.0, delta=0.1), local=LOCALS["batches"])
+    program = training(
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0, delta=0.1), local=LOCALS["batches"]
+    )
     assert "larger than 1/n" in guarantee(program, np.array(SIZES)).warnings[0]
 
 
-CENTRAL = Privacy(mechanism="central", noise=1.0)
-FTRL = Privacy(mechanism="dp-ftrl", noise=1.0)
+CENTRAL = Privacy(mechanism="central", noise_multiplier=1.0)
+FTRL = Privacy(mechanism="dp-ftrl", noise_multiplier=1.0)
 REFUSED = {
     "weights by samples": (CENTRAL, {"local": Local()}, "weighting = 'uniform'"),
     "variates": (
@@ -468,12 +472,12 @@ REFUSED = {
         "no variates",
     ),
     "variates, dp-sgd": (
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         {"local": Local(control_variates=True, weighting="uniform")},
         "SCAFFOLD",
     ),
     "counts without noise": (
-        Privacy(mechanism="central", noise=1.0, quantile=0.5, counts_noise=0.1),
+        Privacy(mechanism="central", noise_multiplier=1.0, quantile=0.5, counts_noise=0.1),
         {"local": UNIFORM},
         "counts_noise",
     ),
@@ -490,17 +494,17 @@ REFUSED = {
     ),
     "task": (CENTRAL, {"local": UNIFORM, "task": "mine"}, "task 'train'"),
     "batch norm": (
-        Privacy(mechanism="dp-sgd", noise=1.0),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0),
         {"build": seeded(perceptron(lambda: nn.BatchNorm1d(8)))},
         "batch",
     ),
     "not convex": (
-        Privacy(mechanism="output", noise=1.0, neighbours="replace-one"),
+        Privacy(mechanism="output", noise_multiplier=1.0, neighbours="replace-one"),
         {"build": seeded(perceptron(nn.ReLU)), "local": Local(proximal=0.1)},
         "dp-sgd",
     ),
     "no proximal": (
-        Privacy(mechanism="output", noise=1.0, neighbours="replace-one"),
+        Privacy(mechanism="output", noise_multiplier=1.0, neighbours="replace-one"),
         {},
         "local.proximal above 0",
     ),
@@ -511,7 +515,7 @@ REFUSED = {
     ),
     "budget, no mechanism": (Privacy(budget=Budget(epsilon=1.0)), {}, "refuse every answer"),
     "budget, weights": (
-        Privacy(mechanism="dp-sgd", noise=1.0, budget=Budget(epsilon=1.0)),
+        Privacy(mechanism="dp-sgd", noise_multiplier=1.0, budget=Budget(epsilon=1.0)),
         {},
         "number of samples",
     ),
@@ -528,7 +532,7 @@ def test_impossible_combinations_are_refused_with_the_way_out(case):
 @pytest.mark.parametrize("mechanism", ["output", "objective"])
 def test_what_is_charged_does_not_depend_on_the_questions_word(mechanism):
     """Ten classes are ten problems, whatever the coordinator writes."""
-    strength = {"noise": 1.0} if mechanism == "output" else {"answer_epsilon": 1.0}
+    strength = {"noise_multiplier": 1.0} if mechanism == "output" else {"answer_epsilon": 1.0}
     program = training(
         Privacy(mechanism=mechanism, neighbours="replace-one", **strength),
         local=Local(proximal=0.05),
@@ -541,7 +545,7 @@ def test_what_is_charged_does_not_depend_on_the_questions_word(mechanism):
 
 @pytest.mark.parametrize("mechanism", ["output", "objective"])
 def test_convex_mechanisms_train(mechanism):
-    strength = {"noise": 1.0} if mechanism == "output" else {"answer_epsilon": 1e4}
+    strength = {"noise_multiplier": 1.0} if mechanism == "output" else {"answer_epsilon": 1e4}
     program = training(
         Privacy(mechanism=mechanism, neighbours="replace-one", clip=5.0, **strength),
         local=Local(proximal=0.05, weighting="uniform"),
@@ -557,7 +561,7 @@ def test_convex_mechanisms_train(mechanism):
 
 def test_an_exact_solution_without_noise_is_the_proximal_point():
     program = training(
-        Privacy(mechanism="output", noise=1e-4, neighbours="replace-one", clip=1e6),
+        Privacy(mechanism="output", noise_multiplier=1e-4, neighbours="replace-one", clip=1e6),
         local=Local(proximal=0.3, weighting="uniform"),
         sites=1,
         rounds=1,
@@ -581,7 +585,7 @@ def test_an_exact_solution_without_noise_is_the_proximal_point():
 
 def test_sampled_share_is_that_of_the_sites_drawn():
     """0.15 of 10 sites are 2, and 2 are accounted for."""
-    privacy = Privacy(mechanism="central", noise=2.0, neighbours="replace-one")
+    privacy = Privacy(mechanism="central", noise_multiplier=2.0, neighbours="replace-one")
     some = Participation(kind="fraction", fraction=0.15)
     program = training(privacy, local=UNIFORM, participation=some, sites=10, rounds=4)
     (event,) = guarantee(program, np.full(10, 5)).groups[0].events
@@ -596,7 +600,7 @@ def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode, value):
     """An error, or a NaN, would tell that it is there."""
     data = digits((20, 20), public=False)
     local = Local(work="gradient", lr=0.1, send="gradients", weighting="uniform")
-    privacy = Privacy(mechanism="dp-sgd", noise=0.0)
+    privacy = Privacy(mechanism="dp-sgd", noise_multiplier=0.0)
     program = training(privacy, build=build, sites=2, rounds=1, local=local)
 
     class Huge(TrainingHost):

@@ -247,7 +247,7 @@ def test_every_recipe_learns_digits(name):
     recipe = RECIPES[name]
     one_step = name in ("fedfgd", "fedsmb", "dp-sgd")
     rate = 0.5 if one_step else 0.1  # one step a round may be longer
-    private = {**recipe.privacy, "noise": 0.1} if recipe.privacy else {}
+    private = {**recipe.privacy, "noise_multiplier": 0.1} if recipe.privacy else {}
     program = small.training(
         data,
         rounds=8,

@@ -27,7 +27,7 @@ from cupola.training.privacy_promise import guarantee, resolve
 NAMES = ["1.weight", "1.bias", "3.weight", "3.bias"]  # as the model has them
 SIZES = (20, 7, 33, 12, 9)
 LOCAL = Local(work="batches", batches=3, batch_size=4, lr=0.3, weighting="uniform")
-PRIVACY = Privacy(mechanism="distributed", noise=0.6, clip=0.5, colluders=1)
+PRIVACY = Privacy(mechanism="distributed", noise_multiplier=0.6, clip=0.5, colluders=1)
 
 
 def training(privacy=PRIVACY, sizes=SIZES, **choices):
@@ -195,9 +195,9 @@ def test_it_needs_masked_sums_uniform_weights_and_enough_honest_sites():
     with pytest.raises(PlanError, match="protects the update alone"):
         training(local=LOCAL.model_copy(update={"send": "normalised"}))
     with pytest.raises(ValueError, match="colluders belongs to mechanism 'distributed'"):
-        Privacy(mechanism="central", noise=1.0, colluders=1)
+        Privacy(mechanism="central", noise_multiplier=1.0, colluders=1)
     with pytest.raises(ValueError, match="pld"):
-        Privacy(mechanism="distributed", noise=1.0, accountant="pld")
+        Privacy(mechanism="distributed", noise_multiplier=1.0, accountant="pld")
     with pytest.raises(PlanError, match=r"sum\.minimum = 4"):
         training(sizes=(5, 5, 5))
 
@@ -351,5 +351,5 @@ def test_noise_from_epsilon(neighbours):
     found = resolve(
         wanted, LOCAL, Participation(), sites=5, rounds=3, seed=1, sizes=np.array(SIZES)
     )
-    spent = epsilon([event(found.noise).times(3)], 1e-5, neighbours=neighbours)
+    spent = epsilon([event(found.noise_multiplier).times(3)], 1e-5, neighbours=neighbours)
     assert 3.99 < spent <= 4.0

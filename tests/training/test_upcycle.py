@@ -365,10 +365,10 @@ def test_at_most_once_counts_training_rounds():
 
 
 MECHANISMS = {
-    "dp-sgd": ({"noise": 1.5}, {}),
-    "central": ({"noise": 1.5}, {"weighting": "uniform"}),
-    "distributed": ({"noise": 1.5, "clip": 0.5}, {"weighting": "uniform"}),
-    "output": ({"noise": 2.0, "neighbours": "replace-one"}, {"momentum": 0.0}),
+    "dp-sgd": ({"noise_multiplier": 1.5}, {}),
+    "central": ({"noise_multiplier": 1.5}, {"weighting": "uniform"}),
+    "distributed": ({"noise_multiplier": 1.5, "clip": 0.5}, {"weighting": "uniform"}),
+    "output": ({"noise_multiplier": 2.0, "neighbours": "replace-one"}, {"momentum": 0.0}),
     "objective": ({"answer_epsilon": 0.5, "neighbours": "replace-one"}, {"momentum": 0.0}),
 }
 
@@ -412,7 +412,7 @@ def test_private_models_follow_from_released_ones(mechanism):
 
 def test_the_noise_of_training_round_k_is_that_of_round_k():
     data = small.digits(SIZES)
-    still = {"noise": 1.5, "clip": 1e-9}  # updates vanish: what moves is noise
+    still = {"noise_multiplier": 1.5, "clip": 1e-9}  # updates vanish: what moves is noise
     up = models(private(data, "central", 4, **still), data)
     plain = models(private(data, "central", 2, Server(), **still), data)
     for name in plain[1]:
@@ -428,7 +428,7 @@ def test_refusals():
     with pytest.raises(PlanError, match=r"no mu: set local\.proximal or server\.upcycle\.mu"):
         small.training(data, 2, local=Local(), server=UP)
     small.training(data, 2, local=Local(), server=Server(upcycle=Upcycle(damping=0.1, mu=0.2)))
-    ftrl = Privacy(mechanism="dp-ftrl", noise=1.0)
+    ftrl = Privacy(mechanism="dp-ftrl", noise_multiplier=1.0)
     uniform = PROX.model_copy(update={"weighting": "uniform"})
     with pytest.raises(PlanError, match=r"dp-ftrl.*use 'central'"):
         small.training(data, 2, local=uniform, server=UP, privacy=ftrl)

@@ -447,8 +447,16 @@ def test_only_sites_of_the_federation_and_plans_for_them(real):
     for plan, sites, said in (
         (PLAN, "east", "no site of the federation"),
         ({**PLAN, "twin": True}, "north", "twin"),
-        ({**PLAN, "privacy": {"mechanism": "dp-sgd", "epsilon": 2.0}}, "north", "privacy.noise"),
-        ({**PLAN, "privacy": {"mechanism": "central", "noise": 2.0}}, "north", "everybody knows"),
+        (
+            {**PLAN, "privacy": {"mechanism": "dp-sgd", "epsilon": 2.0}},
+            "north",
+            "privacy.noise_multiplier",
+        ),
+        (
+            {**PLAN, "privacy": {"mechanism": "central", "noise_multiplier": 2.0}},
+            "north",
+            "everybody knows",
+        ),
     ):
         made = real.study("ada", **plan)
         answer = real.post(ada, f"/studies/{made}/invite", sites=sites, real="yes")

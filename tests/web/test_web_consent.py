@@ -32,7 +32,7 @@ KINDS = {
     "training": ("training", SMALL),
     "masked": ("training", {**SMALL, "sum": {"kind": "masked"}}),
     "pairwise": ("training", {**SMALL, "sum": {"kind": "masked", "protocol": "pairwise"}}),
-    "private": ("training", {**SMALL, "privacy": {"mechanism": "dp-sgd", "noise": 1.0}}),
+    "private": ("training", {**SMALL, "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0}}),
     "openly": ("training", {**SMALL, "evaluation": {"on": "sites", "per_site": True}}),
     "personal": ("personalisation", PERSONAL),
     "released": ("personalisation", {**PERSONAL, "personalise": {

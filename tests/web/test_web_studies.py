@@ -129,7 +129,7 @@ def test_what_data_at_real_sites_cost_is_foreseen_for_a_few_sizes():
             "name": "elsewhere", "called": "p", "kind": "classification", "shape": [3],
             "class_names": ["0", "1"], "partition": {"kind": "iid", "sites": 3, "test": 0.2},
         },
-        "privacy": {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5},
+        "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 2.0, "clip": 1.0, "delta": 1e-5},
     }  # fmt: skip
     told, _ = check_elsewhere(load(plan))
     assert told["bytes"]["per_site_down"] > 100
@@ -146,7 +146,7 @@ def test_what_is_foreseen_is_shown(world, monkeypatch, elsewhere):
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
 
-    private = {"mechanism": "dp-sgd", "noise": 2.0, "clip": 1.0, "delta": 1e-5}
+    private = {"mechanism": "dp-sgd", "noise_multiplier": 2.0, "clip": 1.0, "delta": 1e-5}
     plan = {**STARTS["training"], "rounds": 2, "privacy": private}
     if elsewhere:
         told = {"called": "p", "kind": "classification", "shape": [3], "class_names": ["0", "1"]}

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from cupola.analysis.overrides import changed, normal
+from cupola.analysis.overrides import changed, normal, with_new_names
 from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
 from cupola.federation.site import Mode
@@ -77,6 +77,8 @@ class PlanHeader(BaseModel):
     key_order: ClassVar[tuple[str, ...]] = ("kind", "name", "seed")
     #: Keys that each party settles for itself: no part of what parties agree on.
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "checkpoint_seconds")
+    #: Dotted keys by the names they had before. Old ones work for one release, with a warning.
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")] = "study"
@@ -96,7 +98,7 @@ class PlanHeader(BaseModel):
     def _remember(cls, value: Any, handler: Any, info: ValidationInfo) -> Self:
         if isinstance(value, cls):
             return value
-        given = normal(value)
+        given = with_new_names(normal(value), cls.renamed)
         plan: Self = handler(cls.with_defaults(given))
         plan._given = given
         plan._elsewhere = is_elsewhere(info)
@@ -174,11 +176,13 @@ class PlanHeader(BaseModel):
             parts = [f"{w}={_word(v, i)}" for w, v, i in zip(words, chosen.values(), place)]
             yield ",".join(parts), chosen
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: all defaults written out, or for many runs only what was said."""
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        """Plain values: all defaults written out, or for many runs only what was said. lasting: by
+        names that stay as they are in every version, for hashes."""
         if self.many:
             return self.given()
-        found = normal(self.model_dump(mode="json", exclude_none=True, exclude={"grid"}))
+        dump = self.model_dump(mode="json", exclude_none=True, exclude={"grid"}, by_alias=lasting)
+        found = normal(dump)
         return {key: found[key] for key in (*self.key_order, *found) if key in found}
 
     def to_toml(self) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from cupola.base.renaming import warn_renamed
+
 SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
 
 
@@ -49,6 +51,23 @@ def changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
         elif key == "seeds":
             result.pop("seed", None)
     return result
+
+
+def with_new_names(given: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """A plan's dotted keys, and those of its grid, by their names of today; `given` is changed."""
+    for old, new in renamed.items():
+        *path, last = old.split(".")
+        section: Any = given
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        places = ((section, last, new.rpartition(".")[2]), (given.get("grid"), old, new))
+        for place, was, name in places:
+            if isinstance(place, dict) and was in place:
+                if name in place:
+                    raise ValueError(f"{old} and {new} are one option; give {new} only")
+                warn_renamed(old, new)
+                place[name] = place.pop(was)
+    return given
 
 
 def plain(value: Any) -> Any:

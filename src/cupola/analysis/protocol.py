@@ -219,7 +219,7 @@ class Analysis(WebHooks, Generic[P]):
 
     def agreement(self) -> dict[str, Any]:
         """What all parties must agree on: the plan but for what each settles for itself."""
-        facts = self.plan.to_dict()
+        facts = self.plan.to_dict(lasting=True)
         return {key: value for key, value in facts.items() if key not in self.plan.own_affair}
 
     @classmethod

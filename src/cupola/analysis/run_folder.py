@@ -14,6 +14,7 @@ from cupola.analysis.kinds import analysis_of, find_kind
 from cupola.analysis.plan_file import load
 from cupola.analysis.protocol import Analysis
 from cupola.base.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
+from cupola.base.renaming import reading_kept
 from cupola.errors import CupolaError, DataError, PlanError
 
 PLAN = "plan.toml"
@@ -120,7 +121,8 @@ def held_plan(folder: Path, elsewhere: bool = False) -> Any:
         raise damaged(path, "it is missing")
     _, verified = read_sealed(path)
     try:
-        plan: PlanHeader = load(path, elsewhere=elsewhere)
+        with reading_kept():
+            plan: PlanHeader = load(path, elsewhere=elsewhere)
     except PlanError as error:
         if verified:
             raise
@@ -132,7 +134,7 @@ def held_plan(folder: Path, elsewhere: bool = False) -> Any:
 
 def likeness(plan: PlanHeader) -> str:
     """What a checkpoint is of: the plan, which may go on to more rounds."""
-    facts = {key: value for key, value in plan.to_dict().items() if key != "kind"}
+    facts = {key: value for key, value in plan.to_dict(lasting=True).items() if key != "kind"}
     return mark(json_line({**facts, "rounds": 0}).encode())
 
 

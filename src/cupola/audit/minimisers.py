@@ -124,7 +124,7 @@ def output_tests(subject: Subject, seed: int) -> Iterator[Test]:
     privacy, promise = site.subject.privacy, site.promise
     assert isinstance(promise, Gaussian)
     promised = min(2 * site.bound / (site.n * site.mu), 2 * privacy.clip)
-    noise = privacy.noise or 0.0
+    noise = privacy.noise_multiplier or 0.0
     deviation = promise.noise * promised
     exact = site.answer(site.seed, noise=FAINT * noise)
     d = exact.size

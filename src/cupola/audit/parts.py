@@ -23,7 +23,7 @@ def parts_audit(subject: Subject, *, seed: int, step: Step | None = None) -> dic
     began = time.monotonic()
     made = []
     # With no noise epsilon is infinite: there is no promise.
-    tests = _nothing if subject.privacy.noise == 0 else audited(subject).tests
+    tests = _nothing if subject.privacy.noise_multiplier == 0 else audited(subject).tests
     with one_core_each(), np.errstate(all="ignore"):  # crafted numbers overflow: that is the point
         for test in tests(subject, derive(seed, "audit parts")):
             made.append(test)

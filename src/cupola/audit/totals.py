@@ -96,7 +96,8 @@ def _total(contribution: Contribution, times: int = 1) -> Total:
 
 
 def _quiet(coordinator: Coordinator) -> Coordinator:
-    return replace(coordinator, privacy=coordinator.privacy.model_copy(update={"noise": 0.0}))
+    silent = coordinator.privacy.model_copy(update={"noise_multiplier": 0.0})
+    return replace(coordinator, privacy=silent)
 
 
 def _mean(coordinator: Coordinator, state: State, total: Total, round: int) -> np.ndarray:
@@ -171,7 +172,7 @@ def _correlated_noise(subject: Subject, seed: int) -> Iterator[Test]:
     factor = find_matrix(privacy.matrix).dense(steps)[0]
     root = np.linalg.cholesky(factor @ factor.T)
     sites = expected_sites(coordinator.participation, len(subject.host))
-    deviation = (privacy.noise or 0.0) * privacy.clip * (1 + ROUNDING) / sites
+    deviation = (privacy.noise_multiplier or 0.0) * privacy.clip * (1 + ROUNDING) / sites
 
     def whitened(by: FtrlCoordinator, after: int) -> np.ndarray:
         noise = _prefix_noise(subject, by, after, min(steps, by.pattern(after + 1)["steps"]))
@@ -229,7 +230,7 @@ def _sensitivity(subject: Subject, coordinator: FtrlCoordinator) -> Iterator[Tes
         places = places[: pattern["participations"]]
         worst = max(worst, float(np.linalg.norm(right[:, places].sum(1))))
     promised = max(
-        (subject.privacy.noise or 0.0) / event.noise
+        (subject.privacy.noise_multiplier or 0.0) / event.noise
         for event in subject.run_events()
         if isinstance(event, Gaussian) and event.noise > 0
     )
@@ -307,7 +308,7 @@ def _shares(subject: Subject, seed: int) -> Iterator[Test]:
     places, question, site = Places.of(space), subject.question(1), subject.site()
     none = [torch.zeros_like(p) for p in space.params]
     held = subject.host.data(site)
-    deviation = (privacy.noise or 0.0) * privacy.clip / math.sqrt(shares.honest)
+    deviation = (privacy.noise_multiplier or 0.0) * privacy.clip / math.sqrt(shares.honest)
     party = SimpleNamespace(roster=SimpleNamespace(minimum=subject.program.sum.minimum))
     layout = layout_of(question, subject.program.sites)
 

@@ -101,9 +101,10 @@ class Shares:
             raise PlanError(f"sum.minimum = {self.minimum}, but a total has {self.sites} sites")
         if self.noise and not self.steps >= LEAST_STEPS:
             raise PlanError(
-                f"privacy.noise = {self.noise:.3g}: a site's share would be {self.steps:.2g} steps "
-                f"of the finest grid on which {self.sites} sites fit into {self.bits} bits, at "
-                f"least {LEAST_STEPS:g} are needed; raise the noise or sum.bits"
+                f"privacy.noise_multiplier = {self.noise:.3g}: a site's share would be "
+                f"{self.steps:.2g} steps of the finest grid on which {self.sites} sites fit into "
+                f"{self.bits} bits, at least {LEAST_STEPS:g} are needed; raise the noise "
+                "multiplier or sum.bits"
             )
         assert not self.noise or self.gap * self.dimension <= GAP
 

@@ -130,7 +130,8 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         if plan.privacy.on and plan.privacy.epsilon is not None:
             raise PlanError(
                 "privacy.epsilon: the noise it needs depends on the sites' numbers of samples, "
-                "which stay with them; give privacy.noise (`cupola check` finds it in a simulation)"
+                "which stay with them; give privacy.noise_multiplier (`cupola check` finds it in a "
+                "simulation)"
             )
 
     def program(self, host: Host) -> Program:

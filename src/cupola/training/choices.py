@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from cupola.secure.sum_choice import Choice as Choice
 from cupola.secure.sum_choice import Positive as Positive
@@ -17,6 +17,11 @@ from cupola.secure.sum_choice import Sum as Sum
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+#: Written `noise_multiplier`; `noise` in questions and in what checkpoints and consents are of, as
+#: in the first edition, whose plans (see `Plan.renamed`) and folders are still read.
+NOISE = Field(
+    validation_alias=AliasChoices("noise_multiplier", "noise"), serialization_alias="noise"
+)
 Copies = (
     Annotated[int, Field(ge=1)] | Annotated[tuple[str | dict[str, Any], ...], Field(min_length=1)]
 )
@@ -324,17 +329,17 @@ class Privacy(Choice):
         enough other sites add theirs.
       output, objective: noise on the exact solution of a convex local problem, or in its
         objective; linear models with logistic loss and local.proximal above 0.
-    epsilon: target at `delta`, from which the noise is found; or noise: its multiplier itself
-        (standard deviation over `clip`; of dp-ftrl: of each independent draw; of output: over the
-        solution's sensitivity). answer_epsilon: objective: of one answer, instead of a target.
+    epsilon: target at `delta`, from which the noise is found; or noise_multiplier itself (standard
+        deviation over `clip`; of dp-ftrl: of each independent draw; of output: over the solution's
+        sensitivity). answer_epsilon: objective: of one answer, instead of a target.
     delta: default 1e-5. neighbours: data sets that must look alike, with one example (or site)
         more or less, or with one replaced. accountant: 'best' takes PLD where it applies.
     augmentations: dp-sgd: copies of each example whose gradients are averaged before clipping: a
         number (the first as it is, the others by the data's augmentation), or what is done to each,
         such as ["original", {"flip": 1}, {"crop": 4}].
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
-        (counts_noise: their noise, by default a twentieth of the sites a round, at least `noise`),
-        at the speed clip_rate.
+        (counts_noise: their noise, by default a twentieth of the sites a round, at least the noise
+        multiplier), at the speed clip_rate.
     colluders: distributed: sites in a total that may tell the adversary their shares of the noise
         (one that takes part and looks at models is one); sum.minimum less these must suffice.
     matrix: dp-ftrl: 'tree', 'tree-honaker' (same noise, less variance) or 'toeplitz' (less noise).
@@ -349,7 +354,7 @@ class Privacy(Choice):
         "none", "dp-sgd", "central", "dp-ftrl", "distributed", "output", "objective"
     ] = "none"
     epsilon: Positive | None = None
-    noise: NonNegative | None = None
+    noise_multiplier: Annotated[NonNegative | None, NOISE] = None
     answer_epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 1.0
@@ -373,7 +378,9 @@ class Privacy(Choice):
         how = mechanism_of(self)
         given = (self.epsilon is not None) + (getattr(self, how.strength) is not None)
         if not how.on and given:
-            raise ValueError("epsilon and noise need a mechanism (mechanism = 'dp-sgd', say)")
+            raise ValueError(
+                "epsilon and noise_multiplier need a mechanism (mechanism = 'dp-sgd', say)"
+            )
         if how.on and given != 1:
             wanted = f"either epsilon (a target) or {how.strength}"
             raise ValueError(f"mechanism '{how.name}' needs {wanted}")

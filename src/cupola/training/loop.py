@@ -165,6 +165,7 @@ class Training:
         if self.privacy.on:
             privacy = self.privacy.model_copy(update={"clip": clip})
             options["privacy"] = privacy.model_dump(
+                by_alias=True,  # `noise`, as every version has called it in a question
                 exclude_defaults=True,
                 exclude={"budget", "delta", "accountant", "published"},
                 mode="json",

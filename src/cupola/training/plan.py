@@ -6,6 +6,7 @@ Settings of its recipe are defaults below its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -100,6 +101,10 @@ class Plan(PlanHeader):
         "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
+    renamed: ClassVar[Mapping[str, str]] = {
+        "privacy.noise": "privacy.noise_multiplier",
+        "personalise.release.noise": "personalise.release.noise_multiplier",
+    }
 
     kind: Literal["training"] = "training"
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")]

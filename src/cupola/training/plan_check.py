@@ -61,13 +61,15 @@ def _privacy(plan: Plan, asked: Mapping[str, Any]) -> str | None:
         return "the privacy mechanism is not the plan's"
     if not promised.on:
         return None
-    if promised.noise is not None and not asked.get("noise", 0.0) >= promised.noise:
+    least = promised.noise_multiplier
+    if least is not None and not asked.get("noise", 0.0) >= least:
         return "there is less noise than in the plan"
     most = promised.answer_epsilon
     if most is not None and not asked.get("answer_epsilon", math.inf) <= most:
         return "an answer costs more than in the plan"
     told = Privacy.model_validate(dict(asked))
-    settled = [k for k in Privacy.model_fields if k not in (*_UNTOLD, "noise", "answer_epsilon")]
+    untold = (*_UNTOLD, "noise_multiplier", "answer_epsilon")
+    settled = [key for key in Privacy.model_fields if key not in untold]
     other = [key for key in settled if getattr(told, key) != getattr(promised, key)]
     return f"privacy.{other[0]} is not the plan's" if other else None
 

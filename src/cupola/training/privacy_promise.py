@@ -242,7 +242,7 @@ def guarantee(training: Training, sizes: np.ndarray) -> Guarantee | None:
         against=mechanism.against(training),
         neighbours=privacy.neighbours,
         delta=privacy.delta,
-        noise=privacy.noise,
+        noise=privacy.noise_multiplier,
         epsilon=max((group.epsilon for group in groups), default=0.0),
         groups=tuple(groups),
         unprotected=unprotected(training),
@@ -263,6 +263,6 @@ def _warnings(training: Training, units: int) -> list[str]:
             f"privacy.delta = {privacy.delta:g} is larger than 1/n ({units:,} {what}): it allows "
             "telling one of them in full; set it below"
         )
-    if privacy.noise == 0:
-        found.append("privacy.noise = 0: nothing is hidden, epsilon is infinite")
+    if privacy.noise_multiplier == 0:
+        found.append("privacy.noise_multiplier = 0: nothing is hidden, epsilon is infinite")
     return found + training.mechanism.warnings(training)

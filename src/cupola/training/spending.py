@@ -147,7 +147,7 @@ def accounted(
         "unit": "site" if privacy.of_sites else "example",
         "neighbours": privacy.neighbours,
         "delta": privacy.delta,
-        "noise": privacy.noise,
+        "noise": privacy.noise_multiplier,
         "answer_epsilon": privacy.answer_epsilon,
         "clip": privacy.clip if privacy.on else None,
         "epsilon": max((group["epsilon"] for group in listed), default=0.0),
@@ -162,8 +162,8 @@ def _whole(privacy: Privacy, release: Release | None) -> Privacy:
     """By what all answers are accounted: the mechanism's delta and neighbours, or the release's."""
     if privacy.on or release is None:
         return privacy
-    facts = {"delta": release.delta, "neighbours": release.neighbours, "noise": noise_of(release)}
-    return privacy.model_copy(update=facts)
+    facts = {"delta": release.delta, "neighbours": release.neighbours}
+    return privacy.model_copy(update={**facts, "noise_multiplier": noise_of(release)})
 
 
 def _epsilon(privacy: Privacy, events: History) -> float:

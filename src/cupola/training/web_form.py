@@ -116,7 +116,7 @@ def _groups() -> list[tuple[str, tuple[Entry, ...]]]:
         ("Privacy", (
             _entry(mechanism, "Mechanism"),
             _entry("privacy.epsilon", "Epsilon, at the end", private),
-            _entry("privacy.noise", "Noise, instead of epsilon", private),
+            _entry("privacy.noise_multiplier", "Noise, instead of epsilon", private),
             _entry("privacy.delta", "Delta", private),
             _entry("privacy.clip", "Clipping norm", private),
             _entry("privacy.budget.epsilon", "Budget of every site", private),

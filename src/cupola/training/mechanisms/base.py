@@ -68,8 +68,8 @@ class Mechanism:
 
     name: ClassVar[str]
     on: ClassVar[bool] = True
-    keys: ClassVar[frozenset[str]] = frozenset({"noise"})
-    strength: ClassVar[str] = "noise"
+    keys: ClassVar[frozenset[str]] = frozenset({"noise_multiplier"})
+    strength: ClassVar[str] = "noise_multiplier"
     unit: ClassVar[str] = "example"
     noised_at_site: ClassVar[bool] = False
     by_coordinator: ClassVar[bool] = False
@@ -92,8 +92,9 @@ class Mechanism:
     @property
     def noise(self) -> float:
         """The noise multiplier."""
-        assert self.privacy.noise is not None, "the coordinator finds the noise before it asks"
-        return self.privacy.noise
+        found = self.privacy.noise_multiplier
+        assert found is not None, "the coordinator finds the noise before it asks"
+        return found
 
     # Before a run
 
@@ -167,7 +168,7 @@ class Mechanism:
 
     def describe(self, clip: float) -> str:
         """A few words for the ledger."""
-        return f"{self.name}, noise {self.privacy.noise:.4g}, clip {clip:.4g}"
+        return f"{self.name}, noise {self.privacy.noise_multiplier:.4g}, clip {clip:.4g}"
 
     def against(self, training: Training) -> str:  # noqa: ARG002
         """From whom it hides."""

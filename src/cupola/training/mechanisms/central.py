@@ -44,7 +44,8 @@ class CentralCoordinator(SiteCoordinator):
     @property
     def counts_noise(self) -> float:
         """Standard deviation of the noise on the count of updates below the clip."""
-        return self.privacy.counts_noise or max(self.expected / 20, self.privacy.noise or 0.0)
+        privacy = self.privacy
+        return privacy.counts_noise or max(self.expected / 20, privacy.noise_multiplier or 0.0)
 
     @property
     def update_noise(self) -> float:
@@ -53,14 +54,14 @@ class CentralCoordinator(SiteCoordinator):
         With a moving clip the count (halves, so that its sensitivity is 1/2) is released as well;
         the two together are one Gaussian of multiplier `noise` (Andrew et al. 2021, theorem 1).
         """
-        noise = self.privacy.noise or 0.0
+        noise = self.privacy.noise_multiplier or 0.0
         if self.privacy.quantile is None or noise == 0:
             return noise
         return (noise**-2 - (2 * self.counts_noise) ** -2) ** -0.5
 
     def _next_clip(self, clip: float, total: Total, random: Source) -> dict[str, float]:
         halves = np.atleast_1d(total.arrays.get("below", 0.0))
-        deviation = self.counts_noise if self.privacy.noise else 0.0
+        deviation = self.counts_noise if self.privacy.noise_multiplier else 0.0
         noised = float(add_noise(halves, 0.5, 2 * deviation, random)[0])
         below = noised / self.expected + 0.5
         rate, quantile = self.privacy.clip_rate, self.privacy.quantile or 0.0
@@ -71,14 +72,15 @@ class Central(ServerNoise):
     """Fresh noise in every round."""
 
     name = "central"
-    keys = frozenset({"noise", "quantile", "counts_noise"})
+    keys = frozenset({"noise_multiplier", "quantile", "counts_noise"})
     coordinator = CentralCoordinator
 
     def check(self, training: Training) -> None:
         super().check(training)
-        if self.privacy.quantile is None or not self.privacy.noise:
+        if self.privacy.quantile is None or not self.privacy.noise_multiplier:
             return
-        least, given = self.privacy.noise / 2, CentralCoordinator.of(training).counts_noise
+        least = self.privacy.noise_multiplier / 2
+        given = CentralCoordinator.of(training).counts_noise
         if given <= least:
             raise PlanError(
                 f"privacy.counts_noise = {given:.3g} must be above {least:.3g} (half of the noise "
@@ -94,7 +96,7 @@ class Central(ServerNoise):
     def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         """Amplification by sampling is claimed where the coordinator draws sites in secret:
         'poisson', and for replaced sites 'fraction'."""
-        noise = self.privacy.noise or 0.0
+        noise = self.privacy.noise_multiplier or 0.0
         if not self.samples_in_secret(choice):
             return (Gaussian(noise, most_participations(choice, sites, rounds)),)
         if choice.kind == "poisson":

@@ -48,7 +48,7 @@ class DistributedCoordinator(SiteCoordinator):
         privacy, parameters = training.privacy, training.problem.build().parameters()
         shares = Shares(
             privacy.clip,
-            privacy.noise or 0.0,
+            privacy.noise_multiplier or 0.0,
             training.federation or training.sites,  # masked numbers have room for as many
             training.sum.minimum,
             privacy.colluders,
@@ -70,7 +70,7 @@ class Distributed(SiteLevel):
     """Noise in shares, inside masked sums."""
 
     name = "distributed"
-    keys = frozenset({"noise", "colluders"})
+    keys = frozenset({"noise_multiplier", "colluders"})
     noised_at_site = True
     sends = "noised updates"
     sends_alone = "updates with their own shares of the noise alone"
@@ -97,7 +97,7 @@ class Distributed(SiteLevel):
     def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
         """What the totals tell: nothing is claimed from the sampling of sites, which others see."""
         many = most_participations(choice, sites, rounds)
-        return (event(self.privacy.noise or 0.0).times(many),)
+        return (event(self.privacy.noise_multiplier or 0.0).times(many),)
 
     def bounds(self, question: Question, training: Training, clip: float) -> Question:  # noqa: ARG002
         """With what a site must know of the shares."""
@@ -138,7 +138,7 @@ class Distributed(SiteLevel):
                 raise ValueError("bits")
             shares = Shares(
                 clip=privacy.clip,
-                noise=privacy.noise or 0.0,
+                noise=privacy.noise_multiplier or 0.0,
                 colluders=privacy.colluders,
                 dimension=turn.space.flat.numel(),
                 **facts,
@@ -152,7 +152,7 @@ class Distributed(SiteLevel):
     def charge(self, turn: Turn) -> Charge | None:
         others = self.agreed(turn).honest - 1
         trusts = {0: "nobody", 1: "1 other site"}.get(others, f"{others} other sites")
-        return Charge((event(self.privacy.noise or 0.0),), unit="site", trusts=trusts)
+        return Charge((event(self.privacy.noise_multiplier or 0.0),), unit="site", trusts=trusts)
 
     def at_site(self, turn: Turn, update: list[Tensor]) -> Arrays:
         """The update, clipped over all parameters together, on the grid and with this site's share
@@ -198,7 +198,7 @@ class Distributed(SiteLevel):
                 "a site that takes part knows its own share of the noise: privacy.colluders = 1 or "
                 "more hides the others from it, too"
             )
-        own = event((privacy.noise or 0.0) / shares.honest**0.5)
+        own = event((privacy.noise_multiplier or 0.0) / shares.honest**0.5)
         alone = own.times(most_participations(choice, training.sites, training.training_rounds))
         spent = epsilon(
             (alone,), privacy.delta, neighbours=privacy.neighbours, method=privacy.accountant

@@ -91,7 +91,7 @@ class FtrlCoordinator(Coordinator):
         }
 
     def _prefix(self, kept: np.ndarray, step: int, pattern: dict[str, int]) -> np.ndarray:
-        noise, after = self.privacy.noise or 0.0, pattern["after"]
+        noise, after = self.privacy.noise_multiplier or 0.0, pattern["after"]
         if noise == 0:
             return kept
 
@@ -127,7 +127,7 @@ class DpFtrl(ServerNoise):
     """Noise that is correlated over rounds, for a pattern of participation that sites enforce."""
 
     name = "dp-ftrl"
-    keys = frozenset({"noise", "restart"})
+    keys = frozenset({"noise_multiplier", "restart"})
     coordinator = FtrlCoordinator
 
     def check(self, training: Training) -> None:
@@ -160,7 +160,7 @@ class DpFtrl(ServerNoise):
         return {"pattern": pattern_of(self.privacy, choice, sites, rounds, round)}
 
     def run_events(self, choice: Participation, sites: int, rounds: int) -> tuple[Event, ...]:
-        noise, whole = self.privacy.noise or 0.0, self.privacy.restart or rounds
+        noise, whole = self.privacy.noise_multiplier or 0.0, self.privacy.restart or rounds
         patterns = (
             pattern_of(self.privacy, choice, sites, rounds, first)
             for first in range(1, rounds + 1, whole)
@@ -197,8 +197,8 @@ class DpFtrl(ServerNoise):
         return {"asked": asked, "paid": self._paid_for(turn.question)}
 
     def _paid_for(self, question: Question) -> np.ndarray:
-        privacy = self.privacy
-        facts = [privacy.matrix, privacy.noise, privacy.clip, question.options["pattern"]]
+        privacy, pattern = self.privacy, question.options["pattern"]
+        facts = [privacy.matrix, privacy.noise_multiplier, privacy.clip, pattern]
         return np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8)
 
     def canary_order(self, rounds: int) -> list[int]:

@@ -37,7 +37,7 @@ class DpSgd(Mechanism):
     """Noised gradients of examples that are drawn by chance and clipped one by one."""
 
     name = "dp-sgd"
-    keys = frozenset({"noise", "augmentations"})
+    keys = frozenset({"noise_multiplier", "augmentations"})
     noised_at_site = True
     per_example = True
     stackable = True
@@ -142,7 +142,7 @@ class PrivateGradient:
             index, marks = self.canary.drawn(index, self.round)
         copies = len(self.copies)
         x, y = self._batch(torch.from_numpy(index), augment)
-        clip, noise = self.privacy.clip, self.privacy.noise
+        clip, noise = self.privacy.clip, self.privacy.noise_multiplier
         assert noise is not None, "the coordinator finds the noise before it asks"
         clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies, expected=self.expected)
         flat = torch.cat([s.reshape(-1) for s in clipped.sums])

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.training.choices import Choice, Evaluation, NonNegative, Positive, Privacy, Share, Sum
+from cupola.training.choices import (
+    NOISE,
+    Choice,
+    Evaluation,
+    NonNegative,
+    Positive,
+    Privacy,
+    Share,
+    Sum,
+)
 
 Method = Literal["pfa", "random", "finetune", "distill", "ewc", "scratch"]
 GROUPED = ("pfa", "random")
@@ -16,20 +25,20 @@ ADAPTABLE = ("recipe", "local", "server", "participation")
 class Release(Choice):
     """Differential privacy of the sparsity vectors: noise that the site adds itself.
 
-    epsilon: of one site's vectors at `delta`, from which the noise is found; or noise: its
-    multiplier (standard deviation over the sensitivity with one example more or less). neighbours:
-    data sets that must look alike; the size of a site is taken as public.
+    epsilon: of one site's vectors at `delta`, from which the noise is found; or noise_multiplier
+    (standard deviation over the sensitivity with one example more or less). neighbours: data sets
+    that must look alike; the size of a site is taken as public.
     """
 
     epsilon: Positive | None = None
-    noise: Positive | None = None
+    noise_multiplier: Annotated[Positive | None, NOISE] = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     neighbours: Literal["add-remove", "replace-one"] = "replace-one"
 
     @model_validator(mode="after")
     def _one_size(self) -> Release:
-        if (self.epsilon is None) == (self.noise is None):
-            raise ValueError("release needs either epsilon or noise")
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("release needs either epsilon or noise_multiplier")
         return self
 
 
@@ -98,7 +107,7 @@ def require_tellable(choice: Personalise, privacy: Privacy, sums: Sum, task: str
     if privacy.epsilon is not None or privacy.answer_epsilon is not None:
         raise ValueError(
             "privacy.epsilon promises a total for the training, and personalise adds answers: "
-            "give privacy.noise and read the total in the result"
+            "give privacy.noise_multiplier and read the total in the result"
         )
     if privacy.of_sites and choice.release is not None:
         raise ValueError(

@@ -64,8 +64,8 @@ def released(vector: np.ndarray, n: int, noise: float, random: Source) -> np.nda
 
 def noise_of(release: Release) -> float:
     """The noise multiplier of a release."""
-    if release.noise is not None:
-        return release.noise
+    if release.noise_multiplier is not None:
+        return release.noise_multiplier
     assert release.epsilon is not None
     return calibrate(
         lambda noise: [Gaussian(noise)],

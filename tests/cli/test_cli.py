@@ -233,7 +233,7 @@ def test_ctrl_c_has_its_own_code_and_says_how_to_go_on() -> None:
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "go on with `cupola resume r`" in err
+    assert "resume with `cupola resume r`" in err
     assert out == ""
     assert json.loads(Path("r/result.json").read_text())["status"] == "stopped"
 

@@ -154,7 +154,7 @@ def full_disk(work: Any, most: int) -> int:
         try:
             work()
         except DataError as error:
-            os._exit(7 if "disk is full" in str(error) and "go on with" in str(error) else 8)
+            os._exit(7 if "disk is full" in str(error) and "resume with" in str(error) else 8)
         except BaseException:
             os._exit(9)
         os._exit(0)

@@ -310,7 +310,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     with pytest.raises(SystemExit):
         go(folder, progress=stop_after(2))
-    with pytest.raises(PlanError, match=r"not finished; go on with `cupola resume .*r`"):
+    with pytest.raises(PlanError, match=r"not finished; resume it with `cupola resume .*r`"):
         go(folder)
     with pytest.raises(PlanError, match="holds a run of another plan"):
         go(folder, "local.lr=0.2")
@@ -382,7 +382,7 @@ def test_ctrl_c_saves_and_tells_how_to_go_on(tmp_path: Path) -> None:
         if progress.round == 3:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match=r"after round 4 of 6; go on with `cupola resume"):
+    with pytest.raises(KeyboardInterrupt, match=r"after round 4 of 6; resume with `cupola resume"):
         go(tmp_path / "r", "checkpoint_seconds=1000", progress=watch)
     assert cupola.Run.open(tmp_path / "r").result["status"] == "stopped"
     saved = Checkpoint.load(tmp_path / "r/checkpoint")

@@ -166,7 +166,7 @@ def _taken(folder: Path, plan: PlanHeader) -> PlanError:
             "choose another folder (--out) or run it again with --overwrite"
         )
     return PlanError(
-        f"{folder} already holds this run, not finished; go on with `{resume_command(folder)}` "
+        f"{folder} already holds this run, not finished; resume it with `{resume_command(folder)}` "
         "or begin again with --overwrite"
     )
 

@@ -274,7 +274,7 @@ class _Session:
             self._conclude("stopped", f"interrupted after {self._reached()}")
             raise KeyboardInterrupt(
                 f"stopped after {self._reached(of=True)}; "
-                f"go on with `{resume_command(self.folder)}`"
+                f"resume with `{resume_command(self.folder)}`"
             ) from None
         except Exception:
             self.free()
@@ -308,7 +308,7 @@ class _Session:
 
     def _said(self, error: Exception) -> Exception:
         if isinstance(error, OSError) and error.errno in FULL:
-            way_out = f"make room, and go on with `{resume_command(self.folder)}`"
+            way_out = f"make room, then resume with `{resume_command(self.folder)}`"
             return DataError(f"{self.folder}: the disk is full ({error.strerror}); {way_out}")
         return error
 

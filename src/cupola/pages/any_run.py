@@ -44,7 +44,7 @@ def trouble(run: RunFolder) -> str:
         reached = f" after {count(run.rounds, 'round')}" if run.rounds else ""
         return (
             '<p class="alert">This run has not finished. What follows is its state'
-            f"{text(reached)}; go on with <b>cupola resume</b>.</p>"
+            f"{text(reached)}; resume it with <b>cupola resume</b>.</p>"
         )
     reason = run.result.get("reason")
     if not reason:

@@ -49,7 +49,7 @@ def submit(
                 return ended
     raise FederationError(
         f"the job of study '{job.study}' ended {attempts} times before its plan did; look at the "
-        "coordinator's log, and go on with the same command"
+        "coordinator's log, then resume with the same command"
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cupola.base.chain import read_json
 from cupola.base.formatting import (
-    SHARES,
+    LOWER_IS_BETTER,
     count,
     finite,
     metric,
@@ -177,7 +177,7 @@ def _sites(found: dict[str, Any]) -> str:
     for site in sites:
         values = [found["sites"][m].get(site, {}).get("test") for m in methods]
         known = [v for v in values if finite(v)]
-        best = (max if name in SHARES else min)(known) if known else None
+        best = (min if name in LOWER_IS_BETTER else max)(known) if known else None
         cells = [
             f"<b>{metric(name, v)}</b>" if v == best and finite(v) else metric(name, v)
             for v in values

@@ -83,12 +83,10 @@ def test_a_folder_that_holds_links_writes_nothing_elsewhere(tmp_path: Path, name
     (folder / "plan.toml").write_text(load(SMALL).to_toml())
     mine.write_text("precious")
     (folder / name).symlink_to(mine)
-    for overwrite in (False, True):
-        with pytest.raises(PlanError, match=f"{name} is a link"):
-            if overwrite:
-                go(folder, overwrite=True)
-            else:
-                cupola.resume(folder)
+    with pytest.raises(PlanError, match=f"{name} is a link"):
+        cupola.resume(folder)
+    with pytest.raises(PlanError, match=f"{name} is a link"):
+        go(folder, overwrite=True)
     assert mine.read_text() == "precious"
 
 

@@ -157,7 +157,32 @@ def test_keys_that_lead_to_no_secret_cost_their_site_its_place():
     assert "not usable" in total.failed[3]
 
 
+def test_mask_keys_that_lead_to_no_secret_get_no_answer():
+    """The other of the two keys: shares were dealt by then, and nothing is told without a mask."""
+    study = Study(5)
+    _, identities, _ = simulated_roster(1, "study", 5, compensator=False)
+    run = before_shares(study)
+    statement = replace(run.attempt.statement, site=study.parties.roster.sites[3].name)
+    seal = X25519PrivateKey.generate().public_key().public_bytes_raw()
+    bad = sign_keys(statement, bytes(32), seal, identities[3])
+    run.cohort = cohort_with(run, {3: bad})
+    told = {site: study.ask(site, run.attempt.shares(run.cohort)) for site in (0, 1, 2, 4)}
+    picks = {site: answer["picks"].tolist() for site, answer in told.items()} | {3: [0, 1, 2, 4]}
+    question = run.attempt.masked(run.cohort, range(5), run.cohort.edges(picks))
+    refuses(study.ask(0, question), "not usable")
+
+
 # Answers
+
+
+def test_no_answer_is_given_before_shares_are_dealt():
+    """Without a cohort there are no masks."""
+    study = Study(5)
+    ready = up_to(study, 2)
+    later = study.run(number=ready.attempt.number + 1)
+    study.ask(0, later.attempt.keys())
+    early = later.attempt.masked(ready.cohort, ready.dealt, ready.edges)
+    refuses(study.ask(0, early), "no shares were dealt")
 
 
 def rescaled(attempt):
@@ -270,6 +295,16 @@ def test_keys_for_no_mask_at_all_are_refused():
     question = study.run().attempt.keys()
     hidden = {**question.options["hidden"], "seeds": 0}
     refuses(study.ask(0, replace(question, options={"hidden": hidden})), "well formed")
+
+
+def test_nothing_is_unmasked_before_survivors_are_agreed_on():
+    study = Study(5)
+    run = up_to(study, 3)
+    refuses(unmask(study, run, 0, {}), "not the time to unmask")
+    fresh = study.run(number=run.attempt.number + 1)
+    for question in (fresh.attempt.keys(), fresh.attempt.unmask({}, [], [])):
+        answer = study.ask(0, question)
+    refuses(answer, "not the time to unmask")
 
 
 def test_nobody_agrees_to_survivors_before_it_answered():

@@ -325,6 +325,20 @@ def test_shares_of_oneself_and_of_sites_that_dealt_none_are_not_told():
         refuses(study.ask(0, question), "dealt none")
 
 
+def test_survivors_are_signed_again_for_who_lost_the_signature():
+    study = Study(5)
+    run = up_to(study, 3)
+    first, question = agree(study, run, range(5))
+    again = {site: study.ask(site, question)["signature"].tobytes() for site in range(5)}
+    assert again == first
+
+
+def test_a_cohort_of_the_minimum_is_enough():
+    study = Study(5)
+    run = before_shares(study)
+    assert isinstance(study.ask(0, run.attempt.shares(cohort_with(run, {}, [0, 1, 2]))), dict)
+
+
 def test_two_sets_of_survivors_get_no_two_quorums():
     study = Study(6)  # quorum 4
     run = up_to(study, 3)
@@ -390,6 +404,21 @@ def test_survivors_who_gave_no_answer_are_refused():
     run.answers[5], present = run.answers[4], run.present[4]
     run.present.append(present)
     assert agree(study, run, [0, 1, 2, 3, 4, 5], asked=range(5))[0] == {}
+
+
+def test_a_survivor_who_dealt_no_shares_is_refused_even_if_it_signs():
+    """One that works with the coordinator: its own mask could be taken off by nobody else."""
+    study = Study(6)
+    study.gone = {5: 1}
+    run = up_to(study, 3)
+    roster, identities, _ = simulated_roster(1, "study", 6, compensator=False)
+    statement = replace(run.attempt.statement, site=roster.sites[5].name)
+    facts = (statement.encode(), run.stage, run.present[0].tobytes())
+    signatures = [*run.answers.values(), sign(identities[5], "pairwise masked", *facts)]
+    present = np.stack([*run.present, run.present[0]])
+    question = run.attempt.survivors([*run.answers, 5], present, signatures)
+    assert run.cohort.is_answer(5, run.stage, present[5], signatures[5])
+    refuses(study.ask(0, question), "who dealt no shares")
 
 
 def test_what_a_site_sent_cannot_be_belied():

@@ -301,6 +301,7 @@ def test_nothing_is_unmasked_before_survivors_are_agreed_on():
     study = Study(5)
     run = up_to(study, 3)
     refuses(unmask(study, run, 0, {}), "not the time to unmask")
+    refuses(Study(5).ask(0, run.attempt.unmask({}, [], [])), "no such attempt")
     fresh = study.run(number=run.attempt.number + 1)
     for question in (fresh.attempt.keys(), fresh.attempt.unmask({}, [], [])):
         answer = study.ask(0, question)
@@ -362,6 +363,19 @@ def test_no_share_leaves_before_a_quorum_signed():
     refuses(unmask(study, run, 0, {**few, 3: good[2]}), "did not sign")
     refuses(unmask(study, run, 0, {**few, 3: bytes(64)}), "did not sign")
     assert isinstance(unmask(study, run, 0, good), dict)
+
+
+def test_a_quorum_is_of_survivors():
+    """Who gave no answer has no say in it, also if it works with the coordinator and signs."""
+    study = Study(6)
+    study.gone = {5: 2}
+    run = up_to(study, 4)
+    _, identities, _ = simulated_roster(1, "study", 6, compensator=False)
+    fact = survivors_digest(run.stage, list(run.answers), np.stack(run.present))
+    few = dict(list(run.signers.items())[: run.cohort.graph.quorum - 1])
+    bought = {**few, 5: sign(identities[5], "pairwise survivors", fact)}
+    refuses(unmask(study, run, 0, bought), "too few signatures")
+    assert isinstance(unmask(study, run, 0, run.signers), dict)
 
 
 def test_never_both_shares_of_one_site():

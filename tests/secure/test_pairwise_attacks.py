@@ -121,6 +121,17 @@ def test_a_cohort_below_the_minimum_is_refused():
     refuses(study.ask(0, replace(honest, arrays=beyond)), "well formed")
 
 
+def test_who_is_gone_for_good_is_in_no_cohort():
+    """Back after all, it would be in one total and out of the next: the difference is its answer."""
+    study = Study(5)
+    run = before_shares(study)
+    lost = study.parties.roster.sites[4].name
+    study.parties.member(0).gone = lambda: frozenset([lost])
+    refuses(study.ask(0, run.attempt.shares(run.cohort)), "would tell")
+    without = run.attempt.shares(cohort_with(run, {}, [0, 1, 2, 3]))
+    assert isinstance(study.ask(0, without), dict)
+
+
 def test_shares_are_dealt_to_one_cohort():
     study = Study(5)
     run = before_shares(study)

@@ -122,7 +122,7 @@ def test_a_cohort_below_the_minimum_is_refused():
 
 
 def test_who_is_gone_for_good_is_in_no_cohort():
-    """Back after all, it would be in one total and out of the next: the difference is its answer."""
+    """Back after all, it would be in one total and not in the next: a difference tells of it."""
     study = Study(5)
     run = before_shares(study)
     lost = study.parties.roster.sites[4].name

@@ -21,12 +21,27 @@ from cupola.training.methods.base import Round as Round
 from cupola.training.methods.base import method_name as method_name
 from cupola.training.methods.feddyn import FedDyn
 from cupola.training.methods.fednova import FedNova
+from cupola.training.methods.fedntd import FedNtd
 from cupola.training.methods.fedprox import FedProx
+from cupola.training.methods.geometric_median import GeometricMedian
+from cupola.training.methods.krum import Krum
+from cupola.training.methods.moon import Moon
 from cupola.training.methods.scaffold import Scaffold
+from cupola.training.methods.trimmed_mean import Median, TrimmedMean
 from cupola.training.turn import Turn as Turn
 
 #: Those that a plan names; the others follow from its [local].
-METHODS: dict[str, type[Method]] = {"feddyn": FedDyn}
+METHODS: dict[str, type[Method]] = {
+    "feddyn": FedDyn,
+    "moon": Moon,
+    "fedntd": FedNtd,
+    "trimmed-mean": TrimmedMean,
+    "median": Median,
+    "krum": Krum,
+    "geometric-median": GeometricMedian,
+}
+#: Classes of objects that this process uses: they need not be importable (a notebook's, say).
+_USED: dict[str, type[Method]] = {}
 
 
 def methods_of(local: Local, own: Method | None = None) -> tuple[Method, ...]:
@@ -50,6 +65,8 @@ def methods_for(question: Question) -> tuple[Method, ...]:
 
 def find_method(name: str) -> type[Method]:
     """A method by name, or the user's own at 'module:Class'."""
+    if name in _USED:
+        return _USED[name]
     if ":" not in name:
         if name not in METHODS:
             raise PlanError(f"method.name = '{name}' is unknown; {hint(name, METHODS, 'known')}")
@@ -84,5 +101,7 @@ def method_of(told: Mapping[str, Any]) -> Method:
 
 def told_of(method: Method) -> dict[str, Any]:
     """What a question says of a method: its name, and options that are not the defaults."""
-    told = method.model_dump(exclude_defaults=True, mode="json")
-    return {"name": method_name(type(method)), **told}
+    kind = type(method)
+    name = method_name(kind)
+    _USED.setdefault(name, kind)
+    return {"name": name, **method.model_dump(exclude_defaults=True, mode="json")}

@@ -121,6 +121,10 @@ class Method(Choice):
         """What this site kept after its last turn, by parameter; zeros before the first."""
         return self._tensors(turn, turn.site.recall(turn.question), name)
 
+    def has_kept(self, turn: Turn, name: str = "") -> bool:
+        """Whether this site kept something under this name."""
+        return any(n.startswith(self.named(name, "")) for n in turn.site.recall(turn.question))
+
     def received(self, turn: Turn, name: str = "") -> list[Tensor]:
         """What the coordinator keeps, as it came with the question (see `sends`)."""
         return self._tensors(turn, turn.question.arrays, name)
@@ -168,6 +172,36 @@ def method_name(kind: type[Method]) -> str:
 
     ours = next((name for name, known in METHODS.items() if known is kind), None)
     return ours or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def flat(update: Arrays) -> np.ndarray:
+    """An update as one vector."""
+    return np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in update.values()])
+
+
+def with_weights(
+    turn: Turn, weights: Sequence[Tensor], compute: Callable[[nn.Module], Tensor]
+) -> Tensor:
+    """What is computed on the turn's model with these weights in place of its own, as it is in
+    evaluation."""
+    module = turn.space.module
+    own = {f"model.{name}": weight for name, weight in zip(turn.space.names, weights)}
+    module.eval()
+    try:
+        return torch.func.functional_call(_Computed(module, compute), own, ())
+    finally:
+        module.train()
+
+
+class _Computed(nn.Module):
+    """A computation on a model as a module's call, so that the model's weights can be replaced."""
+
+    def __init__(self, model: nn.Module, compute: Callable[[nn.Module], Tensor]) -> None:
+        super().__init__()
+        self.model, self.compute = model, compute
+
+    def forward(self) -> Tensor:
+        return self.compute(self.model)
 
 
 def require_plain_mean(method: Method, training: Training) -> None:

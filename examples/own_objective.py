@@ -1,7 +1,7 @@
 # %% [markdown]
 # An objective of one's own: FedLC (Zhang et al. 2022, "Federated learning with label distribution
-# skew via logits calibration"). Scores are lowered by temperature * n_c^(-1/4), where a site has n_c
-# examples of class c, so that rare classes need a larger margin.
+# skew via logits calibration"). Scores are lowered by temperature * n_c^(-1/4), where a site holds
+# n_c examples of class c, so that rare classes need a larger margin.
 #
 #     cupola run own_method.toml --set method.name=own_objective:FedLC
 #     cupola sweep own_method.toml --set method.name=own_objective:FedLC \

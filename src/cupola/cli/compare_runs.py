@@ -20,6 +20,7 @@ Out = Annotated[
 class Strategy(StrEnum):
     grid = "grid"
     random = "random"
+    tpe = "tpe"
     halving = "halving"
 
 
@@ -101,10 +102,14 @@ def sweep(
     ] = None,
     strategy: Annotated[Strategy, typer.Option(help="How to search.")] = Strategy.grid,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Settings to draw (random, halving).")
+        int | None, typer.Option(min=1, help="Settings to draw (random, tpe, halving).")
     ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="ROUNDS", help="Most rounds in all.")
+    ] = None,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The metric, bytes, epsilon; may be repeated."),
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -117,10 +122,10 @@ def sweep(
     from cupola.sweep.sweeps import sweep as carry_out
 
     Shell.json = as_json
-    made = define(plan, over or (), strategy.value, trials, budget, settings or ())
+    made = define(plan, over or (), strategy.value, trials, budget, settings or (), objective or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json
-    tell(silent, f"{len(made.plans)} settings, {made.cost():,} rounds in all, into {folder}")
+    tell(silent, f"{made.count} settings, {made.cost():,} rounds in all, into {folder}")
     with watching(silent) as watch:
         found = carry_out(made, folder, watch)
     if as_json:

@@ -142,17 +142,25 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
     from rich.table import Table as Sheet
 
     from cupola.base import formatting
+    from cupola.sweep.sweep_sections import cost
 
     console = Console(highlight=False)
     sheet = Sheet(title=f"sweep of {escape(found['name'])}", title_justify="left")
     sheet.add_column("setting", overflow="fold")
     sheet.add_column(f"{escape(found['metric'])}, validation", justify="right")
-    sheet.add_column("rounds", justify="right")
+    costs = found["objectives"][1:]
+    for heading in (*costs, "rounds"):
+        sheet.add_column(heading, justify="right")
     for trial in found["trials"][:20]:
         score = trial["score"]
         said = formatting.metric(found["metric"], score) if score is not None else trial["reason"]
-        sheet.add_row(escape(trial["label"]), escape(said or "not run"), str(trial["rounds"]))
+        spent = (cost(name, trial[name]) for name in costs)
+        star = "* " if costs and trial["label"] in found["front"] else ""
+        what = (escape(star + trial["label"]), escape(said or "not run"), *spent)
+        sheet.add_row(*what, str(trial["rounds"]))
     console.print(sheet)
+    if costs:
+        console.print("* on the Pareto front: nothing else is as good in all and better in one")
     if found["best"]:
         console.print(f"best: {found['best']['label']}", markup=False, style="bold")
         console.print(f"plan: {folder / 'best.toml'}", soft_wrap=True, markup=False)

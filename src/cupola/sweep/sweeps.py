@@ -26,6 +26,7 @@ from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
 from cupola.pages.folder import RunFolder
 from cupola.sweep import samplers
+from cupola.sweep.pareto import COSTS, Trial, front, values
 from cupola.sweep.search_space import Over, grid, parse_over
 from cupola.sweep.trials import (
     NOT_CHARGED,
@@ -40,27 +41,8 @@ from cupola.sweep.trials import (
 from cupola.training.plan import Plan, changed
 
 Strategy = Literal["grid", "random", "tpe", "halving"]
-COSTS = ("bytes", "epsilon")  # what can be an objective beside the metric; less is better
 _ETA = 3
 _TRIALS = 16  # by default
-
-
-@dataclass
-class Trial:
-    """One setting: its run folders (one per seed) and how it did on validation data. bytes, epsilon:
-    what it sent (mean over seeds) and spent (most; None: nothing, or not known here)."""
-
-    label: str
-    settings: dict[str, Any]
-    folders: list[Path]
-    score: float | None = None
-    rounds: int = 0
-    reason: str | None = None
-    bytes: float | None = None
-    epsilon: float | None = None
-
-    def summary(self) -> dict[str, Any]:
-        return {**vars(self), "folders": [folder.name for folder in self.folders]}
 
 
 @dataclass(frozen=True)
@@ -93,23 +75,33 @@ class Sweep:
     def draw(self, tried: Sequence[Trial]) -> dict[str, Any] | None:
         """The setting of the next trial."""
         lower = [name in (*COSTS, *LOWER_IS_BETTER) for name in self.objectives]
-        before = [(trial.settings, values_of(trial, self.objectives)) for trial in tried]
+        reached = values(tried, self.objectives)
+        before = [(trial.settings, found) for trial, found in zip(tried, reached)]
         startup = min(10, max(1, self.count // 3))
         seed = self.seeds[0]
         return samplers.draw(self.over, self.strategy, seed, before, lower, startup)
 
     def rungs(self) -> list[tuple[int, int]]:
         """(trials, rounds each has had by then), one for grid and random."""
-        n, rounds = self.count, rounds_of(self.plan)
+        n, rounds = self.count, self.longest
         if self.strategy != "halving":
             return [(n, rounds)]
         while rounds > 1 and self.budget and self._cost(_ladder(n, rounds)) > self.budget:
             rounds -= 1
         return _ladder(n, rounds)
 
+    @property
+    def longest(self) -> int:
+        """Rounds of a trial; the most, if they are varied."""
+        own = next((axis for axis in self.over if axis.key == "rounds"), None)
+        return rounds_of(self.plan) if own is None else int(max(own.values or (own.high,)))
+
     def cost(self) -> int:
-        """Rounds in all."""
-        return self._cost(self.rungs())
+        """Rounds in all; at most, of trials that are not drawn yet."""
+        if self.strategy == "halving":
+            return self._cost(self.rungs())
+        known = [one.get("rounds", self.longest) for one in self.chosen]
+        return len(self.seeds) * (sum(known) + (self.count - len(known)) * self.longest)
 
     def _cost(self, rungs: list[tuple[int, int]]) -> int:
         before = [0, *(rounds for _, rounds in rungs[:-1])]
@@ -151,12 +143,16 @@ def define(
     sampled = drawing or trials is not None
     if strategy == "halving" and not hasattr(plan, "rounds"):
         raise PlanError(f"--strategy halving: a plan of kind '{plan.kind}' has no rounds")
+    if strategy == "halving" and any(axis.key == "rounds" for axis in axes):
+        raise PlanError(
+            "--over rounds: halving decides how long a trial runs; use another strategy"
+        )
     aims = _objectives(plan, objectives, strategy)
     made = Sweep(plan, axes, strategy, trials, budget, tuple(over), aims)
     if strategy == "grid" or not sampled:
         chosen = grid(axes)
     else:
-        affordable = (budget or 0) // (rounds_of(plan) * len(made.seeds))
+        affordable = (budget or 0) // (made.longest * len(made.seeds))
         made = replace(made, count=trials or (strategy != "halving" and affordable) or _TRIALS)
         chosen = _ends(axes) if strategy == "tpe" else _drawn(made)
     plans = [_with(plan, one) for one in chosen]
@@ -237,6 +233,7 @@ def sweep(
 
     def attempt(number: int, rounds: int) -> None:
         trial = trials[number]
+        rounds = trial.settings.get("rounds", rounds)
         if not scores.recall(trial, rounds):
             tell(f"{trial.label}: to round {rounds} (trial {number + 1} of {definition.count})")
             _try(trial, definition, rounds, progress)
@@ -291,31 +288,10 @@ def _try(trial: Trial, definition: Sweep, rounds: int, progress: Watch | None) -
     trial.rounds = rounds
     trial.score = sum(score for _, score in runs) / len(runs)
     trial.bytes = sum(found.bytes_sent for found, _ in runs) / len(runs)
-    spent = [(found.result.get("privacy") or {}).get("epsilon") for found, _ in runs]
+    spent: list[Any] = [(one.result.get("privacy") or {}).get("epsilon") for one, _ in runs]
     trial.epsilon = None if None in spent else max(spent)
-    if values_of(trial, definition.objectives) is None:
+    if values([trial], definition.objectives) == [None]:
         trial.score, trial.reason = None, "its epsilon is not known"
-
-
-def values_of(trial: Trial, objectives: Sequence[str]) -> list[float] | None:
-    """What a trial reached; None if it was not measured."""
-    found = [trial.score, *(getattr(trial, name) for name in objectives[1:])]
-    return None if None in found else found  # type: ignore[return-value]
-
-
-def front(trials: Sequence[Trial], objectives: Sequence[str]) -> list[Trial]:
-    """The Pareto front: no other trial is as good in every objective, and better in one."""
-    sign = -1 if objectives[0] in LOWER_IS_BETTER else 1
-    points = [
-        (trial, [sign * values[0], *(-value for value in values[1:])])
-        for trial in trials
-        if (values := values_of(trial, objectives)) is not None
-    ]
-    return [
-        trial
-        for trial, mine in points
-        if not any(o != mine and all(a >= b for a, b in zip(o, mine)) for _, o in points)
-    ]
 
 
 def rounds_of(plan: PlanHeader) -> int:

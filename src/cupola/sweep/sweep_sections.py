@@ -42,7 +42,7 @@ def sweep_section(summary: dict[str, Any]) -> str:
             text(t["label"]) + (" (best)" if best and t["label"] == best["label"] else ""),
             text(metric(measured, t["score"]) if finite(t["score"]) else t["reason"] or "not run"),
             *(cost(name, t[name]) for name in costs),
-            *(["on the front" if t["label"] in front else ""] if costs else []),
+            *([f"front: {_number(t)}" if t["label"] in front else ""] if costs else []),
             number(t["rounds"]),
         )
         for t in summary["trials"]
@@ -84,17 +84,23 @@ def _pareto(trials: list[dict[str, Any]], front: list[str], measured: str, costs
         )
         named = t["label"] in front
         dark = t[shade] / darkest if shade and darkest and finite(t[shade]) else 0.35
-        marks.append((t["label"] if named else "", None if named else dark))
+        marks.append((_number(t) if named else "", None if named else dark))
     unit = byte_unit(most) if across == "bytes" else PLAIN
     name = "sent, all sites" if across == "bytes" else across
     axis = Axis(name, unit, log=least > 0 and most / least > 8)
     joined = [i for i, t in enumerate(shown) if t["label"] in front] if not shade else []
     what = f"{title(measured)} against {' and '.join(costs)}"
     chart = charts.dots(points, axis, y_axis(measured), what, height=320, marks=marks, front=joined)
-    note = "Diamonds: no other setting is as good in every objective and better in one."
+    named = "; ".join(f"{_number(t)}: {t['label']}" for t in shown if t["label"] in front)
+    note = f"Diamonds: no other trial is as good in every objective and better in one. {named}."
     if shade:
         note += f" Of the others, the darker the more {shade}."
     return page.figure(f"{what}: the Pareto front", f'{chart}<p class="note">{text(note)}</p>')
+
+
+def _number(trial: dict[str, Any]) -> str:
+    """Of a trial, from its folder."""
+    return str(int(trial["folders"][0].split("-")[1]))
 
 
 def _against(axis: dict[str, Any], trials: list[dict[str, Any]], measured: str) -> str:

@@ -91,8 +91,8 @@ def _pareto(trials: list[dict[str, Any]], front: list[str], measured: str, costs
     joined = [i for i, t in enumerate(shown) if t["label"] in front] if not shade else []
     what = f"{title(measured)} against {' and '.join(costs)}"
     chart = charts.dots(points, axis, y_axis(measured), what, height=320, marks=marks, front=joined)
-    named = "; ".join(f"{_number(t)}: {t['label']}" for t in shown if t["label"] in front)
-    note = f"Diamonds: no other trial is as good in every objective and better in one. {named}."
+    settings = "; ".join(f"{_number(t)}: {t['label']}" for t in shown if t["label"] in front)
+    note = f"Diamonds: no other trial is as good in every objective and better in one. {settings}."
     if shade:
         note += f" Of the others, the darker the more {shade}."
     return page.figure(f"{what}: the Pareto front", f'{chart}<p class="note">{text(note)}</p>')

@@ -93,16 +93,17 @@ class WandB:
 
         if track.wandb == "online" and not wandb.api.api_key:  # it would ask, and wait
             raise RuntimeError("nobody is logged in: `wandb login`, or set WANDB_API_KEY")
+        waits = {"init_timeout": 20, "finish_timeout": 20} if track.wandb == "online" else {}
         settings = wandb.Settings(
-            silent=True, console="off", init_timeout=20, finish_timeout=20,
-            save_code=False, disable_code=True, disable_git=True, disable_job_creation=True,
-            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True,
-            x_save_requirements=False,
+            silent=True, console="off", save_code=False, disable_code=True, disable_git=True,
+            disable_job_creation=True, x_disable_meta=True, x_disable_stats=True,
+            x_disable_machine_info=True, x_save_requirements=False, **waits,
         )  # fmt: skip
         self.id = known or secrets.token_hex(4)
         self._run = wandb.init(
-            project=project, name=name, id=self.id, mode=track.wandb, resume="allow" if track.wandb == "online" else None,
-            config=dict(params), reinit="create_new", settings=settings,
+            project=project, name=name, id=self.id, config=dict(params), settings=settings,
+            mode=track.wandb, resume="allow" if track.wandb == "online" else None,
+            reinit="create_new",
         )  # fmt: skip
 
     def write(self, rounds: Sequence[tuple[int, Numbers]]) -> None:

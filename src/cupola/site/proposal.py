@@ -71,6 +71,7 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     """A plan from its file. modules: those that it may name code of."""
     text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
     _, given = read_toml(text + "\n")
+    given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
     plan = load_any(given)
     if plan.many:

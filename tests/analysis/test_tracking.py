@@ -225,7 +225,7 @@ def test_a_server_of_real_sites_writes_to_nobody(tmp_path, server):
 
 @pytest.mark.slow
 def test_wandb_offline_has_the_rounds_and_nothing_of_the_machine(tmp_path):
-    pytest.importorskip("wandb", reason="the extra 'track' is not installed")
+    wandb = pytest.importorskip("wandb", reason="the extra 'track' is not installed")
     os.environ["WANDB_DIR"] = str(tmp_path)
 
     def stop(progress):
@@ -236,6 +236,7 @@ def test_wandb_offline_has_the_rounds_and_nothing_of_the_machine(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         cupola.run(plan, tmp_path / "run", progress=stop)
     [run] = cupola.resume(tmp_path / "run")
+    wandb.teardown()  # its service has written all
     known = json.loads((tmp_path / "run" / "track.json").read_text())["wandb"]
     parts = sorted((tmp_path / "wandb").glob(f"offline-run-*-{known['run']}"))
     rows = [row for part in parts for row in rows_of(next(part.glob("*.wandb")))]

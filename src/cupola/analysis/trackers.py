@@ -93,11 +93,12 @@ class WandB:
 
         if track.wandb == "online" and not wandb.api.api_key:  # it would ask, and wait
             raise RuntimeError("nobody is logged in: `wandb login`, or set WANDB_API_KEY")
-        waits = {"init_timeout": 20, "finish_timeout": 20} if track.wandb == "online" else {}
+        waits: dict[str, Any] = {"init_timeout": 20, "finish_timeout": 20}
         settings = wandb.Settings(
             silent=True, console="off", save_code=False, disable_code=True, disable_git=True,
             disable_job_creation=True, x_disable_meta=True, x_disable_stats=True,
-            x_disable_machine_info=True, x_save_requirements=False, **waits,
+            x_disable_machine_info=True, x_save_requirements=False,
+            **(waits if track.wandb == "online" else {}),
         )  # fmt: skip
         self.id = known or secrets.token_hex(4)
         self._run = wandb.init(

@@ -139,8 +139,8 @@ def recipe_names() -> str:
 
 
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "upcycle", "participation",
-             "evaluation", "privacy", "budget", "sum", "engine", "track", "link", "trainable", "level",
-             "personalise", "release", "model", "loss")  # fmt: skip
+             "evaluation", "privacy", "budget", "sum", "engine", "track", "link", "trainable",
+             "level", "personalise", "release", "model", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,

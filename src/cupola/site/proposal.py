@@ -72,6 +72,7 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
     _, given = read_toml(text + "\n")
     _refuse_hidden(given)
+    given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
     plan = load_any(given)
     if plan.many:

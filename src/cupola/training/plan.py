@@ -104,9 +104,12 @@ class Plan(PlanHeader):
     key_order: ClassVar[tuple[str, ...]] = (
         "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "dtype", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
+        "participation", "evaluation", "privacy", "sum", "engine", "track", "link", "personalise",
+        "seeds",
     )  # fmt: skip
-    own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
+    own_affair: ClassVar[tuple[str, ...]] = (
+        "engine", "track", "device", "twin", "checkpoint_seconds",
+    )  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",

@@ -18,6 +18,7 @@ from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
 from cupola.data.lazy import Owners
 from cupola.data.partition import partition
+from cupola.data.stored_rows import Rows, first_unusable
 from cupola.data.transform import check_images, copy_steps, transforms
 from cupola.errors import DataError, PlanError
 from cupola.federation.program import Program
@@ -150,12 +151,12 @@ class CheckedHost(TrainingHost):
         for part in ("train", "validation", "test"):
             rows: Dataset = getattr(held, part)
             for what, values in (("inputs", rows.x), ("targets", rows.y)):
-                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                    wrong = (~torch.isfinite(values.reshape(len(values), -1))).any(1)
+                # Inputs in files are checked once, when they are loaded: not for every question.
+                wrong = None if isinstance(values, Rows) else first_unusable(values)
+                if wrong is not None:
                     raise DataError(
                         f"site {site} ({self.sites.site_name(site)}): {part} {what} hold NaN or "
-                        f"infinity, first in row {int(wrong.nonzero()[0])}; correct these rows "
-                        "or leave them out"
+                        f"infinity, first in row {wrong}; correct these rows or leave them out"
                     )
         return held
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -243,6 +243,7 @@ class Workspace:
             and generator is None
             and self._is_ready(data)
         ):
+            assert isinstance(data.x, Tensor)
             return data.x, data.y  # thousands of small sites pass here every round
         x, y = data.inputs(index), data.y[index]
         if generator is not None and data.transform is not None:
@@ -257,9 +258,16 @@ class Workspace:
         y = y.to(self.device, self.problem.dtype) if y.is_floating_point() else y.to(self.device)
         return x, y
 
+    def soon(self, data: Dataset, batches: Iterable[Any]) -> None:
+        """These batches are wanted next, one after the other."""
+        if self._features is None:
+            data.soon(batches)
+
     def _is_ready(self, data: Dataset) -> bool:
         """Whether the model takes the data set's tensors as they are."""
         x, y, dtype = data.x, data.y, self.flat.dtype
+        if not isinstance(x, Tensor):
+            return False
         same_type = x.dtype == dtype and (y.dtype == dtype or not y.is_floating_point())
         return same_type and data.prepare is None and x.device == y.device == self.flat.device
 

@@ -101,6 +101,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
         tokens=data.vocabulary,
+        precision=plan.precision,
+        device_noise=plan.device_noise,
     )
     return partly(whole, plan.trainable, plan.seed)
 
@@ -206,7 +208,8 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if ask is not None and sites and not possible(sites, ask.question):
         raise PlanError(
             f"engine.mode = '{mode}': sites cannot be computed together in this form here (random "
-            "or batch-dependent layers, or an unsupported choice); use 'auto'"
+            "or batch-dependent layers, inputs that stay in their files, or an unsupported "
+            "choice); use 'auto'"
         )
 
 

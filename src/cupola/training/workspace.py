@@ -25,6 +25,7 @@ from cupola.nn.reprogram import Adapted
 from cupola.training.choices import Trainable
 from cupola.training.features import Features
 from cupola.training.frozen import FrozenPart, frozen_names, level_of
+from cupola.training.precision import Precision, autocast, set_products
 
 Example = tuple[Tensor, Tensor]
 LIGHT = 1_000_000  # parameters below which a network without convolutions is light
@@ -59,6 +60,7 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    precision: of products. device_noise: simulated noise of single steps is drawn on the device.
     trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
     `frozen.partly`, which also wraps `build`.
     """
@@ -74,9 +76,12 @@ class Problem:
     tokens: int | None = None
     trainable: Trainable = field(default_factory=Trainable)
     frozen_seed: int = 0
+    precision: Precision = "full"
+    device_noise: bool = False
 
     def module(self) -> nn.Module:
-        return self.build().to(pick_device(self.device, self.dtype), self.dtype)
+        module = self.build().to(pick_device(self.device, self.dtype), self.dtype)
+        return autocast(module) if self.precision == "bfloat16" else module
 
     @cached_property
     def properties(self) -> Properties:
@@ -193,6 +198,7 @@ class Workspace:
 
         The frozen part is made here, from its seed; nobody else's values are taken for it.
         """
+        set_products(self.device, self.problem.precision)
         theirs = {n[6:] for n in arrays if n.startswith("model/")}
         if more := theirs.difference(self.names, self.received):
             raise FederationError(f"'model/{min(more)}' is no trainable parameter of this model")

@@ -84,6 +84,8 @@ def _form(
     space, mode = workspace_of(sites[0]), sites[0].mode
     if local.control_variates or not space.independent:
         return None
+    if space.problem.precision == "bfloat16":  # gradients by hand know nothing of autocast
+        return None
     if not mechanism.stackable or mechanism.privacy.augmentations != 1:
         return None
     if any(s.data.train.transform is not None or not s.data.train.in_memory for s in sites):

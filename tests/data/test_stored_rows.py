@@ -295,9 +295,9 @@ def test_tables_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     uneven = pa.table({"a": [[1], [1, 2]], "y": [0, 1]})
     with pytest.raises(DataError, match="lists of different lengths"):
         load("parquet", path=written(tmp_path / "u.parquet", uneven), target="y", inputs="a")
+    empty = written(tmp_path / "t.arrow", pa.table({"a": [1, 2], "y": ["b", None]}))
     with pytest.raises(DataError, match="an empty cell in the target"):
-        table = pa.table({"a": [1, 2], "y": ["b", None]})
-        load("parquet", path=written(tmp_path / "t.arrow", table), target="y")
+        load("parquet", path=empty, target="y")
     (tmp_path / "no.parquet").write_text("no table")
     with pytest.raises(DataError, match="not a readable table"):
         load("parquet", path=tmp_path / "no.parquet", target="y")

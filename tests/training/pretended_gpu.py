@@ -27,9 +27,7 @@ class OnDevice(torch.Tensor):
     @staticmethod
     def __new__(cls, held, requires_grad=False):
         like = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
-        made = torch.Tensor._make_subclass(
-            cls, like, requires_grad, dispatch_device=True
-        )
+        made = torch.Tensor._make_subclass(cls, like, requires_grad, dispatch_device=True)
         made.held = held
         return made
 
@@ -90,7 +88,7 @@ def computed(func, args, kwargs, told=None):
     def back(t):
         if not isinstance(t, torch.Tensor) or not goes:
             return t
-        return known.get(id(t), None) or OnDevice(t)
+        return known.get(id(t)) or OnDevice(t)
 
     def same(t):
         return known[id(t)] if id(t) in known else back(t)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small
-import torch
 
 import cupola
 from cupola.data import Dataset, FederatedData, Rows, SiteData
@@ -96,7 +95,7 @@ def test_a_joint_form_is_refused(tmp_path):
     plan = cupola.load(
         {
             "name": "t", "rounds": 1, "model": "linear", "engine": {"mode": "together"},
-            "data": {"name": "npy", "folder": str(tmp_path), "partition": {"kind": "iid", "sites": 3}},
+            "data": {"name": "npy", "folder": str(tmp_path)}, "data.partition.sites": 3,
         }
     )  # fmt: skip
     with pytest.raises(PlanError, match="inputs that stay in their files"):
@@ -133,9 +132,7 @@ print(status("VmHWM") - before, done.result["final"]["test"]["accuracy"])
 def test_memory_stays_flat(tmp_path):
     """200 MB of inputs: two rounds over all of them and an evaluation."""
     rng = np.random.default_rng(0)
-    x = np.lib.format.open_memmap(
-        tmp_path / "x.npy", "w+", dtype=np.float32, shape=(12_500, 4_000)
-    )
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", dtype=np.float32, shape=(12_500, 4_000))
     for start in range(0, len(x), 500):
         x[start : start + 500] = rng.standard_normal((500, 4_000), np.float32)
     y = (x[:, 0] > 0).astype(np.int64)

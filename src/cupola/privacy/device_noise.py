@@ -1,8 +1,8 @@
 """Noise of simulations, drawn on the device that computes the model.
 
-It has the same law, on the same grid, as `noise.add_noise`; a GPU draws it many at a time and spares
-the way to the CPU and back. No generator of torch is a cryptographic source: a real site's noise
-comes from the operating system, on its CPU, whatever computes its model.
+It has the same law, on the same grid, as `noise.add_noise`; a GPU draws it many at a time and
+spares the way to the CPU and back. No generator of torch is a cryptographic source: a real site's
+noise comes from the operating system, on its CPU, whatever computes its model.
 """
 
 from __future__ import annotations

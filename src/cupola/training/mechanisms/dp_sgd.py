@@ -136,7 +136,8 @@ class PrivateGradient:
         self.random: Source = source(site.secret_seed, "privacy noise", self.round, site.index)
         self.there: torch.Generator | None = None
         seed, device = site.secret_seed, self.space.device
-        if self.space.problem.device_noise and device.type == "cuda" and seed is not None:
+        elsewhere = device.type not in ("cpu", "mps")  # MPS has no float64
+        if self.space.problem.device_noise and elsewhere and seed is not None:
             self.there = device_generator(device, seed, "noise", self.round, site.index)
         self.engine = per_sample(self.space)
         self.canary = site.canary

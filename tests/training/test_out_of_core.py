@@ -95,7 +95,7 @@ def test_a_joint_form_is_refused(tmp_path):
     plan = cupola.load(
         {
             "name": "t", "rounds": 1, "model": "linear", "engine": {"mode": "together"},
-            "data": {"name": "npy", "folder": str(tmp_path)}, "data.partition.sites": 3,
+            "data": {"name": "npy", "folder": str(tmp_path)},
         }
     )  # fmt: skip
     with pytest.raises(PlanError, match="inputs that stay in their files"):
@@ -115,7 +115,7 @@ def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith(key))
 
-plan = cupola.load({"name": "t", "rounds": 1, "model": "linear", "local.batch_size": 64,
+plan = cupola.load({"name": "t", "rounds": 1, "model": "linear",
     "data": {"name": "digits", "partition": {"kind": "iid", "sites": 3}}})
 cupola.run(plan, folder=folder / f"warm {how}")  # whatever a run needs besides data
 before = status("VmRSS")

@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import small
 
 import cupola
+from cupola.analysis.protocol import OwnSite
 from cupola.data import Dataset, FederatedData, Rows, SiteData
 from cupola.data.loaders.array_files import ArrayFile
 from cupola.errors import PlanError
 from cupola.training import Local, Privacy
+from cupola.training.own_data import describe, own_host
 
 
 def in_files(data: FederatedData, folder: Path) -> FederatedData:
@@ -100,6 +104,37 @@ def test_a_joint_form_is_refused(tmp_path):
     )  # fmt: skip
     with pytest.raises(PlanError, match="inputs that stay in their files"):
         cupola.run(plan, folder=tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_real_site_takes_its_data_from_its_files(kind, tmp_path):
+    """Its labels in the plan's order, by settings like those that `site join --data` writes."""
+    x, names = np.random.default_rng(0).random((30, 4), np.float32), ["ill", "well"]
+    y = np.arange(30) % 2
+    if kind == "npy":
+        np.save(tmp_path / "x.npy", x)
+        np.save(tmp_path / "y.npy", y)
+        np.save(tmp_path / "class_names.npy", np.array(names))
+        settings = describe(tmp_path, None) | {"folder": "."}
+    else:
+        table = {str(i): x[:, i] for i in range(4)} | {"state": [names[i] for i in y]}
+        pq.write_table(pa.table(table), tmp_path / "own.parquet")
+        settings = describe(tmp_path / "own.parquet", "state") | {"path": "own.parquet"}
+    plan = cupola.load(
+        {
+            "name": "t", "rounds": 1, "model": "linear",
+            "data": {
+                "name": "elsewhere", "called": "ours", "kind": "classification", "shape": [4],
+                "class_names": ["well", "ill"],
+            },
+        },
+        elsewhere=True,
+    )  # fmt: skip
+    site = OwnSite(1, 3, settings, tmp_path, tmp_path, rules=None)
+    held = own_host(plan, site).data(1).train
+    assert not held.in_memory
+    assert held.y.tolist() == (1 - y).tolist()
+    assert (held.inputs().numpy() == x).all()
 
 
 MEASURED = """

@@ -22,7 +22,7 @@ from torch import Tensor
 from cupola.errors import DataError
 
 Index = Tensor | np.ndarray | Sequence[int] | slice | None
-BLOCK_BYTES = 16 << 20  # read at a time where all inputs are looked at
+BLOCK_BYTES = 4 << 20  # read at a time where all inputs are looked at
 THREADS = 8  # most that decode at once
 
 

@@ -59,10 +59,9 @@ def alike(a: Dataset, b: Dataset) -> None:
         DRAWN.integers(0, 256, (40, 6, 5, 3), np.uint8),
         DRAWN.standard_normal((40, 7)),
         DRAWN.standard_normal((40, 7)).astype(np.float16),
-        np.asfortranarray(DRAWN.standard_normal((40, 7)).astype(np.float32)),
         DRAWN.integers(0, 50, (40, 4)),
     ],
-    ids=["grey", "channels last", "float64", "float16", "fortran", "tokens"],
+    ids=["grey", "channels last", "float64", "float16", "tokens"],
 )
 def test_npy_is_an_unpacked_npz(tmp_path: Path, x: np.ndarray) -> None:
     y = DRAWN.integers(0, 3, 40)
@@ -143,6 +142,9 @@ def test_files_of_objects_and_of_one_axis_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(3))
     with pytest.raises(DataError, match="one axis"):
         load("npy", folder=tmp_path)
+    np.save(tmp_path / "x.npy", np.asfortranarray(np.zeros((3, 2))))
+    with pytest.raises(DataError, match="Fortran order"):
+        load("npy", folder=tmp_path)
     np.save(tmp_path / "x.npy", np.array([[{}]]), allow_pickle=True)
     with pytest.raises(DataError, match="plain numbers"):
         load("npy", folder=tmp_path)
@@ -151,13 +153,14 @@ def test_files_of_objects_and_of_one_axis_are_refused(tmp_path: Path) -> None:
 def test_readers_are_pickled_by_path(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", DRAWN.standard_normal((10_000, 20)))
     rows = Rows(ArrayFile(tmp_path / "x.npy"))[5000:]
-    rows.soon([[0]])
     packed = pickle.dumps(rows)
     assert len(packed) < 8 * 5000 + 2000  # its index, not its contents
     assert torch.equal(pickle.loads(packed).read([7]), rows.read([7]))
     np.save(tmp_path / "x.npy", np.zeros((3, 20)))
     with pytest.raises(DataError, match="3 rows here, 10000 there"):
         pickle.loads(packed)
+    with pytest.raises(DataError, match="has become shorter"):  # and does not end the process
+        rows.read([7])
 
 
 def pictures(folder: Path, n: int = 6) -> Path:

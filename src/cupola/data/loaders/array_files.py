@@ -1,10 +1,12 @@
-"""Memory-mapped arrays (.npy) that need not fit in memory: `npy`, the files of an unpacked npz."""
+"""Arrays (.npy) that need not fit in memory: `npy`, the files of an unpacked npz."""
 
 from __future__ import annotations
 
-import mmap
+import itertools
+import math
+import os
+import weakref
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,6 @@ from cupola.data.loading import dataset
 from cupola.data.stored_rows import Rows, first_unusable
 from cupola.errors import DataError
 
-RELEASE = 64 << 20  # bytes of pages that a process keeps mapped before it lets go of them
-FAULT = 64 << 10  # what a first touch maps at most, however small a row is
-
 _OF_ROWS = ("x", "x_train", "x_test")
 
 
@@ -29,7 +28,7 @@ def npy(
 ) -> Source:
     """A folder of .npy files with the names and meanings of npz's arrays: x.npy and y.npy, or
     x_train.npy, y_train.npy, x_test.npy, y_test.npy; optional site.npy, local_test.npy,
-    class_names.npy. Inputs (x...) are memory-mapped and read batch by batch; all else is loaded.
+    class_names.npy. Inputs (x...) are read batch by batch; all else is loaded.
 
     check: look for NaN and infinity in all inputs when the set is loaded, at the speed of the disk
     (whole numbers need no look). Without it a sample that is not finite makes its update fail.
@@ -62,49 +61,55 @@ def _loaded(path: Path, mapped: bool = False) -> np.ndarray:
 
 
 class ArrayFile:
-    """Reader of a memory-mapped .npy file; inputs are turned into what models take (uint8 images
-    with channels first, float32, int64) as they are read.
+    """Reader of a .npy file; inputs are turned into what models take (uint8 images with channels
+    first, float32, int64) as they are read.
 
-    Pages stay with the process that touched them until the system needs memory. So that a run is
-    seen to take what it takes, they are let go after every 64 MB: they stay in the system's cache.
+    Rows are read at their place in the file, neighbours in one piece. A memory map would do the
+    same, but a file that somebody shortens would kill the process instead of being refused, and
+    pages that were touched would count as the process's memory.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._open()
-        like = as_inputs(np.array(self._array[:1]))
+        like = as_inputs(self._raw(np.arange(min(1, self._rows))))
         self.dtype: torch.dtype = like.dtype
-        self.shape: tuple[int, ...] = (len(self._array), *like.shape[1:])
+        self.shape: tuple[int, ...] = (self._rows, *like.shape[1:])
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def _open(self) -> None:
-        self._array = _loaded(self.path, mapped=True)
-        if self._array.ndim < 2 and self._array.dtype != object:
+        head = _loaded(self.path, mapped=True)
+        assert isinstance(head, np.memmap)
+        if head.ndim < 2:
             raise DataError(f"{self.path}: inputs have rows; an array of one axis has none")
-        self._map = self._array.base
-        self._each = self._array.itemsize * int(np.prod(self._array.shape[1:], dtype=np.int64))
-        self._touched, self._lock = 0, Lock()
+        if not head.flags.c_contiguous:
+            raise DataError(
+                f"{self.path}: a row lies in pieces (Fortran order); save np.ascontiguousarray(x)"
+            )
+        self._rows, self._stored = len(head), head.dtype
+        self._inner, self._offset = head.shape[1:], int(head.offset)
+        self._each = head.itemsize * math.prod(self._inner)
+        self._file = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
 
     def read(self, places: np.ndarray) -> Tensor:
-        if np.all(places[1:] >= places[:-1]):
-            made = np.asarray(self._array[places])
-        else:
-            order = np.argsort(places, kind="stable")  # forwards through the file
-            made = np.empty((len(places), *self._array.shape[1:]), self._array.dtype)
-            made[order] = self._array[places[order]]
-        self._touch(len(places))
-        return as_inputs(made)
+        return as_inputs(self._raw(places))
 
-    def _touch(self, rows: int) -> None:
-        with self._lock:
-            self._touched += rows * max(self._each, FAULT)
-            if self._touched < RELEASE:
-                return
-            self._touched = 0
-        if isinstance(self._map, mmap.mmap) and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED)  # a reader in between finds them again
+    def _raw(self, places: np.ndarray) -> np.ndarray:
+        made = np.empty((len(places), *self._inner), self._stored)
+        bytes_of = memoryview(made.reshape(-1).view(np.uint8))
+        breaks = np.flatnonzero(np.diff(places) != 1) + 1
+        for start, stop in itertools.pairwise([0, *breaks.tolist(), len(places)]):
+            part = bytes_of[start * self._each : stop * self._each]
+            at = self._offset + int(places[start]) * self._each if len(part) else 0
+            while len(part):
+                got = os.preadv(self._file, [part], at)
+                if not got:
+                    raise DataError(f"{self.path} has become shorter than when it was opened")
+                part, at = part[got:], at + got
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """By its path: what is computed elsewhere opens the file there."""
@@ -113,5 +118,5 @@ class ArrayFile:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
-        if len(self._array) != self.shape[0]:
-            raise DataError(f"{self.path} has {len(self._array)} rows here, {self.shape[0]} there")
+        if self._rows != self.shape[0]:
+            raise DataError(f"{self.path} has {self._rows} rows here, {self.shape[0]} there")

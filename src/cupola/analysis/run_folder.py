@@ -189,7 +189,7 @@ def _inner(folder: Path, plan: PlanHeader) -> list[str]:
         names = [Path(entry["folder"]).name for entry in read_json(path)]
     except DataError:
         names = [label for label, _ in plan.settings()]
-    return [name for name in names if holds(folder / name)]
+    return [name for name in names if name not in ("", "..") and holds(folder / name)]
 
 
 def same_plan(folder: Path, plan: PlanHeader) -> bool:

@@ -50,9 +50,10 @@ def _draw(folder: Path, trust: bool) -> Path:
 
         return draw_sweep(folder)
     if (folder / "results.json").is_file():
-        from cupola.cli.reproduce import load_tool
+        from cupola.cli.reproduce import HERE, load_tool
 
-        return load_tool("run").draw(folder)
+        # Code that lies here may have come with the folder.
+        return load_tool("run", *(HERE if trust else ())).draw(folder)
     return reports.write(folder, trust=trust)
 
 

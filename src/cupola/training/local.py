@@ -151,7 +151,7 @@ def _descended(
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
     batches = work.batches
-    if not whole:  # all that a site has is not to be in memory at once
+    if local.work != "gradient":  # all that a site has is not to be in memory at once
         space.soon(site.data.train, batches)
     for step, (index, alpha) in enumerate(zip(batches, coefficients), 1):
         grads = gradient(index, augment)

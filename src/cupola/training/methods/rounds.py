@@ -126,10 +126,13 @@ class Methods:
                 whole.arrays[f"model/{name}"] = array * whole.weights[f"model/{name}"]
         return whole
 
-    def step(self, state: State, update: Arrays, total: Total, round: int, share: float) -> Arrays:
-        """Model, optimizer and what methods keep, after a step along the mean update. share: of all
-        sites' weight."""
+    def step(
+        self, state: State, update: Arrays, total: Total | None, round: int, share: float
+    ) -> Arrays:
+        """Model, optimizer and what methods keep, after a step along the mean update. total: that
+        it is of, if methods may see it. share: of all sites' weight."""
         kept: Arrays = {}
+        total = Total() if total is None else total
         for method in self.all:
             own = {
                 n.removeprefix(f"{method.prefix}/"): a

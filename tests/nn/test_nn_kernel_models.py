@@ -92,11 +92,11 @@ def test_every_model_takes_every_norm(name, kind):
 def test_kernel_options_reach_the_layers():
     module = build(
         "resnet9", (3, 16, 16), 10, 0, norm="kernel", kernel_dropout=0.2, last_dropout=0.3,
-        always_drop=True,
+        kernel_evaluation="random",
     )  # fmt: skip
     layers = [m for m in module.modules() if isinstance(m, KNConv | KernelNorm)]
     assert [m.dropout for m in layers] == [0.2] * 8 + [0.3]
-    assert all(m.always and m.random for m in module.eval().modules() if m in layers)
+    assert all(m.random for m in module.eval().modules() if m in layers)
     # The same model without draws: the same function in training and evaluation.
     calm = build("resnet9", (3, 16, 16), 10, 0, norm="kernel", kernel_dropout=0, last_dropout=0)
     x = torch.rand(2, 3, 16, 16)

@@ -102,6 +102,7 @@ class Plan(PlanHeader):
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
     renamed: ClassVar[Mapping[str, str]] = {
+        "model.always_drop": "model.kernel_evaluation",
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",
     }

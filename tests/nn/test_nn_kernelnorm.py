@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import kernelnorm_reference as reference
 import pytest
@@ -308,15 +309,70 @@ def test_draws_under_vmap():
         vmap(grad(loss), (None, 0))(parameters, x)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_export(training):
-    module = model(0.2).train(training)
-    x = torch.rand(3, 2, 4, 4)
-    exported = torch.export.export(module, (x,), strict=False).module()
-    if training:
-        assert not torch.equal(exported(x), exported(x))
-    else:
-        torch.testing.assert_close(exported(x), module(x))
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_arguments_are_those_of_torchs_layers(kind):
+    torchs = inspect.signature([nn.Conv1d, nn.Conv2d, nn.Conv3d][kind - 1]).parameters
+    ours = inspect.signature(CONV[kind]).parameters
+    assert list(ours)[: len(torchs)] == list(torchs)
+    assert all(ours[name].default == p.default for name, p in torchs.items())
+    places = ["kernel_size", "stride", "padding", "dilation", "padding_mode"]
+    assert list(inspect.signature(NORM[kind]).parameters)[:5] == places
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("padding", ["same", "valid", 2])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_windows_lie_where_torchs_convolution_has_them(padding, mode):
+    plain = nn.Conv2d(2, 3, (4, 3), padding=padding, dilation=(1, 2), padding_mode=mode)
+    layer = KNConv2d(2, 3, (4, 3), 1, padding, (1, 2), padding_mode=mode, dropout=0.0)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.rand(2, 2, 9, 8)
+    out, mu, scale = layer.masked(x, None)
+    total = plain.weight.sum((1, 2, 3)).view(-1, 1, 1)
+    bias = plain.bias.view(-1, 1, 1)
+    torch.testing.assert_close((plain(x) - bias - mu * total) * scale + bias, out)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    assert KernelNorm2d((4, 3), 1, padding, (1, 2), mode)(x[0]).dim() == 3
+
+
+def test_layers_are_made_where_they_are_wanted():
+    layer = KNConv2d(3, 4, 3, device="meta", dtype=torch.float64)
+    assert layer.weight.is_meta
+    assert layer.weight.dtype == layer.bias.dtype == torch.float64
+
+
+def test_evaluation_has_the_statistics_expected_of_the_dropped_copy():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1, 64, 6, 6, dtype=torch.float64, generator=generator)
+    layer = KNConv2d(64, 3, 3, dropout=0.3, dtype=torch.float64).train()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.default_generator.manual_seed(1)
+        scales = [layer.masked(x, layer._drawn(x))[2] for _ in range(400)]
+        drawn = torch.stack(scales).square().reciprocal().mean(0)  # variance + eps
+        layer.eval()
+        found = layer.masked(x, None)[2].square().reciprocal()
+        assert float((found / drawn - 1).abs().max()) < 0.02
+        assert torch.equal(layer(x), layer(x))
+        expected, layer.evaluation = layer(x), "off"
+        plain = KNConv2d(64, 3, 3, dropout=0.0, dtype=torch.float64)
+        plain.load_state_dict(layer.state_dict())
+        assert torch.equal(layer(x), plain(x))
+        assert not torch.allclose(expected, plain(x))
+        plain.dropout, layer.evaluation = 0.3, "random"
+        assert layer.random
+        torch.default_generator.manual_seed(2)
+        random = layer(x)
+        torch.default_generator.manual_seed(2)
+        assert torch.equal(plain.train()(x), random)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")
+def test_expected_statistics_have_the_right_derivatives():
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    layer = KNConv2d(2, 3, 2, dilation=2, stride=2, padding=1, dropout=0.4).double().eval()
+    for module in (layer, KernelNorm2d(2, dropout=0.4).eval()):
+        assert torch.autograd.gradcheck(module, x)
+        assert torch.autograd.gradgradcheck(module, x)
 
 
 def test_inspection_names_draws_and_nothing_else():

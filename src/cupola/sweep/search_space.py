@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cupola.analysis.plan_file import parse_setting
+from cupola.base.randomness import generator
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 
 _RANGE = re.compile(r"^\s*([-+.\deE]+)\s*\.\.\s*([-+.\deE]+?)\s*(:log)?\s*$")
 _FORBIDDEN = {"seed", "seeds", "grid", "name"}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cupola.base.philox import derive
+from cupola.base.randomness import derive
 from cupola.base.registry import Registry
 from cupola.errors import PlanError
 

@@ -13,14 +13,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.base.philox import LOW, M0, M1, derive, key, philox, round_keys
-
 if TYPE_CHECKING:
     import torch
 
-_P0, _P1 = np.uint64(M0), np.uint64(M1)  # for compiled code
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([[_M0], [_M1]], np.uint64)
+_WEYL = np.array([_W0, _W1], np.uint64)
+_LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
+_P0, _P1 = np.uint64(_M0), np.uint64(_M1)  # for compiled code
 _BUCKET_BITS = 20  # of a key, at most, that choose its bucket
+
+
+@lru_cache(maxsize=4096)
+def _key(seed: int, purpose: str) -> tuple[int, int]:
+    """64-bit Philox key of (seed, purpose), mixed by numpy's SeedSequence."""
+    words = np.random.SeedSequence([seed, *purpose.encode()]).generate_state(2, np.uint32)
+    return int(words[0]), int(words[1])
+
+
+def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Philox4x32-10 (Salmon et al., SC 2011) of counters, shape (..., 4) uint32, vectorised."""
+    words = np.moveaxis(counter, -1, 0).reshape(2, 2, -1).astype(np.uint64)
+    even, odd = words[:, 0].copy(), words[:, 1].copy()  # both multiplications of a round in one
+    product = np.empty_like(even)
+    for round_key in _round_keys(key):
+        np.multiply(_MULTIPLIERS, even, out=product)
+        np.bitwise_xor(odd, round_key, out=even)
+        np.bitwise_and(product[::-1], _LOW, out=odd)
+        np.right_shift(product, _SHIFT, out=product)
+        np.bitwise_xor(even, product[::-1], out=even)
+    mixed = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1)
+    return mixed.astype(np.uint32).reshape(counter.shape)
+
+
+@lru_cache(maxsize=4096)
+def _round_keys(key: tuple[int, int]) -> np.ndarray:
+    """The keys of the ten rounds, shape (10, 2, 1)."""
+    steps = np.arange(10, dtype=np.uint64)[:, None]
+    return ((np.array(key, np.uint64) + steps * _WEYL) & _LOW)[..., None]
 
 
 def _block(seed: int, purpose: str, round: int, sites: np.ndarray, blocks: int) -> np.ndarray:
@@ -30,7 +62,20 @@ def _block(seed: int, purpose: str, round: int, sites: np.ndarray, blocks: int) 
     counter[..., 1] = (sites & 0xFFFFFFFF)[:, None]
     counter[..., 2] = np.uint32(round & 0xFFFFFFFF)
     counter[..., 3] = np.uint32(round >> 32)
-    return philox(counter, key(seed, purpose)).reshape(len(sites), -1).view(np.uint64)
+    return philox(counter, _key(seed, purpose)).reshape(len(sites), -1).view(np.uint64)
+
+
+def derive(seed: int, purpose: str, round: int = 0, site: int = 0) -> int:
+    """A 63-bit seed of its own for one (seed, purpose, round, site)."""
+    # The first word of `_block`, in plain integers: ten times as fast for a single number.
+    c0, c1, c2, c3 = 0, site & 0xFFFFFFFF, round & 0xFFFFFFFF, round >> 32
+    k0, k1 = _key(seed, purpose)
+    for _ in range(10):
+        p0, p1 = _M0 * c0, _M1 * c2
+        c0, c1 = (p1 >> 32) ^ c1 ^ k0, p1 & 0xFFFFFFFF
+        c2, c3 = (p0 >> 32) ^ c3 ^ k1, p0 & 0xFFFFFFFF
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+    return ((c1 << 32) | c0) >> 1
 
 
 def generator(seed: int, purpose: str, round: int = 0, site: int = 0) -> np.random.Generator:
@@ -59,7 +104,7 @@ def permutations(
     if "numba" in sys.modules:  # loading it for this alone would take longer than a short run
         ends = np.cumsum(count).tolist()
         order = np.empty(sum(ends[-1:]), np.int64)
-        keys = round_keys(key(seed, purpose))[..., 0]
+        keys = _round_keys(_key(seed, purpose))[..., 0]
         _compiled()(keys, np.uint64(round), number.astype(np.uint64), count, order)
         return [order[start:end] for start, end in zip([0, *ends], ends)]
     return _permutations(seed, purpose, round, number, count)
@@ -116,12 +161,12 @@ def _shuffle_all(round_keys: Any, round: Any, sites: Any, sizes: Any, order: Any
     for k in range(len(sizes)):
         n = sizes[k]
         for block in range((n + 3) // 4):
-            c0, c1 = np.uint64(block), sites[k] & LOW
-            c2, c3 = round & LOW, round >> _SHIFT
+            c0, c1 = np.uint64(block), sites[k] & _LOW
+            c2, c3 = round & _LOW, round >> _SHIFT
             for step in range(10):
                 p0, p1 = _P0 * c0, _P1 * c2
-                c0, c1 = (p1 >> _SHIFT) ^ c1 ^ round_keys[step, 0], p1 & LOW
-                c2, c3 = (p0 >> _SHIFT) ^ c3 ^ round_keys[step, 1], p0 & LOW
+                c0, c1 = (p1 >> _SHIFT) ^ c1 ^ round_keys[step, 0], p1 & _LOW
+                c2, c3 = (p0 >> _SHIFT) ^ c3 ^ round_keys[step, 1], p0 & _LOW
             for i, word in enumerate((c0, c1, c2, c3)):
                 keys[4 * block + i] = (word << _SHIFT) | np.uint64(4 * block + i)
 
@@ -146,5 +191,5 @@ def _shuffle_all(round_keys: Any, round: Any, sites: Any, sizes: Any, order: Any
                 j -= 1
             queue[j] = key
         for i in range(n):
-            order[first + i] = np.int64(queue[i] & LOW)
+            order[first + i] = np.int64(queue[i] & _LOW)
         first += n

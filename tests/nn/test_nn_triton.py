@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from cupola.errors import PlanError
+from cupola.nn import fused
+
 CODE = """
 import torch
 from cupola.nn import fused
@@ -41,3 +44,11 @@ def test_the_kernel_finds_what_the_cpu_does():
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.stdout.strip() == "equal", found.stderr[-2000:]
+
+
+def test_without_triton_it_is_refused():
+    if importlib.util.find_spec("triton") is not None:
+        pytest.skip("Triton is installed")
+    with pytest.raises(PlanError, match=r"cupola\[triton\]"):
+        fused.use_triton()
+    fused.use_triton(False)

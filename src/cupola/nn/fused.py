@@ -12,11 +12,14 @@ are True where the copy has a zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from cupola.errors import PlanError
 
 Sizes = tuple[int, ...]
 
@@ -53,12 +56,36 @@ class Geometry(NamedTuple):
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation))
 
 
+#: `triton_statistics.window_statistics` once `use_triton` was called.
+_by_triton: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+def use_triton(on: bool = True) -> None:
+    """Find the statistics of images on GPUs by one Triton kernel (extra 'triton') from now on."""
+    global _by_triton
+    if on:
+        try:
+            from cupola.nn.triton_statistics import window_statistics
+        except ImportError:
+            raise PlanError(
+                "use_triton needs Triton, which is not installed: pip install 'cupola[triton]'"
+            ) from None
+    _by_triton = window_statistics if on else None
+
+
+def _is_for_triton(x: Tensor, at: Geometry) -> bool:
+    plain = not torch._C._functorch.is_functorch_wrapped_tensor(x) and not is_recorded()
+    return x.is_cuda and plain and len(at.kernel) == 2 and x.dtype != torch.float64
+
+
 def _statistics(x: Tensor, drop: Tensor | None, at: Geometry) -> tuple[Tensor, Tensor]:
     """Mean and 1/sqrt(var + eps) of every window; drop: True where the copy has a zero.
 
     A window's variance is the mean variance over channels plus the variance of channel means, which
     are shifted by their mean over the sample: nothing large is subtracted.
     """
+    if _by_triton is not None and _is_for_triton(x, at):
+        return _by_triton(x, drop, at)
     y, scale = x, 1.0
     if drop is not None:
         y, scale = torch.where(drop, 0.0, x), 1 / (1 - at.dropout)

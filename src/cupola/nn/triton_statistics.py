@@ -1,9 +1,9 @@
 """Statistics of windows by one Triton kernel, for GPUs: no copies and no maps in between.
 
-The same numbers as `fused` finds on a CPU, for images (n, C, H, W) in float32 or below; every window is
-read twice, for its mean and for its variance, so that nothing large is subtracted. It is compared
-with the CPU form in Triton's interpreter (`TRITON_INTERPRET=1`); `enable()` switches it on. It has
-not been run on a GPU.
+The same numbers as `fused` finds on a CPU, for images (n, C, H, W) in float32 or below; every
+window is read twice, for its mean and for its variance, so that nothing large is subtracted. It is
+compared with the CPU form in Triton's interpreter (`TRITON_INTERPRET=1`); `fused.use_triton`
+switches it on. It has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _window_statistics(
 
 
 def window_statistics(x: Tensor, drop: Tensor | None, at: Any) -> tuple[Tensor, Tensor]:
-    """Mean and 1/sqrt(var + eps) of every window, (n, 1, rows, columns), as `fused` defines them."""
+    """Mean and 1/sqrt(var + eps) of every window, (n, 1, rows, columns), as by `fused`."""
     x = x.contiguous()
     n, channels, high, wide = x.shape
     rows, columns = (

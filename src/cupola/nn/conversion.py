@@ -84,8 +84,10 @@ def kernel_normalise(
     end = convolutions[-1]
     if not any(isinstance(part, nn.Linear) for _, part in calls[end:]):
         convolutions.pop()  # it gives the scores, as a last linear layer does elsewhere
-    made = {str(calls[i][0].target): _converted(calls[i][1], dropout, evaluation)
-            for i in convolutions}  # fmt: skip
+    made: dict[str, nn.Module] = {}
+    for i in convolutions:
+        node, part = calls[i]
+        made[str(node.target)] = _converted(part, dropout, evaluation)
     made |= {str(n.target): _emptied(n) for n, part in calls if isinstance(part, _NORMS)}
     if last_dropout is not None and any(_is(node, _JOINS) for node, _ in calls):
         kind = _SINGLE[_CONVOLUTIONS[type(calls[end][1])]]  # type: ignore[index]

@@ -53,7 +53,7 @@ class _Windows(nn.Module):
     evaluation: Evaluation
     geometry: Geometry
     around: Sizes  # padding that is uneven or not of zeros, as `F.pad` takes it
-    padding_mode: str
+    padding_mode: PaddingMode
 
     @property
     def random(self) -> bool:

@@ -1,6 +1,6 @@
 """What the three ways to evaluate a kernel-normalised network make of its accuracy and its loss.
 
-    python benchmarks/kernelnorm/evaluation.py                # all, about half an hour on a core
+    python benchmarks/kernelnorm/evaluation.py                # all; DenseNet takes half of the time
     python benchmarks/kernelnorm/evaluation.py --models resnet8 --seeds 1
     python benchmarks/kernelnorm/evaluation.py --table        # evaluation.json in Markdown
 

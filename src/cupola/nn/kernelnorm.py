@@ -359,7 +359,7 @@ def _given_pairs(padding: Padding, rank: int, at: Geometry) -> list[tuple[int, i
             f"padding = {padding!r}: 'same', 'valid', one number, {rank} of them, or {rank} pairs "
             "(before, after)"
         )
-    return pairs  # type: ignore[return-value]
+    return pairs
 
 
 def _pairs(around: Sizes) -> list[tuple[int, int]]:

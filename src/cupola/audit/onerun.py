@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cupola.audit.replayed_run import Subject, flat
-from cupola.federation.randomness import derive, generator
+from cupola.base.randomness import derive, generator
 from cupola.privacy.events import Event
 from cupola.privacy.lower_bounds import one_run_p_value
 from cupola.training.local import train

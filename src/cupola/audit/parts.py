@@ -12,7 +12,7 @@ from cupola.audit import judging
 from cupola.audit.registry import audited
 from cupola.audit.replayed_run import Step, Subject
 from cupola.base.cores import one_core_each
-from cupola.federation.randomness import derive
+from cupola.base.randomness import derive
 
 FALSE_ALARM = 5e-4  # of all parts together: half of the verdict's
 MOST = 24  # tests of any mechanism, for a bar

@@ -26,12 +26,12 @@ from cupola.audit.replayed_run import (
     state_of,
     together_less_alone,
 )
+from cupola.base.randomness import derive, generator
 from cupola.data.dataset import Dataset, SiteData
 from cupola.errors import FederationError
 from cupola.federation.federation import Total
 from cupola.federation.message import Contribution, Question
 from cupola.federation.program import State
-from cupola.federation.randomness import derive, generator
 from cupola.federation.site import SiteContext
 from cupola.privacy.events import Gaussian, SampledGaussian
 from cupola.privacy.matrix import find as find_matrix

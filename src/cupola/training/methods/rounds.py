@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.base.randomness import permutation
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question
 from cupola.federation.program import Ask, Reply, State
-from cupola.federation.randomness import permutation
 from cupola.training.methods import methods_of, told_of
 from cupola.training.methods.base import Method, Round
 

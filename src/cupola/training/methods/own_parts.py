@@ -33,9 +33,8 @@ def with_own_parts(turn: Turn, method: Method | None) -> Arrays:
     own = staying(method, turn.space.module)
     if method is None or not own:
         return arrays
-    start = method.named(OWN, "")
     kept = turn.site.recall(turn.question)
-    parts = {name: kept[start + name] for name in own if start + name in kept}
+    parts = {name: kept[key] for name in own if (key := method.named(OWN, name)) in kept}
     parts |= {name: arrays[name] for name in own if name in arrays}
     if len(parts) < len(own):
         if turn.question.options.get(HANDED):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cupola.training import methods
+from cupola.errors import PlanError
 from cupola.training.choices import (
     NOISE,
     Choice,
@@ -17,6 +17,8 @@ from cupola.training.choices import (
     Share,
     Sum,
 )
+from cupola.training.methods import Method as TrainingMethod
+from cupola.training.methods import method_of
 
 Method = Literal[
     "pfa", "random", "finetune", "distill", "ewc", "scratch", "ditto", "pfedme", "fedper", "fedrep",
@@ -103,14 +105,18 @@ class Personalise(Choice):
                     f"options.{name}: options are of those of {', '.join(FEDERATED)} that methods "
                     "names"
                 )
+        try:
+            self.federated()
+        except PlanError as error:
+            raise ValueError(f"options: {error}") from None
         if self.curve and self.release is not None:
             raise ValueError("curve needs exact vectors: leave release out")
         return self
 
-    def federated(self) -> dict[str, methods.Method]:
+    def federated(self) -> dict[str, TrainingMethod]:
         """The methods by which all sites train on together, with their options."""
         named = [name for name in self.methods if name in FEDERATED]
-        return {n: methods.method_of({"name": n, **self.options.get(n, {})}) for n in named}
+        return {n: method_of({"name": n, **self.options.get(n, {})}) for n in named}
 
     def alone(self, judge: Evaluation) -> dict[str, Any]:
         """What every site that adapts alone is told, whatever the method."""
@@ -144,6 +150,13 @@ def require_tellable(choice: Personalise, privacy: Privacy, sums: Sum, task: str
         raise ValueError(
             "personalise.methods: random groups overlap those of 'pfa', and both begin with one "
             "model: differences of their masked totals would tell of single sites"
+        )
+    together = [method for method in choice.methods if method in FEDERATED]
+    if sums.masked and "pfa" in choice.methods and together and choice.groups != 1:
+        raise ValueError(
+            f"personalise.methods: '{together[0]}' trains over all sites and 'pfa' over groups of "
+            "them, from one model: differences of their masked totals would tell of sites that are "
+            "in no group; try them in two runs"
         )
     if sums.masked and choice.minimum < sums.minimum:
         raise ValueError(

@@ -344,7 +344,7 @@ class Personalisation:
             judge = self.training.evaluation
             watched = "validation" in self.splits and not self.private
             method = self.choice.federated().get(job.method)
-            own = {} if method is None else {"method": method, "goes_on": True}
+            own: dict[str, Any] = {} if method is None else {"method": method, "goes_on": True}
             self._groups[key] = replace(
                 self.make(job.sites, seed),
                 **own,

@@ -103,7 +103,7 @@ class Personalisation:
             require_groups(self.choice, self.training.sites, self.make)
         for method in self.choice.federated():
             try:
-                self.inner(Job("train", method, sites=tuple(range(self.training.sites))))
+                self.of_all(method)
             except PlanError as error:
                 raise PlanError(
                     f"personalise: '{method}' cannot adapt: {error} (local work is set in "
@@ -358,6 +358,10 @@ class Personalisation:
                 ),
             )
         return self._groups[key]
+
+    def of_all(self, method: str) -> Training:
+        """The adaptation of all sites together by a method."""
+        return self.inner(Job("train", method, sites=tuple(range(self.training.sites))))
 
     def asks_of_group(self, state: State, job: Job) -> Iterator[Ask]:
         """All questions to a group, for a rehearsal. state: any of this program's second part."""

@@ -48,7 +48,7 @@ JUDGED = "evaluation.on=sites", "data.partition.test=0.3"
 NEEDS: dict[str, tuple[str, ...]] = {
     "fedper": (*JUDGED, "model={name='mlp',hidden=[6]}"),
     "fedrep": (*JUDGED, "model={name='mlp',hidden=[6]}"),
-    "fedbn": (*JUDGED, "model={name='choice_pairs:normed'}"),
+    "fedbn": (*JUDGED, "model={name='choice_pairs:normed'}", "local.drop_last=true"),
 }
 PFA = ("personalise.rounds=2", "personalise.methods=['pfa']")
 SITES = "privacy.noise_multiplier=0.8", UNIFORM

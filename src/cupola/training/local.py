@@ -28,7 +28,7 @@ from cupola.training.methods import methods_for, own_of
 from cupola.training.methods.accumulation import accumulation_coefficients
 from cupola.training.methods.base import OWN, BatchLoss, Method, overrides
 from cupola.training.methods.local_steps import LocalSteps
-from cupola.training.methods.own_parts import staying, trained_arrays, with_own_parts
+from cupola.training.methods.own_parts import staying, with_own_parts
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer
 from cupola.training.turn import Turn
@@ -126,7 +126,7 @@ def _train(turn: Turn, work: Work) -> Contribution:
     arrays |= {name: array for name, array in sent.items() if name not in stay}
     kept = kept_after(turn, work, mechanism)
     if stay:
-        own = {n: a for n, a in trained_arrays(space).items() if n in stay} | own
+        own = {n: a for n, a in space.trained().items() if n in stay} | own
     finite = all(math.isfinite(array.sum()) for array in (*arrays.values(), *own.values()))
     if finite:
         kept |= {methods[-1].named(OWN, name): array for name, array in own.items()}

@@ -226,6 +226,20 @@ class Workspace:
             **self.frozen.broadcast(self.problem.frozen_seed),
         }
 
+    def trained(self) -> Arrays:
+        """The model as it is now, without what is frozen."""
+        return {n: a for n, a in self.arrays().items() if n.startswith(("model/", "buffer/"))}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """What `restore` takes back: 'flat', and 'buffer/...'."""
+        buffers = {f"buffer/{name}": buffer.clone() for name, buffer in self.buffers.items()}
+        return {"flat": self.flat.clone(), **buffers}
+
+    def restore(self, model: Mapping[str, Tensor]) -> None:
+        self.flat.copy_(model["flat"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(model[f"buffer/{name}"])
+
     def pairs(self) -> list[tuple[str, Tensor]]:
         return list(zip(self.names, self.params))
 

@@ -41,11 +41,11 @@ from torch import Tensor, nn
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays, Spec
 from cupola.secure.sum_choice import Choice
-from cupola.training.methods.local_steps import LocalSteps as LocalSteps
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.methods.local_steps import LocalSteps
 
 Correction = Callable[[list[Tensor]], object]
 BatchLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]

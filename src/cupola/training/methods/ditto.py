@@ -18,12 +18,11 @@ from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.training.choices import NonNegative
 from cupola.training.methods.base import Method
-from cupola.training.methods.local_steps import LocalSteps
-from cupola.training.methods.own_parts import restore, snapshot, trained_arrays
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.methods.local_steps import LocalSteps
 
 
 class Ditto(Method):
@@ -46,10 +45,10 @@ class Ditto(Method):
 
     def descend(self, turn: Turn, steps: LocalSteps) -> Arrays:
         space = turn.space
-        before = snapshot(space)
+        before = space.snapshot()
         steps.take()
-        shared = snapshot(space)
-        restore(space, before)
+        shared = space.snapshot()
+        space.restore(before)
         space.put(self.personal(turn))
         optimizer = steps.optimizer()
         for index in steps.batches:
@@ -57,6 +56,6 @@ class Ditto(Method):
             torch._foreach_add_(grads, space.params, alpha=self.strength)
             torch._foreach_add_(grads, turn.received, alpha=-self.strength)
             optimizer.step(space.params, grads)
-        own = trained_arrays(space)
-        restore(space, shared)
+        own = space.trained()
+        space.restore(shared)
         return own

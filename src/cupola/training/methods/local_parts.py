@@ -20,11 +20,11 @@ from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.training.frozen import is_norm
 from cupola.training.methods.base import Method
-from cupola.training.methods.local_steps import LocalSteps
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.methods.local_steps import LocalSteps
 
 
 class FedPer(Method):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
@@ -49,22 +49,6 @@ def judged(site: SiteContext, question: Question, method: Method | None) -> Arra
         return question.arrays
     turn = Turn(site, question, Local())
     return {**with_own_parts(turn, method), **method.personal(turn)}
-
-
-def trained_arrays(space: Workspace) -> Arrays:
-    """Copies of what is trained, as it is now, and of buffers."""
-    return {n: a for n, a in space.arrays().items() if n.startswith(("model/", "buffer/"))}
-
-
-def snapshot(space: Workspace) -> dict[str, Tensor]:
-    """The model as it is now; `restore` takes it back."""
-    return {"": space.flat.clone(), **{name: b.clone() for name, b in space.buffers.items()}}
-
-
-def restore(space: Workspace, model: dict[str, Tensor]) -> None:
-    space.flat.copy_(model[""])
-    for name, buffer in space.buffers.items():
-        buffer.copy_(model[name])
 
 
 def _initial(space: Workspace) -> dict[str, np.ndarray]:

@@ -21,12 +21,11 @@ from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.secure.sum_choice import Positive
 from cupola.training.methods.base import Method
-from cupola.training.methods.local_steps import LocalSteps
-from cupola.training.methods.own_parts import trained_arrays
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.methods.local_steps import LocalSteps
 
 
 class PFedMe(Method):
@@ -68,6 +67,6 @@ class PFedMe(Method):
                 torch._foreach_add_(space.params, grads, alpha=-self.rate)
             apart = torch._foreach_sub(w, space.params)
             torch._foreach_add_(w, apart, alpha=-turn.lr * self.strength)
-        found = trained_arrays(space)
+        found = space.trained()
         torch._foreach_copy_(space.params, w)
         return found

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, PlanFile, Settings
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import app, print_json
 
 
 @app.command()
@@ -18,7 +18,6 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
 
-    Shell.json = as_json
     whole: PlanHeader = load(plan, settings or ())
     runs = whole.expand()
     analysis = analysis_of(runs[0][1])

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, Folder, PlanFile, Quiet, Settings
-from cupola.cli.shell import FAILED, Shell, app, print_json
+from cupola.cli.shell import FAILED, app, print_json
 from cupola.errors import PlanError
 
 Out = Annotated[
@@ -73,7 +73,6 @@ def compare(
     """Compare runs: what they reached, and what it cost to reach the target."""
     from cupola import report as reports
 
-    Shell.json = as_json
     if out is not None and out.suffix != ".html":
         raise PlanError(f"--out {out}: the report is an .html file")
     rows = reports.table(folders, target)
@@ -116,7 +115,6 @@ def sweep(
     from cupola.sweep.sweeps import define
     from cupola.sweep.sweeps import sweep as carry_out
 
-    Shell.json = as_json
     made = define(plan, over or (), strategy.value, trials, budget, settings or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json

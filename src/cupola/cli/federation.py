@@ -9,7 +9,7 @@ import typer
 
 from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, show
-from cupola.cli.shell import Shell, app
+from cupola.cli.shell import app
 from cupola.errors import FederationError, PlanError
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
@@ -184,7 +184,6 @@ def submit(
     from cupola.engines.flare.submit import submit as hand_in
     from cupola.site.coordinator import checked, unpack
 
-    Shell.json = as_json
     launch.check_installed()
     whole = analysis_of(load(plan, settings or (), elsewhere=True)).for_real_sites()
     folder = free_folder(whole) if out is None else out

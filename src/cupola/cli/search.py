@@ -9,7 +9,7 @@ import typer
 
 from cupola.cli.compare_runs import Out, tell
 from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings
-from cupola.cli.shell import FAILED, Shell, app, print_json
+from cupola.cli.shell import FAILED, app, print_json
 
 search_app = typer.Typer(help="Search for what a plan could leave out.", no_args_is_help=True)
 app.add_typer(search_app, name="search")
@@ -45,7 +45,6 @@ def freeze(
     from cupola.sweep.freeze_search import define
     from cupola.sweep.freeze_search import search as carry_out
 
-    Shell.json = as_json
     made = define(plan, tolerance, budget, keep or (), settings or ())
     folder = out or Path("runs") / f"{made.plan.name}-freeze"
     silent = quiet or as_json

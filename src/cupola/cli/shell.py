@@ -89,6 +89,12 @@ def common(
     Shell.json = False
 
 
+def answer_in_json(wanted: bool) -> bool:
+    """Errors of a command with --json are JSON, too."""
+    Shell.json = wanted
+    return wanted
+
+
 def main() -> None:
     """Entry point of the command `cupola`."""
     app()

@@ -12,7 +12,6 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     runs,
     search,
     sites,
-    sources,
     web,
 )
 from cupola.cli.shell import app, main

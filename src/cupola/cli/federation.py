@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from cupola.cli.parties import compensator, site
-from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, show
-from cupola.cli.shell import app
+from cupola.cli.runs import AsJson, Out, PlanFile, Quiet, Settings, show
+from cupola.cli.shell import app, compensator, site
 from cupola.errors import FederationError, PlanError
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
 coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
+app.add_typer(site, name="site")
+app.add_typer(compensator, name="compensator")
 app.add_typer(federation, name="federation")
 app.add_typer(coordinator, name="coordinator")
 
@@ -168,9 +169,7 @@ def submit(
         Path, typer.Option("--as", metavar="DIR", help="Folder with your own start-up kit.")
     ],
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

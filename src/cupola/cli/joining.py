@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson
-from cupola.cli.shell import print_json
+from cupola.cli.shell import compensator, print_json, site
 from cupola.cli.sites import Folder, _show
 from cupola.errors import CupolaError, FederationError, PlanError
 

@@ -27,6 +27,7 @@ AsJson = Annotated[
     typer.Option("--json", callback=answer_in_json, help="Print one JSON document, nothing else."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 
 
@@ -34,9 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 def run(
     plan: PlanFile,
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the run that DIR holds.")] = False,

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from cupola.base.files import write_atomically
-from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson
-from cupola.cli.shell import print_json
+from cupola.cli.shell import compensator, print_json, site
 from cupola.errors import DataError, PlanError
 
 Folder = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from cupola.cli.runs import AsJson, Out, PlanFile, Quiet, Settings, show
 from cupola.cli.shell import app, compensator, site
-from cupola.errors import FederationError, PlanError
+from cupola.errors import PlanError
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
 coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
@@ -177,41 +177,28 @@ def submit(
     from cupola import report
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.analysis.run_folder import Run, contents, free_folder
+    from cupola.analysis.run_folder import Run, free_folder
     from cupola.cli.display import watching
     from cupola.engines.flare import launch
+    from cupola.engines.flare.jobs import Job
     from cupola.engines.flare.submit import submit as hand_in
-    from cupola.site.coordinator import checked, unpack
+    from cupola.site.coordinator import checked, take_over
 
     launch.check_installed()
     whole = analysis_of(load(plan, settings or (), elsewhere=True)).for_real_sites()
     folder = free_folder(whole) if out is None else out
-    job = _job(whole.to_toml(), roster)
+    try:
+        job = Job.of(whole.to_toml(), roster.read_text())
+    except OSError as error:
+        raise PlanError(f"{roster}: {error.strerror}") from None
     checked(job)
     if folder.exists() and any(folder.iterdir()):
         raise PlanError(f"{folder} is not empty; choose another folder (--out)")
     with watching(quiet, log=not as_json) as watch:
         end, packed = hand_in(job, user, _follow(watch, folder))
-    if packed:
-        unpack(packed, folder, contents(whole))
-    if end["state"] != "finished" or not packed:
-        raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
+    take_over(end, packed, folder, whole)
     report.write(folder, analysis_of(whole))  # not by what the plan that came back may name
     show([Run(folder, whole)], as_json, quiet)
-
-
-def _job(plan: str, roster: Path) -> Any:
-    from cupola.engines.flare.jobs import Job
-    from cupola.secure.roster import Roster
-
-    try:
-        text = roster.read_text()
-    except OSError as error:
-        raise PlanError(f"{roster}: {error.strerror}") from None
-    agreed = Roster.from_json(text)
-    names = [party.name for party in agreed.sites]
-    third = agreed.compensator.name if agreed.compensator else None
-    return Job(agreed.study, plan, names, third, text, len(names))
 
 
 def _follow(watch: Any, folder: Path) -> Any:

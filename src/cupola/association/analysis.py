@@ -290,7 +290,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     @classmethod
     def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:
-        from cupola.association.data_sets import data_sets
+        from cupola.association.simulated_cohorts import data_sets
 
         return data_sets(folder)
 

@@ -38,8 +38,7 @@ def run(
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
-    from cupola.association.plan import StudyPlan
-    from cupola.association.withdrawal import leave
+    from cupola.association.plan import StudyPlan, leave
 
     plan = load(study, settings or (), of=StudyPlan)
     folder = out or Path("runs") / plan.name

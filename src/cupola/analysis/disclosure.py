@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupola.secure.sum_choice import Sum
+from cupola.analysis.header import Sum
 
 COMPENSATOR = (
     "which sites took part in which step, names and sizes of arrays, a hash of the question; "

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cupola.base.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
-from cupola.base.files import sync_folder, write_atomically
+from cupola.base.files import sync_folder, take, write_atomically
 from cupola.base.frames import RECEIPT, RECEIPT_SIZE
 from cupola.base.jsonl import write_whole
-from cupola.base.lock import take
 from cupola.errors import DataError
 
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"

@@ -23,9 +23,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupola.base.files import is_held
 from cupola.errors import CupolaError
 from cupola.web.accounts import Refused
-from cupola.web.launcher import ChildProcess, Job, hold, holder, is_held
+from cupola.web.launcher import ChildProcess, Job, hold, holder
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
 from cupola.web.plans import parse, plan_of, to_text
 from cupola.web.settings import Settings

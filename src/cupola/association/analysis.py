@@ -183,7 +183,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.weaker_limits(self.plan, rules)
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        return own_cohort.is_cohort(data)
+        return bool({"bfile", "bed"} & data.keys())
 
     def describe(self, path: Path, target: str | None) -> dict[str, Any]:
         del target

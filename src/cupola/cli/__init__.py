@@ -10,7 +10,6 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     joining,
     reproduce,
     runs,
-    search,
     sites,
     web,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupola.analysis.header import Sum
+from cupola.secure.sum_choice import Sum
 
 COMPENSATOR = (
     "which sites took part in which step, names and sizes of arrays, a hash of the question; "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from cupola.analysis.header import Sum
+    from cupola.secure.sum_choice import Sum
     from cupola.training.loop import Training
 
 Mark = Literal["proven here", "by library", "argued, unreviewed"]

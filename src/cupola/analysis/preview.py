@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.analysis.header import Sum
 from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError
 from cupola.federation.federation import Total
@@ -28,6 +27,7 @@ from cupola.privacy.events import common_neighbours
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster
 from cupola.secure.secure_aggregation import protection
+from cupola.secure.sum_choice import Sum
 from cupola.secure.traffic import expected_traffic
 
 if TYPE_CHECKING:

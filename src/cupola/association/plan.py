@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from cupola.analysis.explain import explain
 from cupola.analysis.folder_lock import read_lines
-from cupola.analysis.header import Engine, PlanHeader, Sum, is_elsewhere
+from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.study_choices import Study
 from cupola.errors import PlanError
+from cupola.secure.sum_choice import Sum
 
 
 class CohortFiles(BaseModel):

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
-from cupola.analysis.header import Choice as Choice
-from cupola.analysis.header import Positive as Positive
-from cupola.analysis.header import Sum as Sum
+from cupola.secure.sum_choice import Choice as Choice
+from cupola.secure.sum_choice import Positive as Positive
+from cupola.secure.sum_choice import Sum as Sum
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]

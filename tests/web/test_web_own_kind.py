@@ -149,7 +149,7 @@ def test_the_example_of_the_docs_is_one(own):
     own.sweep()
     own.sweep()
     folder = own.settings.run_folder(where.rsplit("/", 1)[-1], 1)
-    found = json.loads((folder / "result.json").read_text())
+    found = json.loads((folder / "run" / "result.json").read_text())
     assert found["status"] == "finished"
     assert found["beta"]["bmi"] == pytest.approx(787.2, abs=0.1)
     assert "finished" in ada.get(f"{where}/runs/1").text

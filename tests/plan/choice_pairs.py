@@ -43,6 +43,13 @@ Value = tuple[str, str]  # choice, value
 Pair = tuple[Value, Value]
 
 UNIFORM = "local.weighting=uniform"
+JUDGED = "evaluation.on=sites", "data.partition.test=0.3"
+#: What a recipe needs beside its name: a part of the model stays at the sites.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "fedper": (*JUDGED, "model={name='mlp',hidden=[6]}"),
+    "fedrep": (*JUDGED, "model={name='mlp',hidden=[6]}"),
+    "fedbn": (*JUDGED, "model={name='choice_pairs:normed'}"),
+}
 PFA = ("personalise.rounds=2", "personalise.methods=['pfa']")
 SITES = "privacy.noise_multiplier=0.8", UNIFORM
 
@@ -52,8 +59,9 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         **{
             name: (f"recipe={name}",)
             for name in ("fedprox", "upcycled-fedavg", "fedavgm", "fedadam", "fednova", "scaffold",
-                         "fedfgd", "fedcmb+wga")
+                         "fedfgd", "fedcmb+wga", "ditto", "pfedme")
         },
+        "fedrep": ("recipe=fedrep", "evaluation.on=sites"),
         "adaptive upcycling": ("recipe=upcycled-fedprox",
                                "server.upcycle={damping=0.04,adaptive=true}"),
     },
@@ -97,6 +105,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
                                 "personalise.adapt.participation.kind=all"),
         "random": ("personalise.rounds=2", "personalise.methods=['pfa','random']"),
         "alone": ("personalise.rounds=2", "personalise.methods=['finetune','scratch']"),
+        "together": ("personalise.rounds=2", "personalise.methods=['ditto','fedper']"),
         "rivals": ("personalise.rounds=2", "personalise.methods=['distill','ewc']"),
     },
     "trainable": {

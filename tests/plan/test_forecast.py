@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choice_pairs import BASE, CHOICES, as_foreseen
+from choice_pairs import BASE, CHOICES, NEEDS, as_foreseen
 from typer.testing import CliRunner
 
 import cupola
@@ -53,7 +53,7 @@ def noise_for(recipe: str) -> list[str]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe(tmp_path: Path, recipe: str) -> None:
-    exact(tmp_path, f"recipe={recipe}", *noise_for(recipe))
+    exact(tmp_path, f"recipe={recipe}", *noise_for(recipe), *NEEDS.get(recipe, ()))
 
 
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])

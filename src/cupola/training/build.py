@@ -228,7 +228,10 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
         return whole
     from cupola.training.personalise.planned import personalisation
 
-    return personalisation(plan, whole, of.problem, _splits(plan, of.sites))
+    found = personalisation(plan, whole, of.problem, _splits(plan, of.sites))
+    for method in found.choice.federated():
+        _require_computable(plan, of, found.of_all(method))
+    return found
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:

@@ -71,7 +71,7 @@ def frozen_names(choice: Subset, module: nn.Module, key: str = "trainable") -> l
                 f"{suggest(pattern, places)}"
             )
     frozen = [name for name, _ in known if (name in hit) == (word == "freeze")]
-    found = [name for name in frozen if choice.norms or not _is_norm(module, name)]
+    found = [name for name in frozen if choice.norms or not is_norm(module, name)]
     if not found and choice.freeze:
         raise PlanError(
             f"{key}.freeze names normalisation layers only, which are trained by default; "
@@ -89,7 +89,8 @@ def _named(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(place, pattern) for pattern in patterns for place in places)
 
 
-def _is_norm(module: nn.Module, name: str) -> bool:
+def is_norm(module: nn.Module, name: str) -> bool:
+    """Whether a parameter or buffer is of a normalisation layer."""
     parts = name.split(".")[:-1]
     holders = (module.get_submodule(".".join(parts[:n])) for n in range(1, len(parts) + 1))
     return any("Norm" in type(holder).__name__ for holder in holders)

@@ -24,9 +24,11 @@ from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms import mechanism_for
 from cupola.training.mechanisms.base import Mechanism
-from cupola.training.methods import methods_for
+from cupola.training.methods import methods_for, own_of
 from cupola.training.methods.accumulation import accumulation_coefficients
-from cupola.training.methods.base import BatchLoss, Method
+from cupola.training.methods.base import OWN, BatchLoss, Method, overrides
+from cupola.training.methods.local_steps import LocalSteps
+from cupola.training.methods.own_parts import staying, trained_arrays, with_own_parts
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer
 from cupola.training.turn import Turn
@@ -57,7 +59,7 @@ def train(site: SiteContext, question: Question) -> Contribution:
     work = share_out([site], question, turn.local)[0]
     if work.declined:
         raise Declined(work.declined)
-    turn.space.load(question.arrays)
+    turn.space.load(with_own_parts(turn, own_of(question)))
     with torch.no_grad(), own_randomness(site, question, turn.space):
         return _train(turn, work)
 
@@ -113,14 +115,21 @@ def _train(turn: Turn, work: Work) -> Contribution:
     mechanism = mechanism_for(question)
     arrays = reported_loss(site, question, space)  # first: training moves the model
     methods = methods_for(question)
-    update = mechanism.solved(turn)
+    update, own = mechanism.solved(turn), Arrays()
     if update is None:
-        update = _descended(turn, work, mechanism, methods)
+        update, own = _descended(turn, work, mechanism, methods)
     for method in methods:
         update = method.update(turn, update, work.steps)
-    arrays |= mechanism.at_site(turn, update)
+    sent, stay = mechanism.at_site(turn, update), staying(own_of(question), space.module)
+    if stay and mechanism.on:
+        raise Declined("a mechanism clips over all parameters, and some of them stay here")
+    arrays |= {name: array for name, array in sent.items() if name not in stay}
     kept = kept_after(turn, work, mechanism)
-    finite = all(math.isfinite(array.sum()) for array in arrays.values())
+    if stay:
+        own = {n: a for n, a in trained_arrays(space).items() if n in stay} | own
+    finite = all(math.isfinite(array.sum()) for array in (*arrays.values(), *own.values()))
+    if finite:
+        kept |= {methods[-1].named(OWN, name): array for name, array in own.items()}
     for method in methods if finite else ():
         more = method.answer(turn, work.steps)
         if more and mechanism.on and "method" in question.options:
@@ -139,8 +148,9 @@ def _train(turn: Turn, work: Work) -> Contribution:
 
 def _descended(
     turn: Turn, work: Work, mechanism: Mechanism, methods: Sequence[Method]
-) -> list[Tensor]:
-    """The site's own steps from the received model: the change they make, or their gradients."""
+) -> tuple[list[Tensor], Arrays]:
+    """The site's own steps from the received model: the change they make, or their gradients; and
+    its own model or part of one, where a method makes any."""
     site, question, local, space = *turn, turn.space
     optimizer = LocalOptimizer(local, question.options["lr"])
     gradient = mechanism.gradient(turn) or partial(
@@ -148,6 +158,12 @@ def _descended(
     )
     corrections = [found for method in methods if (found := method.correction(turn)) is not None]
     augment = augmentation(site, question, mechanism.privacy)
+    if methods and overrides(methods[-1], "descend"):
+        if mechanism.per_example:
+            raise Declined("a mechanism noises the loop's gradients, and a method makes its own")
+        steps = LocalSteps(turn, work.batches, lambda index: gradient(index, augment), corrections)
+        own = methods[-1].descend(turn, steps)
+        return space.split(space.start - space.flat), own
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
     batches = work.batches
@@ -166,8 +182,8 @@ def _descended(
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
     if local.send == "gradients":
-        return total
-    return space.split(space.start - space.flat)
+        return total, {}
+    return space.split(space.start - space.flat), {}
 
 
 def _own_loss(turn: Turn, methods: Sequence[Method]) -> BatchLoss | None:

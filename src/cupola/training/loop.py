@@ -53,7 +53,8 @@ class Training:
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out. members: the numbers of these sites in the whole
-    federation, where they are a part of it; federation: how many that has.
+    federation, where they are a part of it; federation: how many that has. goes_on: whether it
+    starts from the model of another training.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'told/' (groups' sums of a round under way), 'method/' (what a method keeps),
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
@@ -82,6 +83,7 @@ class Training:
     site_splits: frozenset[str] = frozenset()
     members: tuple[int, ...] | None = None
     federation: int | None = None
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
@@ -160,18 +162,16 @@ class Training:
 
     def _ask_training(self, state: State, round: int) -> Ask:
         """round: number of the training round."""
-        arrays = {n: a for n, a in state.arrays.items() if n.startswith(("model/", "buffer/"))}
-        expects = {name: Spec.of(array) for name, array in arrays.items()}
-        arrays |= self.methods.sent(state)
-        for method in self.methods.all:
-            expects |= method.expects(arrays)
+        model = self.methods.travels(state, first=round == 1)
+        arrays = model | self.methods.sent(state)
+        expects = self.methods.answered(model, arrays)
         arrays |= frozen_part(state.arrays)
         choice = self.participation
         options: dict[str, Any] = {
             "local": self.local.model_dump(exclude_defaults=True, mode="json"),
             "lr": self.local.lr * self.local.schedule.factor(round, self.training_rounds),
         }
-        options |= self.methods.options()
+        options |= self.methods.options(first=round == 1)
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
         clip = self.coordinator.clip(state)
@@ -276,7 +276,7 @@ class Training:
         share = len(total.sites) / self.sites
         arrays = self.methods.step(state, update, total, round, share)
         for name, array in state.arrays.items():
-            if name.startswith("buffer/"):
+            if name.startswith("buffer/") and name not in self.methods.stay:
                 arrays[name] = total.mean(name).astype(array.dtype)
         return arrays
 
@@ -347,15 +347,14 @@ class Training:
         return {"split": split, "auroc": judge.auroc, "batch_size": judge.batch_size}
 
     def _ask_evaluation(self, state: State, kind: str, split: str) -> Ask:
-        prefixes = ("model/", "buffer/")
         options = self._options(split)
         expects = expected(self.problem, options)
+        options |= self.methods.judged()
         if self.sum.masked:
             expects = bounded_counts(expects, self.sum, self.problem.kind)
         question = Question(
             "evaluate",
-            {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
-            | frozen_part(state.arrays),
+            self.methods.travels(state) | frozen_part(state.arrays),
             options,
             expects,
             step=state.step,

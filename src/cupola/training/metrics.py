@@ -21,6 +21,8 @@ from cupola.errors import PlanError
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
 from cupola.federation.site import Partial, SiteContext, task
 from cupola.training.choices import Evaluation
+from cupola.training.methods import own_of
+from cupola.training.methods.own_parts import HANDED, MISSED, judged
 from cupola.training.workspace import Problem, Workspace, workspace_of
 
 if TYPE_CHECKING:
@@ -33,25 +35,36 @@ SCORES = 2**24  # numbers that a batch of next words may give at a time
 
 @task("evaluate")
 def evaluate(site: SiteContext, question: Question) -> Contribution:
-    """Counts of the received model on this site's held-out data (options: 'split')."""
+    """Counts of the received model on this site's held-out data; of its own, where a method makes
+    one (options: 'split', 'method')."""
     data = getattr(site.data, question.options["split"])
     if not len(data):
         raise Declined("no samples")
     space = workspace_of(site)
-    space.load(question.arrays)
+    space.load(judged(site, question, own_of(question)))
     return Contribution(count(space, [data], question.options))
 
 
 @evaluate.rehearses
 def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
     counts: Arrays = {name: blank(spec) for name, spec in question.expects.items()}
-    split = question.options["split"]
-    return [counts if len(getattr(site.data, split)) else "no samples" for site in sites]
+    split, handed = question.options["split"], question.options.get(HANDED)
+    return [
+        "no samples"
+        if not len(getattr(site.data, split))
+        else MISSED
+        if handed and not len(site.data.train)
+        else counts
+        for site in sites
+    ]
 
 
 @evaluate.many
 def evaluate_together(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
-    """All sites share one model here: their samples go through it in common batches."""
+    """All sites share one model here: their samples go through it in common batches. Where each has
+    its own, they are computed one by one."""
+    if "method" in question.options:
+        return [_alone(site, question) for site in sites]
     space = workspace_of(sites[0])
     held = [getattr(site.data, question.options["split"]) for site in sites]
     answered = [site.index for site, data in zip(sites, held) if len(data)]
@@ -62,6 +75,15 @@ def evaluate_together(sites: Sequence[SiteContext], question: Question) -> list[
     counts = count(space, [data for data in held if len(data)], question.options)
     sums = {name: np.asarray(array, np.float64) for name, array in counts.items()}
     return [Partial(sums, float(len(answered)), answered, failed, counts)]
+
+
+def _alone(site: SiteContext, question: Question) -> Partial:
+    try:
+        counts = evaluate(site, question).arrays
+    except Declined as declined:
+        return Partial({}, 0.0, [], {site.index: declined.code}, {})
+    sums = {name: np.asarray(array, np.float64) for name, array in counts.items()}
+    return Partial(sums, 1.0, [site.index], {}, counts)
 
 
 def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays:

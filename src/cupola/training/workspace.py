@@ -204,13 +204,25 @@ class Workspace:
             raise FederationError(f"'model/{min(more)}' is no trainable parameter of this model")
         self.frozen.receive(arrays)
         with torch.no_grad():
-            for name, parameter in (*self.pairs(), *self.received.items()):
-                parameter.copy_(torch.from_numpy(arrays[f"model/{name}"]))
-            for name, buffer in self.buffers.items():
-                buffer.copy_(torch.from_numpy(arrays[f"buffer/{name}"]))
+            for name, array in self._held().items():
+                array.copy_(torch.from_numpy(arrays[name]))
             for counter, first in self._counters:  # they stay here: no trace of the last site
                 counter.copy_(first)
             self.start.copy_(self.flat)
+
+    def put(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set those parameters and buffers that are named; `start` stays."""
+        with torch.no_grad():
+            for name, array in self._held().items():
+                if name in arrays:
+                    array.copy_(torch.from_numpy(arrays[name]))
+
+    def _held(self) -> dict[str, Tensor]:
+        """All that is received, by its name in messages."""
+        return {
+            **{f"model/{n}": p for n, p in (*self.pairs(), *self.received.items())},
+            **{f"buffer/{n}": b for n, b in self.buffers.items()},
+        }
 
     def arrays(self) -> Arrays:
         """The model as named arrays (copies), for the coordinator's initial state."""

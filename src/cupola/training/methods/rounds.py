@@ -16,10 +16,12 @@ import numpy as np
 from cupola.base.randomness import permutation
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
-from cupola.federation.message import Arrays, Contribution, Question
+from cupola.federation.message import Arrays, Contribution, Question, Spec
 from cupola.federation.program import Ask, Reply, State
 from cupola.training.methods import methods_of, told_of
-from cupola.training.methods.base import Method, Round
+from cupola.training.methods.base import Method, Round, overrides
+from cupola.training.methods.own_parts import HANDED, staying
+from cupola.training.methods.personal_limits import require_personal
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
@@ -34,8 +36,11 @@ class Methods:
         self.training = training
         self.all = methods_of(training.local, training.method)
         self.own = training.method
+        self.stay: frozenset[str] = frozenset()
         if self.own is not None:
-            _require_possible(self.own, training)
+            if overrides(self.own, "stays"):
+                self.stay = staying(self.own, training.problem.build())
+            _require_possible(self.own, training, self.stay)
 
     @property
     def asks(self) -> str:
@@ -53,12 +58,33 @@ class Methods:
 
     def sent(self, state: State) -> Arrays:
         """What of that goes to sites."""
-        prefixes = tuple(f"{method.prefix}/" for method in self.all if method.sends)
+        prefixes = tuple(f"{method.named()}/" for method in self.all if method.sends)
         return {n: a for n, a in state.arrays.items() if prefixes and n.startswith(prefixes)}
 
-    def options(self) -> dict[str, Any]:
+    def travels(self, state: State, first: bool = False) -> Arrays:
+        """The model as sites get it. first: in the first round of a training that goes on from
+        another one's model, all of it."""
+        gone = frozenset() if first and self.training.goes_on else self.stay
+        names = (n for n in state.arrays if n.startswith(("model/", "buffer/")) and n not in gone)
+        return {name: state.arrays[name] for name in names}
+
+    def answered(self, model: Arrays, arrays: Arrays) -> dict[str, Spec]:
+        """What sites answer to a model that is sent. arrays: and all that is sent with it."""
+        expects = {name: Spec.of(a) for name, a in model.items() if name not in self.stay}
+        for method in self.all:
+            expects |= method.expects(arrays)
+        return expects
+
+    def options(self, first: bool = False) -> dict[str, Any]:
         """What a question says of the plan's own method."""
-        return {} if self.own is None else {"method": told_of(self.own)}
+        if self.own is None:
+            return {}
+        handed = bool(self.stay) and self.training.goes_on and not first
+        return {"method": told_of(self.own), **({HANDED: True} if handed else {})}
+
+    def judged(self) -> dict[str, Any]:
+        """What a question about the model's quality says of it."""
+        return self.options() if self.own is not None and self.own.makes_personal else {}
 
     def asked(self, question: Question, state: State, sites: list[int]) -> Ask:
         """The question, to whom it goes next in this round."""
@@ -135,9 +161,9 @@ class Methods:
         total = Total() if total is None else total
         for method in self.all:
             own = {
-                n.removeprefix(f"{method.prefix}/"): a
+                n.removeprefix(f"{method.named()}/"): a
                 for n, a in state.arrays.items()
-                if n.startswith(f"{method.prefix}/")
+                if n.startswith(f"{method.named()}/")
             }
             weight = lambda name: total.weights.get(name, 0.0)  # noqa: E731
             facts = Round(round, own, total.mean, weight, share, self.training.sites)
@@ -168,9 +194,9 @@ def _means(part: Total) -> Arrays:
     return {n.removeprefix("model/"): part.mean(n) for n in part.arrays if n.startswith("model/")}
 
 
-def _require_possible(own: Method, training: Training) -> None:
+def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> None:
     """Refuse a method of a plan with what it does not go with, and say the way out."""
-    mechanism, kind = training.mechanism, type(own)
+    mechanism = training.mechanism
     if training.task != "train":
         raise PlanError(
             f"{own.key} is carried out by task = 'train', and the plan asks '{training.task}'; "
@@ -178,12 +204,12 @@ def _require_possible(own: Method, training: Training) -> None:
         )
     if not mechanism.with_methods:
         raise PlanError(f"{own.key}: {mechanism.key} is a method by itself; leave one of them out")
-    if mechanism.on and (kind.answer is not Method.answer or own.asks == "gather"):
+    if mechanism.on and (overrides(own, "answer") or own.asks == "gather"):
         raise PlanError(
             f"{own.key} is told more than a sum of updates, and {mechanism.key} protects nothing "
             "else; leave one of them out"
         )
-    if mechanism.per_example and (kind.loss is not Method.loss or not own.post_processing):
+    if mechanism.per_example and (overrides(own, "loss", "descend") or not own.post_processing):
         raise PlanError(
             f"{own.key} with {mechanism.key}: gradients are clipped and noised one by one for the "
             "plan's own loss, and the method uses a site's data otherwise; use "
@@ -198,6 +224,8 @@ def _require_possible(own: Method, training: Training) -> None:
         _require_groups(own, training)
     if own.asks != "sum" and training.levels is not None:
         raise PlanError(f"{own.key} with trainable.level: unlike updates cannot be compared")
+    if own.makes_personal:
+        require_personal(own, training, stay)
     own.check(training)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.data.tokenised import stacked
 from cupola.errors import DataError
 
 Kind = Literal["classification", "regression", "segmentation", "language"]
@@ -29,7 +30,8 @@ NO_LABEL = 255
 class Dataset:
     """Rows of inputs and targets, on the CPU; whoever computes moves them.
 
-    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T).
+    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T); a tokeniser's
+       fields {"input_ids": ..., "attention_mask": ...} are stacked to (n, fields, T).
     y: int64 classes (n,), int64 (n, H, W) segmentation, int64 (n, T) next tokens, or float32 (n,)
        or (n, k) regression.
     transform: random augmentation, for training only: `transform(inputs, generator)`.
@@ -42,6 +44,8 @@ class Dataset:
     prepare: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.x, Mapping):
+            object.__setattr__(self, "x", stacked(self.x))
         if len(self.x) != len(self.y):
             raise DataError(
                 f"{len(self.x)} inputs but {len(self.y)} targets: one for each is needed"

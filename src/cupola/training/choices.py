@@ -13,6 +13,7 @@ from pydantic import AliasChoices, Field, model_validator
 from cupola.secure.sum_choice import Choice as Choice
 from cupola.secure.sum_choice import Positive as Positive
 from cupola.secure.sum_choice import Sum as Sum
+from cupola.training.adapter_choice import Adapter
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -285,11 +286,26 @@ class Trainable(Subset):
 
     Frozen tensors are regenerated at the sites from a seed and their name, and never travel.
     seed: of the frozen part; default: drawn from the plan's. level: sites that train less, each by
-    the first level that names it.
+    the first level that names it. adapter: in place of patterns, a small part that is put into a
+    frozen base, whose weights are every site's own and the same.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     level: tuple[Level, ...] = ()
+    adapter: Adapter | None = None
+
+    @property
+    def on(self) -> bool:
+        return super().on or self.adapter is not None
+
+    @model_validator(mode="after")
+    def _adapter_alone(self) -> Trainable:
+        if self.adapter is not None and (self.freeze or self.only or self.norms):
+            raise ValueError(
+                "trainable.adapter freezes all but the adapter; freeze, only and norms do not go "
+                "with it (adapter.modules_to_save names what else is trained)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Trainable:

@@ -78,9 +78,7 @@ def test_convolutions(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_one_sample_changes_the_sum_by_the_clip_at_most(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_one_sample_changes_the_sum_by_the_clip_at_most(tmp_path: Path, dtype: torch.dtype) -> None:
     """Weights that make one sample's gradient huge beside others'; the base in half the bits."""
     module, x, y = adapted("bert", "lora", tmp_path)
     if dtype == torch.bfloat16:

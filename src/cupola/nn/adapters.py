@@ -70,7 +70,7 @@ class Fixed(nn.Module):
 
 
 @cache
-def _with(mixin: type, kind: type) -> type:
+def _with(mixin: Any, kind: Any) -> type:
     """The same layer with a mixin before it: names, weights and hooks stay where they are."""
     return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})
 
@@ -80,10 +80,10 @@ def _with(mixin: type, kind: type) -> type:
 
 def is_dense(layer: nn.Module) -> bool:
     """A dense layer: torch's, a quantised one with the same face, or transformers' `Conv1D`."""
-    return isinstance(layer, nn.Linear) or _is_transposed(layer) or _is_quantised(layer)
+    return isinstance(layer, nn.Linear) or is_transposed(layer) or _is_quantised(layer)
 
 
-def _is_transposed(layer: nn.Module) -> bool:
+def is_transposed(layer: nn.Module) -> bool:
     """transformers' `Conv1D`, whose weight is (inputs, outputs)."""
     return any(f"{c.__module__}.{c.__name__}" == _CONV1D for c in type(layer).__mro__)
 
@@ -100,7 +100,7 @@ def sizes(layer: Any) -> tuple[int, int]:
     """Inputs and outputs of a dense or convolutional layer."""
     if isinstance(layer, nn.Conv2d):
         return layer.in_channels * math.prod(layer.kernel_size), layer.out_channels
-    if _is_transposed(layer):
+    if is_transposed(layer):
         return tuple(layer.weight.shape)
     return layer.in_features, layer.out_features
 
@@ -277,7 +277,8 @@ def _factorise(layer: Any, name: str, kind: Kind, rank: int, alpha: float | None
         )
     layer.scaling = (rank if alpha is None else alpha) / rank
     square = kind == "lora-sb"
-    if isinstance(layer, nn.Conv2d):
+    convolves = isinstance(layer, nn.Conv2d)  # apart: `Any` stays what it is
+    if convolves:
         layer.lora_A = nn.Conv2d(
             layer.in_channels, rank, layer.kernel_size, layer.stride, layer.padding, layer.dilation,
             bias=False, padding_mode=layer.padding_mode,
@@ -324,7 +325,7 @@ def merge(module: nn.Module) -> nn.Module:
         if not isinstance(getattr(layer, "weight", None), Tensor):
             raise PlanError(f"'{name}' is quantised: its adapter cannot be merged into it")
         change = product(layer)
-        change = change.mT if _is_transposed(layer) else change
+        change = change.mT if is_transposed(layer) else change
         layer.weight += change.view(layer.weight.shape).to(layer.weight.dtype)
         for factor in FACTORS:
             layer._modules.pop(factor, None)
@@ -388,9 +389,7 @@ def settle(module: nn.Module) -> nn.Module:
 
 def _own_type(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     own = next(p.dtype for p in layer.parameters(recurse=False) if p.is_floating_point())
-    return tuple(
-        a.to(own) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-    )
+    return tuple(a.to(own) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def _trained_type(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:  # noqa: ARG001

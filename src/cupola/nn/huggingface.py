@@ -27,13 +27,14 @@ class HuggingFace(nn.Module):
     ) -> None:
         super().__init__()
         self.model = inner
-        config: Any = inner.config
+        made: Any = inner
+        config = made.config
         self.padding = getattr(config, "pad_token_id", None) if padding is None else padding
         self.fresh = tuple(f"model.{name}" for name in fresh)
         self.tokens = int(config.get_text_config().vocab_size)
         config.use_cache = False
-        if hasattr(inner, "set_attn_implementation"):
-            inner.set_attn_implementation("eager")
+        if hasattr(made, "set_attn_implementation"):
+            made.set_attn_implementation("eager")
 
     def forward(self, x: Tensor, prompt: Tensor | None = None) -> Tensor:
         given = self.fields(x)

@@ -35,7 +35,8 @@ class Adapter(Choice):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Adapter:
-        given = self.model_fields_set
+        # A plan that was written out has the defaults in it, too.
+        given = {k for k, f in Adapter.model_fields.items() if getattr(self, k) != f.default}
         if self.kind not in LOW_RANK and given & {"rank", "alpha"}:
             raise ValueError(f"adapter.rank and alpha are of low-rank kinds, not '{self.kind}'")
         if self.kind != "prompt" and "length" in given:

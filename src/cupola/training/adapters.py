@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from cupola.training.adapter_choice import Adapter
 
 if TYPE_CHECKING:
     from cupola.data.dataset import FederatedData
+    from cupola.training.loop import Training
     from cupola.training.plan import Plan
     from cupola.training.workspace import Problem
 
@@ -119,6 +121,15 @@ def base_name(plan: Plan) -> str | None:
     if found or ":" in plan.model.name:
         return str(found or plan.model.name)
     return f"{plan.model.name}, untrained"
+
+
+def metadata(plan: Plan, training: Training) -> dict[str, str] | None:
+    """What the saved model of a plan with an adapter says of its base; None without an adapter."""
+    base = base_name(plan)
+    if base is None:
+        return None
+    told = {"name": base, "checksum": training.space.frozen.installed}
+    return {"base": json.dumps(told)}  # one entry: safetensors writes several in any order
 
 
 # What a mean over sites makes of it

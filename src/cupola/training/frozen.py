@@ -141,6 +141,7 @@ class FrozenPart:
         self._made = {name: (module.get_parameter(name), _maker(module, name)) for name in names}
         self._all = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self._own = sorted(self._all.keys() - set(names) - self._installed.keys())
+        self._based = hasattr(module, RESTING)  # it has an adapter
         #: Buffers that stay as they are and do not travel.
         self.resting = frozenset(getattr(module, RESTING, ()))
         self._seed: int | None = None
@@ -203,7 +204,7 @@ class FrozenPart:
 
     def _about(self) -> tuple[str, str]:
         """What differs where checksums do, and why it may."""
-        if self._installed and self.resting:
+        if self._based:
             return (
                 "the adapter's base here is",
                 "other weights, another section [model] or [trainable], or another version",

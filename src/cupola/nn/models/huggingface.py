@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -47,15 +49,16 @@ def huggingface(
         ) from None
     given = _logits(task, classes)
     try:
-        made, loaded = getattr(transformers, _AUTO[task]).from_pretrained(
-            path,
-            local_files_only=not download,
-            use_safetensors=True,  # no pickles
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            dtype=torch.float32,
-            **given,
-        )
+        with _quiet(transformers.utils.logging):
+            made, loaded = getattr(transformers, _AUTO[task]).from_pretrained(
+                path,
+                local_files_only=not download,
+                use_safetensors=True,  # no pickles
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                dtype=torch.float32,
+                **given,
+            )
     except (OSError, ValueError) as error:
         raise PlanError(
             f"model.path = '{path}' is no model of transformers in a folder or in this user's "
@@ -86,6 +89,21 @@ def huggingface(
     if 2 * sum(made.get_parameter(str(n)).numel() for n in missing) > made.num_parameters():
         raise PlanError(f"model.path = '{path}' has no weights of a {type(made).__name__}")
     return HuggingFace(made, padding, tuple(fresh)).train()
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """No progress, and no report of missing weights: a model is built several times, and what it
+    came without is trained."""
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _logits(task: Task, classes: int | None) -> dict[str, Any]:

@@ -140,6 +140,7 @@ def recipe_names() -> str:
 
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "upcycle", "participation",
              "evaluation", "privacy", "budget", "sum", "engine", "link", "trainable", "level",
+             "adapter",
              "personalise", "release", "model", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},

@@ -2,10 +2,10 @@
 
     python benchmarks/adapters/run.py [--workloads bert,gpt2] [--repeat 7] [--seconds 2]
 
-A transformer of transformers' own code with random weights (4 layers of width 256, texts of 64
-tokens, batch 32), LoRA of rank 8 in every dense layer, the head trained in full; one thread. All
-sides in one process, in turn. A private side clips, sums, adds noise and steps; the plain side makes
-the step. Needs transformers and Opacus. Prints one JSON document on stdout, progress on stderr.
+A model of transformers' own code with random weights (4 layers of width 256, texts of 64 tokens,
+batch 32), LoRA of rank 8 in every dense layer, the head trained in full; one thread. All sides in
+one process, in turn. A private side clips, sums, adds noise and steps; the plain one steps. Needs
+transformers and Opacus. Prints one JSON document on stdout, progress on stderr.
 """
 
 from __future__ import annotations

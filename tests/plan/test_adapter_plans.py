@@ -1,4 +1,4 @@
-"""Plans with an adapter: a base that is named and hashed, what travels, what averaging makes of it."""
+"""Plans with an adapter: a base that is named and hashed, what travels, what averaging makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenised texts: the named fields of a tokeniser as one tensor, since rows of data are tensors."""
+"""Tokenised texts: a tokeniser's named fields as one tensor, since rows of data are tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[trainable] adapter`: which small part of a frozen model is trained (see `cupola.nn.adapters`)."""
+"""`[trainable] adapter`: which part of a frozen model is trained (see `cupola.nn.adapters`)."""
 
 from __future__ import annotations
 

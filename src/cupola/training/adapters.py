@@ -156,9 +156,9 @@ def averaging(problem: Problem, lr: float, data: FederatedData) -> Averaging | N
         return Averaging(True)
     if choice.kind == "prompt":  # the mean of prompts is the prompt of no mean of models
         return Averaging(False)
-    probe = replace(problem, dtype=torch.float64, device="cpu")
-    probe = replace(probe, trainable=choice_in(probe, float64=True))
-    batches = _pseudo_sites(probe, data)
+    alike = problem.trainable.model_copy(update={"level": ()})  # no sites that train less
+    probe = replace(problem, dtype=torch.float64, device="cpu", trainable=alike)
+    batches = _pseudo_sites(data)
     if batches is None:
         return Averaging(False)
     from cupola.training.workspace import Workspace
@@ -183,17 +183,7 @@ def averaging(problem: Problem, lr: float, data: FederatedData) -> Averaging | N
     return Averaging(False, missed / moved if moved > 0 else None, idle)
 
 
-def choice_in(problem: Problem, float64: bool) -> Any:
-    """The trainable part of a probe: one precision, no sites that train less."""
-    choice = problem.trainable
-    assert choice.adapter is not None
-    kept = {"base_dtype": None} if float64 else {}
-    return choice.model_copy(
-        update={"level": (), "adapter": choice.adapter.model_copy(update=kept)}
-    )
-
-
-def _pseudo_sites(problem: Problem, data: FederatedData) -> list[tuple[Any, slice]] | None:
+def _pseudo_sites(data: FederatedData) -> list[tuple[Any, slice]] | None:
     """Two sites with samples, or two halves of the only one."""
     held = (data.site(i).train for i in range(min(len(data), 20)))
     some = [train.plain() for train in held if len(train)][:2]

@@ -353,6 +353,9 @@ class Privacy(Choice):
     augmentations: dp-sgd: copies of each example whose gradients are averaged before clipping: a
         number (the first as it is, the others by the data's augmentation), or what is done to each,
         such as ["original", {"flip": 1}, {"crop": 4}].
+    clip_shares: dp-sgd: blocks of parameters that are clipped apart, by patterns of their names,
+        and the share of clip^2 that each has, {border = 0.5}; what is in none has the rest. One
+        example's change of all together stays within `clip`.
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
         (counts_noise: their noise, by default a twentieth of the sites a round, at least the noise
         multiplier), at the speed clip_rate.
@@ -377,6 +380,7 @@ class Privacy(Choice):
     neighbours: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["best", "pld", "rdp"] = "best"
     augmentations: Copies = 1
+    clip_shares: dict[str, Annotated[float, Field(gt=0, le=1)]] = {}  # noqa: RUF012 (frozen)
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_rate: Positive = 0.2
     counts_noise: Positive | None = None

@@ -70,7 +70,7 @@ def locked(path: Path) -> dict[str, Version]:
 
 
 def missing() -> list[str]:
-    """What pyproject.toml asks for, all extras of `dev` included, and the lock files do not hold."""
+    """What pyproject.toml asks for, extras of `dev` included, and the lock files do not hold."""
     held = locked(CI) | locked(BUILD)
     project = PROJECT["project"]
     asked = [*project["dependencies"], *PROJECT["build-system"]["requires"]]

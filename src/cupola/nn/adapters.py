@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -69,9 +68,17 @@ class Fixed(nn.Module):
         return super().train(False)
 
 
-@cache
-def _with(mixin: Any, kind: Any) -> type:
+_MADE: dict[tuple[type, type], type] = {}
+
+
+def _with(mixin: type, kind: type) -> type:
     """The same layer with a mixin before it: names, weights and hooks stay where they are."""
+    if (mixin, kind) not in _MADE:
+        _MADE[mixin, kind] = _mixed(mixin, kind)
+    return _MADE[mixin, kind]
+
+
+def _mixed(mixin: type, kind: type) -> type:
     return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})
 
 

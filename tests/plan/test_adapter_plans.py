@@ -20,8 +20,10 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
+from cupola.nn import adapters
 from cupola.nn.adapters import low_rank, merge, product
-from cupola.training import build
+from cupola.training import adapter_choice, build
+from cupola.training.adapter_choice import Adapter
 from cupola.training.adapters import averaging
 from cupola.training.forecast import foresee
 from cupola.training.workspace import Workspace
@@ -267,6 +269,11 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises((PlanError, ValueError), match=said):
         build.training(load(plan("lora", base)).change(change))
+
+
+def test_plans_name_the_kinds_that_there_are() -> None:
+    assert Adapter.model_fields["kind"].annotation == adapters.Kind
+    assert adapter_choice.LOW_RANK == adapters.LOW_RANK
 
 
 def test_prompts_are_for_tokens() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cupola.nn.adapters import LOW_RANK, Kind
-from cupola.secure.sum_choice import Choice, Positive
+LOW_RANK = ("lora", "ffa-lora", "lora-sb")  # nothing is imported: chains of imports are short
 
 
-class Adapter(Choice):
+class Adapter(BaseModel):
     """A frozen base with a small trained part.
 
     kind: lora trains A and B of W + alpha / rank B A; ffa-lora B alone; lora-sb a rank x rank
@@ -24,9 +23,11 @@ class Adapter(Choice):
         model's code makes them. base_dtype: of the frozen part.
     """
 
-    kind: Kind
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["lora", "ffa-lora", "lora-sb", "prompt", "bitfit", "head"]
     rank: Annotated[int, Field(ge=1)] = 8
-    alpha: Positive | None = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
     targets: tuple[str, ...] = ()
     modules_to_save: tuple[str, ...] = ()
     length: Annotated[int, Field(ge=1)] = 20

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cupola.base.chain import read_result
+from cupola.base.randomness import derive
 from cupola.errors import CupolaError, PlanError
-from cupola.federation.randomness import derive
 from cupola.nn.adapters import EXACT, adapt, low_rank, named, narrow_base, product
 from cupola.nn.reprogram import Adapted
 from cupola.training.adapter_choice import Adapter
@@ -157,7 +157,7 @@ def averaging(problem: Problem, lr: float, data: FederatedData) -> Averaging | N
     if choice.kind == "prompt":  # the mean of prompts is the prompt of no mean of models
         return Averaging(False)
     alike = problem.trainable.model_copy(update={"level": ()})  # no sites that train less
-    probe = replace(problem, dtype=torch.float64, device="cpu", trainable=alike)
+    probe = replace(problem, dtype=torch.float64, device="cpu", precision="full", trainable=alike)
     batches = _pseudo_sites(data)
     if batches is None:
         return Averaging(False)

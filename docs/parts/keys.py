@@ -153,7 +153,7 @@ def recipe_names() -> str:
 _DEFINED = {"method": "MethodChoice"}  # where the class is not called like its section
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "upcycle", "participation",
              "evaluation", "privacy", "budget", "sum", "engine", "track", "link", "trainable",
-             "level", "personalise", "release", "model", "method", "loss")  # fmt: skip
+             "level", "adapter", "personalise", "release", "model", "method", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,

@@ -113,6 +113,8 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "only": ("trainable.only=['3']",),
         "a level by share": ("trainable.level=[{share=0.5,freeze=['1']}]",),
         "a level by site": ("trainable.level=[{sites=[0,3],freeze=['1']}]",),
+        "lora": ("trainable.adapter={kind='lora',rank=2}",),
+        "lora-sb": ("trainable.adapter={kind='lora-sb',rank=2,modules_to_save=['3']}",),
     },
     "model": {
         "linear": ("model={name='linear'}",),

@@ -19,7 +19,9 @@ from cupola.data.dataset import FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation.message import Question
 from cupola.federation.program import Program, State
+from cupola.nn.peft_format import write_peft
 from cupola.training import build, plan_names
+from cupola.training.adapters import base_name, metadata
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
 from cupola.training.loop import Training, without_matrices
@@ -52,7 +54,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     files = (
         "partition.json", "model.safetensors", "personal.json", "personal.safetensors",
         "twin/plan.toml", "twin/history.jsonl", "twin/model.safetensors", "twin/result.json",
-        "twin",
+        "twin", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter",
     )  # fmt: skip
     progress_part = "round"
     comparable = True
@@ -62,6 +64,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
             "personal.safetensors": "the groups' models",
             "personal.json": "groups and results of every site",
             "partition.json": "who holds what",
+            "adapter/adapter_model.safetensors": "the adapter, as peft loads it",
         }
     )
     not_from_browsers = MappingProxyType(
@@ -72,6 +75,9 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
             "data.download": "this server downloads nothing; use `cupola data get` on it",
             "model.weights": "names a file of this server",
             "model.vectors": "names a file of this server",
+            "model.path": "names a folder of this server",
+            "model.download": "this server downloads nothing",
+            "trainable.adapter.base": "names a file of this server",
             "privacy.budget.file": "leave it out: budgets are kept with the study",
         }
     )
@@ -260,7 +266,11 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         arrays = self.training.model(state)
         if self.plan.twin:
             self._twin = self._run_twin(state, folder, watch)
-        write_atomically(folder / "model.safetensors", to_safetensors(arrays))
+        named = metadata(self.plan, self.training)
+        write_atomically(folder / "model.safetensors", to_safetensors(arrays, named))
+        if named is not None:
+            base = base_name(self.plan)
+            write_peft(self.training.space.module, arrays, folder / "adapter", base)
         if isinstance(self.whole, Personalisation):
             write_group_models(state, folder)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from cupola.base.importing import imported
 from cupola.data import loading
@@ -83,6 +84,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("vocabulary", data.vocabulary)
     if data.words and "words" in building.options(plan.model.name):
         options.setdefault("words", data.words)
+    if data.kind == "language" and "padding" in building.options(plan.model.name):
+        options.setdefault("padding", data.padding)
     if plan.model.name == "pretrained":
         options |= _source_options(plan, data)
     build = partial(
@@ -102,11 +105,20 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         device=plan.device,
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
-        tokens=data.vocabulary,
+        tokens=_tokens(plan, data, build),
         precision=plan.precision,
         device_noise=plan.device_noise,
     )
     return partly(whole, plan.trainable, plan.seed)
+
+
+def _tokens(plan: Plan, data: FederatedData, build: Callable[[], nn.Module]) -> int | None:
+    """How many token ids there are: the data's, or those that a model of transformers knows."""
+    if data.vocabulary is not None or not (
+        plan.model.name == "huggingface" or ":" in plan.model.name
+    ):
+        return data.vocabulary
+    return getattr(build(), "tokens", None)
 
 
 def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:

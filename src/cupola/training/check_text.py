@@ -80,6 +80,33 @@ def _trainable(model: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("", f"{count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
     ]
+    return lines + (_adapter(model["adapter"]) if model["adapter"] else [])
+
+
+def _adapter(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a mean over sites makes of an adapter."""
+    what = f"{adapter['kind']}"
+    if adapter["layers"]:
+        what += f" of rank {adapter['rank']} in {count(adapter['layers'], 'layer')}"
+    if adapter["exact"]:
+        said = "the mean of what is trained is the mean of the models: the layers are linear in it"
+    elif adapter["kind"] == "prompt":
+        said = "the mean of prompts is trained on, which is not the mean of the models"
+    else:
+        said = "the mean of A times the mean of B is not the mean of the models"
+        if adapter["difference"] is not None:
+            said += (
+                f": on a probe of two sites it misses {100 * adapter['difference']:.2g} % of the "
+                "change after one local step each"
+            )
+        said += "; 'ffa-lora' and 'lora-sb' are exact"
+    lines = [("adapter", f"{what}; {said}")]
+    if adapter["idle"]:
+        some = adapter["idle"][0]
+        lines.append(
+            ("", f"[red]never used: the model goes round '{some}', which learns nothing; leave it "
+                 "out of trainable.adapter.targets[/]")
+        )  # fmt: skip
     return lines
 
 
@@ -88,11 +115,17 @@ def _frozen(model: Mapping[str, Any]) -> list[str]:
     counts, mark = model["frozen"], f"(checksum {(model['checksum'] or '')[:8]})"
     origins = {
         "seed": "are frozen and come from a seed",
-        "source": f"are frozen and come from '{model['source']}' at every site {mark}",
+        "source": f"are frozen and come from '{_origin(model)}' at every site {mark}",
         "own": "are frozen by the model's own code: each site makes them, none are sent; a site "
         f"whose values differ is refused before it trains {mark}",
     }
     return [f"{counts[kind]:,} {said}" for kind, said in origins.items() if counts[kind]]
+
+
+def _origin(model: Mapping[str, Any]) -> str:
+    """The file or code that frozen weights come from."""
+    adapter = model["adapter"]
+    return adapter["base"] if adapter else model["source"]
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Accounts, SiteContext
+from cupola.nn.adapters import settle
 from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
@@ -80,7 +81,7 @@ class Problem:
     device_noise: bool = False
 
     def module(self) -> nn.Module:
-        module = self.build().to(pick_device(self.device, self.dtype), self.dtype)
+        module = settle(self.build().to(pick_device(self.device, self.dtype), self.dtype))
         return autocast(module) if self.precision == "bfloat16" else module
 
     @cached_property
@@ -126,8 +127,9 @@ class Workspace:
             parameter.data = view
             self.params.append(parameter)
             start += parameter.numel()
-        self.buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        counters = (b for b in self.module.buffers() if not b.is_floating_point())
+        moving = {n: b for n, b in self.module.named_buffers() if n not in self.frozen.resting}
+        self.buffers = {name: b for name, b in moving.items() if b.is_floating_point()}
+        counters = (b for b in moving.values() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
         self.lock = Lock()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cupola.base.held_objects import is_object
 from cupola.base.importing import imported
 from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
@@ -30,6 +31,7 @@ from cupola.training.features import public_labels
 from cupola.training.frozen import partly
 from cupola.training.loop import Training
 from cupola.training.plan import Loss, Plan
+from cupola.training.plan_objects import try_out
 from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
@@ -63,6 +65,11 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return loading.load(choice.name, **choice.options)
+    if is_object(choice.name):
+        held: Source | Owners | FederatedData = imported(
+            choice.name, f"data.name = '{choice.name}'", DataError
+        )
+        return held
     made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
@@ -100,6 +107,10 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
         tokens=data.vocabulary,
+        metrics={
+            name: imported(path, f"evaluation.metrics.{name}")
+            for name, path in (plan.evaluation.metrics or {}).items()
+        },
     )
     return partly(whole, plan.trainable, plan.seed)
 
@@ -139,7 +150,9 @@ def host(plan: Plan) -> TrainingHost:
     from cupola.training.spending import book
 
     kind = CheckedHost if ":" in plan.data.name else TrainingHost
-    return kind(problem(plan, data), data, book(plan))
+    made = problem(plan, data)
+    try_out(plan, made, data)
+    return kind(made, data, book(plan))
 
 
 class CheckedHost(TrainingHost):

@@ -59,6 +59,7 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    metrics: the user's own, (outputs, targets) -> one value per sample, by name.
     trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
     `frozen.partly`, which also wraps `build`.
     """
@@ -72,6 +73,7 @@ class Problem:
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
     tokens: int | None = None
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     trainable: Trainable = field(default_factory=Trainable)
     frozen_seed: int = 0
 

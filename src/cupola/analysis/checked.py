@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of
 from cupola.analysis.plan_file import Objects, Source, load
 
@@ -32,7 +33,7 @@ def check(plan: Source, *, settings: Iterable[str] = (), **objects: Unpack[Objec
     >>> found["bytes"]["up"], str(found).splitlines()[0]
     (20968, 'plan       tiny: fedavg, 2 rounds')
     """
-    whole = load(plan, settings, **objects)
+    whole: PlanHeader = load(plan, settings, **objects)
     runs = whole.expand()
     analysis = analysis_of(runs[0][1])
     facts = {"runs": len(runs), **analysis.check()}

@@ -75,7 +75,7 @@ def _is_many(given: Any) -> bool:
 
 def _source(parts: Mapping[str, Any], name: str) -> Source:
     if all(isinstance(part, Dataset) for part in parts.values()):
-        made, words = dict(parts), ()
+        made, words = dict(parts), tuple[str, ...]()
     else:
         read = {key: _read(part, f"{name}: {key}" if len(parts) > 1 else name)
                 for key, part in parts.items()}  # fmt: skip
@@ -107,7 +107,7 @@ def _sites(given: Sequence[Any], name: str, names: Sequence[str] | None = None) 
             parts = held if isinstance(held, Mapping) and _is_split(held) else {"train": held}
         whole |= {f"{site}/{key}": part for key, part in parts.items()}
     if all(isinstance(part, Dataset) for part in whole.values()):
-        made, words = whole, ()
+        made, words = whole, tuple[str, ...]()
     else:
         read = {key: _read(part, f"{name}: {key.rpartition('/')[0]}")
                 for key, part in whole.items()}  # fmt: skip
@@ -347,6 +347,13 @@ def _targets(values: Any, said: str) -> np.ndarray:
     if array.dtype.kind != "f" and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]  # a column of labels
     return array
+
+
+def encoded_targets(values: Any, said: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets as numbers, and what classes are called, if they are words."""
+    y = _targets(values, said)
+    made, words = _encoded({"all": _Rows(torch.empty(len(y), 0), y)}, said)
+    return made["all"].y, words
 
 
 def _encoded(parts: Mapping[str, _Rows], name: str) -> tuple[dict[str, Dataset], tuple[str, ...]]:

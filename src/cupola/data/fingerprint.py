@@ -47,4 +47,4 @@ def _rows(data: Dataset) -> str:
 def _bytes(values: Tensor | np.ndarray) -> str:
     array = values.numpy() if isinstance(values, Tensor) else values
     about = f"{array.dtype} {array.shape}".encode()
-    return mark(about, memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+    return mark(about, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -21,9 +21,8 @@ from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
 from cupola.federation.site import SiteContext
 from cupola.privacy.events import Event, SampledGaussian
-from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample.clipping import PerSample
-from cupola.privacy.persample.rules import ROUNDING
+from cupola.privacy.noise import Source, source
+from cupola.privacy.persample.clipping import PerSample, noised_mean
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism, Turn
 from cupola.training.mechanisms.site_level import clipped_update
@@ -167,10 +166,3 @@ def copies_of(data: Dataset, privacy: Privacy) -> list[Dataset]:
     if isinstance(how, int):
         return [data] if how == 1 else [data.plain(), *[data] * (how - 1)]
     return [replace(data.plain(), transform=copy_steps(entry)) for entry in how]
-
-
-def noised_mean(
-    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
-) -> np.ndarray:
-    """A sum of gradients, each clipped, with noise, over the expected number of them."""
-    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected

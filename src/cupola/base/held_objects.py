@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from cupola.errors import CupolaError, PlanError
-
 PREFIX = "object:"
 
 
@@ -51,8 +49,8 @@ def word_of(name: str) -> str:
     return name.removeprefix(PREFIX).rpartition("#")[0] or name
 
 
-def find_object(name: str, said: str, error: type[CupolaError] = PlanError) -> Any:
-    """The object behind a name. said: what the user wrote, for the error."""
+def find_object(name: str, said: str, error: type[Exception]) -> Any:
+    """The object behind a name. said: what the user wrote, for an error of this kind."""
     held = _HELD.get(name)
     if held is None:
         raise error(

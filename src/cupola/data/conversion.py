@@ -183,10 +183,10 @@ def _read(given: Any, said: str) -> _Rows:
         return _of_columns({str(c): given[c] for c in given.columns}, target, said)
     if isinstance(given, torch_data.Dataset):
         given = _stacked(given, said)
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise DataError(f"{said} is {_described(given)}; {_WAY_OUT}")
     if target is not None:
         raise DataError(f"{said}: '{target}' names a column, but this is no frame; {_WAY_OUT}")
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise DataError(f"{said} is {_described(given)}; {_WAY_OUT}")
     x, y = given
     if _is_frame(x):
         x = np.column_stack([_number(x[c], f"{said}: column '{c}'") for c in x.columns])

@@ -241,7 +241,7 @@ class Private:
 
     def _only_noised(self, optimizer: Any, args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
         """Before the optimizer steps: no gradient that somebody else has made or changed."""
-        if any(one is not None for one in (*args, *more.values())):
+        if any(one is not None for one in (*args[1:], *more.values())):  # args: the optimizer, ...
             raise PlanError(
                 "optimizer.step(closure) would compute gradients of its own, which are not noised; "
                 "take an optimizer that steps from .grad"

@@ -23,7 +23,7 @@ from cupola.base.source_code import source_mark
 from cupola.data.conversion import converted
 from cupola.data.dataset import FederatedData
 from cupola.data.fingerprint import fingerprint
-from cupola.errors import CupolaError, DataError, PlanError
+from cupola.errors import CupolaError, PlanError
 from cupola.nn.module_probe import sandbox
 from cupola.nn.user_objects import (
     held_loss,
@@ -125,7 +125,7 @@ def described(plan: Plan, problem: Problem) -> dict[str, Any]:
     """What can be said of a plan's objects, for people and for a resume."""
     found: dict[str, Any] = {}
     for key, name in dict(named_objects(plan.to_dict())).items():
-        thing = find_object(name, f"{key} = '{name}'")
+        thing = find_object(name, f"{key} = '{name}'", PlanError)
         facts: dict[str, Any] = {"object": word_of(name)}
         if key == "model.name":
             module = problem.build()
@@ -276,9 +276,3 @@ def refused_elsewhere(plan: Plan) -> str | None:
         f"{', '.join(found)}: passed as objects of one Python program, and no code crosses to "
         "another; name them in the plan as 'module:name', where the module is installed"
     )
-
-
-def require_held(plan: Plan) -> None:
-    """DataError or PlanError for the first object that is not here."""
-    for key, name in named_objects(plan.to_dict()):
-        find_object(name, f"{key} = '{name}'", DataError if key == "data.name" else PlanError)

@@ -108,4 +108,6 @@ def _is_file(source: Source) -> bool:
 def _read(source: Source) -> tuple[str, dict[str, Any]]:
     if isinstance(source, PlanHeader):
         return f"plan '{source.name}'", source.given()
+    if not isinstance(source, str | Path | Mapping):
+        raise PlanError(f"a plan is a file, TOML text, a mapping or a cupola.Plan, not {source!r}")
     return read_toml(source)

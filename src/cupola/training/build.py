@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cupola.base.held_objects import is_object
+from cupola.base.held_objects import is_absent, is_object
 from cupola.base.importing import imported
 from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
@@ -110,6 +110,7 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         metrics={
             name: imported(path, f"evaluation.metrics.{name}")
             for name, path in (plan.evaluation.metrics or {}).items()
+            if not is_absent(path)  # a model can be opened without; a run needs all
         },
     )
     return partly(whole, plan.trainable, plan.seed)

@@ -94,9 +94,11 @@ def _metrics(given: dict[str, Any], metrics: Any) -> Named:
 
 
 def _table(given: Mapping[str, Any], section: str) -> dict[str, Any]:
-    """A section as it was written; one that is no table is the plan's to refuse."""
-    own = given.get(section)
-    return dict(own) if isinstance(own, Mapping) else {}
+    """A section as it was written."""
+    own = given.get(section) or {}
+    if not isinstance(own, Mapping):
+        raise PlanError(f"{section} = {own!r} is no table")
+    return dict(own)
 
 
 def _placed(
@@ -200,6 +202,8 @@ def try_out(plan: Plan, problem: Problem, data: FederatedData) -> None:
             raise
         except Exception as error:
             raise PlanError(f"model = {said}: making it fails: {_told(error)}") from error
+        if not any(p.requires_grad for p in module.parameters()):
+            raise PlanError(f"model = {said} has no trainable parameters")
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         x, y = (_ready(part, problem, device) for part in (rows.inputs(slice(0, 3)), rows.y[:3]))
         shape = f"{tuple(x.shape)} {x.dtype}".replace("torch.", "")

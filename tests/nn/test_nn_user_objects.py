@@ -1,4 +1,5 @@
 """Models, losses and metrics that somebody passes become what training needs."""
+# ruff: noqa: ARG005
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def refused() -> None:
     cupola.run(PLAN, model=3)  # type: ignore[arg-type]
     cupola.run(PLAN, metrics=[hit])  # type: ignore[arg-type]
     cupola.run(PLAN, modle=make)  # type: ignore[call-arg]
-    epsilon(0.01, 1.0, 1000, 1e-5)  # type: ignore[misc]
+    epsilon(0.01, 1.0, 1000, 1e-5)  # type: ignore[call-arg]
 
 
 def pieces() -> None:

@@ -31,7 +31,7 @@ def check(plan: Source, *, settings: Iterable[str] = (), **objects: Unpack[Objec
     >>> data = {"name": "digits", "partition": {"kind": "iid", "sites": 4}}
     >>> found = cupola.check({"name": "tiny", "rounds": 2, "data": data, "model": "linear"})
     >>> found["bytes"]["up"], str(found).splitlines()[0]
-    (20968, 'plan       tiny: fedavg, 2 rounds')
+    (21576, 'plan       tiny: fedavg, 2 rounds')
     """
     whole: PlanHeader = load(plan, settings, **objects)
     runs = whole.expand()

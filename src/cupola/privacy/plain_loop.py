@@ -298,7 +298,7 @@ class PrivateLoader:
         self._fresh: int | None = None
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
-            batch_sampler=samples,  # type: ignore[arg-type]
+            batch_sampler=samples,
             collate_fn=_Collate(loader.dataset, loader.collate_fn),
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,

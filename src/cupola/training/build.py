@@ -53,6 +53,13 @@ def federated_data(plan: Plan) -> FederatedData:
     return source
 
 
+def partition_kind(plan: Plan) -> str:
+    """How the data are cut into sites; those that were passed as sites are not."""
+    if is_object(plan.data.name) and isinstance(_loaded(plan), FederatedData):
+        return "as given"
+    return plan.data.partition.kind
+
+
 def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
     """A plan whose public data are files of a coordinator: whoever hands a plan in has no say in
     what else is read there."""

@@ -38,6 +38,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     return {
         "name": plan.name,
         "recipe": plan.recipe,
+        "task": plan.task,
         "rounds": plan.rounds,
         "training_rounds": program.training_rounds,
         "data": {
@@ -45,7 +46,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "kind": data.kind,
             "classes": data.classes,
             "sites": len(data),
-            "partition": plan.data.partition.kind,
+            "partition": build.partition_kind(plan),
             "samples": int(sizes.sum()),
             "samples_per_site": {
                 "least": int(sizes.min()),

@@ -17,7 +17,7 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     data, model, sent, link = (facts[key] for key in ("data", "model", "bytes", "link"))
     held, runs = data["samples_per_site"], facts["runs"]
     told = [
-        ("plan", f"{facts['name']}: {facts['recipe']}, {_rounds(facts)}"),
+        ("plan", f"{facts['name']}: {_method(facts)}, {_rounds(facts)}"),
         ("runs", f"{runs} (below: the first)" if runs > 1 else "1"),
         ("data", f"{data['name']}, {data['kind']}, {count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {held['least']:,} to "
@@ -93,6 +93,12 @@ def _frozen(model: Mapping[str, Any]) -> list[str]:
         f"whose values differ is refused before it trains {mark}",
     }
     return [f"{counts[kind]:,} {said}" for kind, said in origins.items() if counts[kind]]
+
+
+def _method(facts: Mapping[str, Any]) -> str:
+    """What sites run: the user's own task, where there is one, with the recipe's settings."""
+    task, recipe = facts["task"], facts["recipe"]
+    return recipe if task == "train" else f"{task} (settings of {recipe})"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:

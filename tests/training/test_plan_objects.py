@@ -17,6 +17,8 @@ from cupola.base import held_objects
 from cupola.data import load as load_data
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.nn.models import building
+from cupola.training.methods import Method
+from cupola.training.methods.feddyn import FedDyn
 
 X = np.random.default_rng(0).random((60, 4)).astype(np.float32)
 Y = (X[:, 0] > 0.5).astype(int)
@@ -125,6 +127,28 @@ def test_the_folder_says_what_was_passed(tmp_path: Path) -> None:
     assert told["loss"]["object"] == "NLLLoss"
     assert told["evaluation.metrics.hit"]["source"]
     assert '"object:Net#' in (tmp_path / "plan.toml").read_text()
+
+
+class Halved(Method):
+    share: float = 0.5
+
+    def combine(self, round: Any, update: Any) -> Any:
+        return {name: self.share * array for name, array in update.items()}, {}
+
+
+def test_a_method_as_an_object(tmp_path: Path) -> None:
+    half = run(tmp_path / "half", {**PLAN, "server": {"lr": 0.5}})
+    own = run(tmp_path / "own", method=Halved())
+    states = [r.model().state_dict() for r in (half, own)]
+    assert all(torch.allclose(states[0][n], states[1][n], atol=1e-6) for n in states[0])
+    plan = cupola.load(PLAN, model=Net, data=(X, Y), method=Halved(share=0.25))
+    assert plan.method.name.startswith("object:Halved#")
+    assert plan.method.options == {"share": 0.25}
+    assert "own: object:Halved#" in str(cupola.check(plan))
+    ours = cupola.load(PLAN, model=Net, data=(X, Y), method=FedDyn(alpha=0.1))
+    assert ours.method.name == "feddyn"
+    with pytest.raises(PlanError, match="is no method"):
+        cupola.load(PLAN, method=3)
 
 
 def test_own_metrics_are_sums_over_sites(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from cupola.analysis.run_folder import (
     with_same_objects,
 )
 from cupola.analysis.simulated import Simulated
+from cupola.analysis.tracking import require_installed, tracked
 from cupola.errors import CupolaError, PlanError
 
 
@@ -142,16 +143,19 @@ def _rounds(
             "use cupola.run_all(plan), or pick one of plan.expand()"
         )
     place = free_folder(plan) if folder is None else Path(folder)
+    if not sites.real:  # there, a plan is somebody else's: it does not say whom to write to
+        require_installed(plan)
 
     def steps() -> Generator[Progress]:
         with locked(place):
             old = begin(plan, place, resume, overwrite, sites.real)
             if not is_complete(place):
-                session = Session(plan, place, watch, sites)
-                with old or nullcontext():
-                    yield from session.execute()
-                if report:
-                    _report(place, session.analysis)
+                with nullcontext(watch) if sites.real else tracked(plan, place, watch) as tell:
+                    session = Session(plan, place, tell, sites)
+                    with old or nullcontext():
+                        yield from session.execute()
+                    if report:
+                        _report(place, session.analysis)
 
     return Rounds(Run(place, plan), steps())
 

@@ -15,24 +15,29 @@ from cupola.training.choices import (
     Upcycle,
 )
 from cupola.training.loop import Training
+from cupola.training.methods import METHODS, Method, Round, Turn
 from cupola.training.recipes import RECIPES, Recipe, find_recipe
 from cupola.training.workspace import Problem, TrainingHost, Workspace, pick_device
 
 __all__ = [
+    "METHODS",
     "RECIPES",
     "Budget",
     "Evaluation",
     "Level",
     "Local",
+    "Method",
     "Participation",
     "Privacy",
     "Problem",
     "Recipe",
+    "Round",
     "Schedule",
     "Server",
     "Trainable",
     "Training",
     "TrainingHost",
+    "Turn",
     "Upcycle",
     "Workspace",
     "find_recipe",

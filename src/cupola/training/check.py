@@ -39,6 +39,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
         "name": plan.name,
         "recipe": plan.recipe,
         "task": plan.task,
+        "method": None if plan.method is None else plan.method.name,
         "rounds": plan.rounds,
         "training_rounds": program.training_rounds,
         "data": {

@@ -96,9 +96,10 @@ def _frozen(model: Mapping[str, Any]) -> list[str]:
 
 
 def _method(facts: Mapping[str, Any]) -> str:
-    """What sites run: the user's own task, where there is one, with the recipe's settings."""
-    task, recipe = facts["task"], facts["recipe"]
-    return recipe if task == "train" else f"{task} (settings of {recipe})"
+    """What sites run: the plan's method or a task of its own, with the recipe's settings."""
+    task, method, recipe = facts["task"], facts["method"], facts["recipe"]
+    own = [name for name in (method, None if task == "train" else task) if name]
+    return recipe if own in ([], [recipe]) else f"{', '.join(own)} (settings of {recipe})"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from cupola.errors import PlanError
 from cupola.federation.site import Task
 from cupola.nn.losses import find_loss
 from cupola.nn.models.building import options as model_options
+from cupola.training.methods import method_of
 from cupola.training.recipes import Recipe, find_recipe
 
 #: What is measured anyway, so that a user's own metric cannot be called so.
@@ -42,6 +43,11 @@ def site_task(name: str) -> str:
             f"task = '{name}' is a {type(found).__name__}; decorate it with @cupola.federation.task"
         )
     return found.name
+
+
+def check_method(choice: Any) -> None:
+    if not is_absent(choice.name):
+        method_of({"name": choice.name, **choice.options})
 
 
 def check_model(model: Any) -> None:

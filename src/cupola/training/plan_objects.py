@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cupola.analysis.checkpoint import json_line, write_sealed
-from cupola.base.chain import read_json
+from cupola.base.chain import mark, read_json
 from cupola.base.held_objects import Held, find_object, hold, is_object, named_objects, word_of
 from cupola.base.source_code import source_mark
 from cupola.data.conversion import converted
@@ -26,6 +26,7 @@ from cupola.data.fingerprint import fingerprint
 from cupola.errors import CupolaError, PlanError
 from cupola.nn.module_probe import sandbox
 from cupola.nn.user_objects import (
+    PerSampleLoss,
     held_loss,
     held_metric,
     held_model,
@@ -33,6 +34,7 @@ from cupola.nn.user_objects import (
     sources,
     weights_mark,
 )
+from cupola.training.methods import METHODS, Method, method_name
 
 if TYPE_CHECKING:
     from cupola.training.plan import Plan
@@ -82,6 +84,27 @@ def _data(given: dict[str, Any], data: Any) -> Named:
     return _placed(given, "data", held, ("partition", "partition_seed", "augment")), [held]
 
 
+def _method(given: dict[str, Any], method: Any) -> Named:
+    """An instance with its options, which stay keys of the plan; ours need no object."""
+    if isinstance(method, str):
+        return {**given, "method": {"name": method}}, []
+    if inspect.isclass(method) and issubclass(method, Method):
+        method = method()
+    if not isinstance(method, Method):
+        raise PlanError(
+            f"method={method!r} is no method; pass an instance of a subclass of "
+            "cupola.training.Method, or the name of a method"
+        )
+    kind = type(method)
+    options = method.model_dump(mode="json", exclude_defaults=True)
+    name = method_name(kind)
+    if name in METHODS:
+        return {**given, "method": {"name": name, **options}}, []
+    told = source_mark(kind) or "unknown"
+    held = hold(kind.__name__, mark(name.encode(), told.encode()), kind)
+    return {**given, "method": {**options, "name": held.name}}, [held]
+
+
 def _metrics(given: dict[str, Any], metrics: Any) -> Named:
     if not isinstance(metrics, Mapping):
         raise PlanError(
@@ -116,6 +139,7 @@ _NAMED: dict[str, Callable[[dict[str, Any], Any], Named]] = {
     "model": _model,
     "data": _data,
     "loss": _loss,
+    "method": _method,
     "metrics": _metrics,
 }
 
@@ -139,7 +163,8 @@ def described(plan: Plan, problem: Problem) -> dict[str, Any]:
         elif key == "data.name":
             facts["rows"], facts["facts"] = fingerprint(thing)
         else:
-            facts["source"] = source_mark(getattr(thing, "loss", thing))
+            own = thing.loss if isinstance(thing, PerSampleLoss) else thing
+            facts["source"] = source_mark(own)
         found[key.removesuffix(".name")] = facts
     unknown = [key for key, facts in found.items() if None in _marks(facts)]
     if unknown:

@@ -24,8 +24,9 @@ from cupola.privacy.events import Event, SampledGaussian
 from cupola.privacy.noise import Source, source
 from cupola.privacy.persample.clipping import PerSample, noised_mean
 from cupola.training.choices import Local, Privacy
-from cupola.training.mechanisms.base import Gradient, Mechanism, Turn
+from cupola.training.mechanisms.base import Gradient, Mechanism
 from cupola.training.mechanisms.site_level import clipped_update
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

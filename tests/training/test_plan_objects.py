@@ -132,7 +132,7 @@ def test_the_folder_says_what_was_passed(tmp_path: Path) -> None:
 class Halved(Method):
     share: float = 0.5
 
-    def combine(self, round: Any, update: Any) -> Any:
+    def combine(self, round: Any, update: Any) -> Any:  # noqa: ARG002
         return {name: self.share * array for name, array in update.items()}, {}
 
 

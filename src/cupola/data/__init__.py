@@ -37,6 +37,7 @@ from cupola.data.partition import (
     partition,
 )
 from cupola.data.site_picture import holdings, picture
+from cupola.data.stored_rows import Reader, Rows, first_unusable
 from cupola.data.transform import Transforms, transforms
 
 __all__ = [
@@ -53,7 +54,9 @@ __all__ = [
     "Partition",
     "Pooled",
     "Quantity",
+    "Reader",
     "Remote",
+    "Rows",
     "SiteData",
     "Source",
     "Transform",
@@ -63,6 +66,7 @@ __all__ = [
     "dataset",
     "describe",
     "fetch",
+    "first_unusable",
     "holdings",
     "load",
     "loaders",

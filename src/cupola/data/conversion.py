@@ -172,7 +172,7 @@ def _read(given: Any, said: str) -> _Rows:
     """Rows of any form."""
     if given is None:
         raise DataError(f"{said} is None; {_WAY_OUT}")
-    if isinstance(given, Dataset):
+    if isinstance(given, Dataset):  # among others, that are not: as it is used
         return _Rows(given.inputs(), given.y.numpy())
     target = None
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str):

@@ -10,6 +10,7 @@ from torch import Tensor
 from cupola.base.chain import mark
 from cupola.data.dataset import Dataset, FederatedData, Source
 from cupola.data.lazy import Owners
+from cupola.data.stored_rows import Rows
 
 HASHED = 1000  # sites whose rows are hashed, where sites are made one by one
 
@@ -41,6 +42,10 @@ def fingerprint(data: Source | Owners | FederatedData) -> tuple[str, dict[str, A
 
 
 def _rows(data: Dataset) -> str:
+    """Of rows in files, block by block."""
+    if isinstance(data.x, Rows):
+        told = f"{data.x.dtype} {tuple(data.x.shape)}".encode()
+        return mark(told, *(_bytes(block).encode() for block in data.x.blocks())) + _bytes(data.y)
     return _bytes(data.x) + _bytes(data.y)
 
 

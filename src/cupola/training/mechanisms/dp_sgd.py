@@ -24,6 +24,7 @@ from cupola.privacy.device_noise import add_noise_on, device_generator
 from cupola.privacy.events import Event, SampledGaussian
 from cupola.privacy.noise import Source, source
 from cupola.privacy.persample.clipping import PerSample, noised_mean
+from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism
 from cupola.training.mechanisms.site_level import clipped_update

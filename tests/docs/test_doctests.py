@@ -25,6 +25,8 @@ ENTRY_POINTS = [
     "cupola.engines.one_sum:masked_sum",
     "cupola.engines.secure_sums:masked_sums",
     "cupola.federation.program:drive",
+    "cupola.nn:KNConv2d",
+    "cupola.nn:kernel_normalise",
     "cupola.privacy.accounting:epsilon",
     "cupola.privacy.dp_sgd_budget:epsilon",
     "cupola.privacy.dp_sgd_budget:noise_multiplier",

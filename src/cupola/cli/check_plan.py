@@ -1,4 +1,4 @@
-"""cupola check, data, recipes, models: what there is, and what a plan would do."""
+"""cupola check, data, recipes, models, sources: what there is, and what a plan would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, PlanFile, Settings
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import app, print_json
 
 
 @app.command()
@@ -16,7 +16,6 @@ def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) ->
     """Say what a plan will do, send, reveal and cost."""
     from cupola.analysis import checked
 
-    Shell.json = as_json
     found = checked.check(plan, settings=settings or ())
     if as_json:
         print_json(dict(found))
@@ -87,6 +86,36 @@ def show(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
 
 def _pairs(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}".lower() for key, value in options.items())
+
+
+@app.command()
+def sources(as_json: AsJson = False) -> None:
+    """List the trained models that the model `pretrained` can build on."""
+    from cupola.nn.sources.trained import table, weights_file
+
+    rows = [
+        {
+            "name": entry.name,
+            "summary": entry.about,
+            "input": entry.preprocessing.size,
+            "classes": entry.classes,
+            "head of 10": (entry.features + 1) * 10,
+            "weights": "missing" if weights_file(entry) is None else "here",
+            "where": entry.where,
+        }
+        for entry in table()
+    ]
+    show(rows, [key for key in rows[0] if key != "where"], as_json)
+    if as_json:
+        return
+    missing: dict[str, list[str]] = {}
+    for row in rows:
+        if row["weights"] == "missing":
+            missing.setdefault(str(row["where"]), []).append(str(row["name"]))
+    for where, named in missing.items():
+        typer.echo(f"{', '.join(named)}: {where}")
+    if missing:
+        typer.echo("Name the file as model.weights, or put it into the folder CUPOLA_WEIGHTS.")
 
 
 data_app = typer.Typer(help="List data sets, get them, and see who holds what.")

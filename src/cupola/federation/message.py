@@ -150,7 +150,7 @@ def question_from(
 ) -> Question:
     """The question that `question_fields` describes."""
     try:
-        expects = {n: _spec(*spec) for n, spec in fields["expects"].items()}
+        expects = {n: Spec(tuple(shape), *rest) for n, (shape, *rest) in fields["expects"].items()}
         whole = {**fields, "arrays": arrays, "expects": expects}
         question = Question(**whole, step=step, round=round, confirmed=confirmed)
         if not _is_well_typed(question):
@@ -186,10 +186,6 @@ def _is_spec(spec: Spec) -> bool:
 def _spec_fields(spec: Spec) -> list[Any]:
     bound = [] if spec.bound is None else [spec.bound, spec.bits]
     return [list(spec.shape), spec.kind, *bound]
-
-
-def _spec(shape: list[int], kind: str, bound: float | None = None, bits: int = 64) -> Spec:
-    return Spec(tuple(shape), kind, bound, bits)
 
 
 def _pack(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray], weight: float) -> bytes:

@@ -22,6 +22,7 @@ from torch.utils import data as torch_data
 
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source, kind_of
 from cupola.data.lazy import Owners
+from cupola.data.stored_rows import blocks
 from cupola.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -140,7 +141,7 @@ def _facts(parts: Iterable[Dataset], words: Sequence[str]) -> tuple[str, int | N
     kind = kind_of(held[0])
     tokens = None
     if held[0].x.dtype == torch.int64:
-        tokens = 1 + max(int(part.x.max()) for part in held)
+        tokens = 1 + max(int(block.max()) for part in held for block in blocks(part.x))
     if kind == "regression":
         return kind, None, tokens
     if words:

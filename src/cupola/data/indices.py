@@ -50,4 +50,4 @@ def partition_indices(
         **owners,
     )
     cut = partition(source, {"kind": kind, **options}, seed)
-    return [cut.site(i).train.x[:, 0].numpy() for i in range(len(cut))]
+    return [cut.site(i).train.inputs()[:, 0].numpy() for i in range(len(cut))]

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cupola.analysis.overrides import changed, normal, with_new_names
+from cupola.base.held_objects import Held, keep
 from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
 from cupola.federation.site import Mode
@@ -123,6 +124,7 @@ class PlanHeader(BaseModel):
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _elsewhere: bool = PrivateAttr(default=False)
     _copied: bool = PrivateAttr(default=False)  # with other values, which nobody has checked
+    _objects: tuple[Held, ...] = PrivateAttr(default=())  # that it names: there while it is
 
     @model_validator(mode="wrap")
     @classmethod
@@ -132,6 +134,7 @@ class PlanHeader(BaseModel):
         given = with_new_names(normal(value), cls.renamed)
         plan: Self = handler(cls.with_defaults(given))
         plan._given = given
+        plan._objects = keep(given)
         plan._elsewhere = is_elsewhere(info)
         plan.require_possible()
         return plan

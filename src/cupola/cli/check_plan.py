@@ -14,21 +14,16 @@ from cupola.cli.shell import app, print_json
 @app.command()
 def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a plan will do, send, reveal and cost."""
-    from cupola.analysis.header import PlanHeader
-    from cupola.analysis.kinds import analysis_of
-    from cupola.analysis.plan_file import load
+    from cupola.analysis import checked
 
-    whole: PlanHeader = load(plan, settings or ())
-    runs = whole.expand()
-    analysis = analysis_of(runs[0][1])
-    facts = {"runs": len(runs), **analysis.check()}
+    found = checked.check(plan, settings=settings or ())
     if as_json:
-        print_json(facts)
+        print_json(dict(found))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    for line in analysis.check_lines(facts):
+    for line in found.lines:
         console.print(line, soft_wrap=True)
 
 

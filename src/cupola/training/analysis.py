@@ -20,7 +20,7 @@ from cupola.errors import PlanError
 from cupola.federation.message import Question
 from cupola.federation.program import Program, State
 from cupola.nn.peft_format import write_peft
-from cupola.training import build, plan_names
+from cupola.training import build, plan_names, plan_objects
 from cupola.training.adapters import base_name, metadata
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
@@ -50,9 +50,10 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     kind = "training"
     Plan = TrainingPlan
     Result = TrainingResult
-    fixed = ("partition.json",)
+    fixed = ("partition.json", plan_objects.FILE)
     files = (
-        "partition.json", "model.safetensors", "personal.json", "personal.safetensors",
+        "partition.json", plan_objects.FILE, "model.safetensors", "personal.json",
+        "personal.safetensors",
         "twin/plan.toml", "twin/history.jsonl", "twin/model.safetensors", "twin/result.json",
         "twin", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter",
     )  # fmt: skip
@@ -65,6 +66,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
             "personal.json": "groups and results of every site",
             "partition.json": "who holds what",
             "adapter/adapter_model.safetensors": "the adapter, as peft loads it",
+            plan_objects.FILE: "what was passed as objects: hashes of code, weights and rows",
         }
     )
     not_from_browsers = MappingProxyType(
@@ -100,7 +102,11 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         self.whole: Program | None = None
         self._twin: dict[str, Any] | None = None
 
-    # Data and program
+    # Objects, data and program
+
+    @classmethod
+    def with_objects(cls, given: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+        return plan_objects.with_names(given, objects)
 
     def host(self) -> TrainingHost:
         return build.host(self.plan)
@@ -125,6 +131,8 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
 
     def require_real(self) -> None:
         plan = self.plan
+        if reason := plan_objects.refused_elsewhere(plan):
+            raise PlanError(reason)
         if plan.twin:
             raise PlanError("twin = true: nobody has all data of real sites in one place")
         if plan.privacy.by_coordinator:
@@ -246,6 +254,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         table = folder / "partition.json"
         if not table.exists():
             write_sealed(table, json_line(partition_table(self._host.sites)))
+        plan_objects.record(self.plan, self._host.problem, folder)
 
     def record(self, before: State, after: State) -> dict[str, Any] | None:
         new = after.values["round"] > before.values["round"]

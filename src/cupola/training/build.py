@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cupola.base.held_objects import is_absent, is_object
 from cupola.base.importing import imported
 from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
@@ -34,6 +35,7 @@ from cupola.training.loop import Training
 from cupola.training.methods import method_of
 from cupola.training.methods.base import Method
 from cupola.training.plan import Loss, Plan
+from cupola.training.plan_objects import try_out
 from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
@@ -55,6 +57,13 @@ def federated_data(plan: Plan) -> FederatedData:
     return source
 
 
+def partition_kind(plan: Plan) -> str:
+    """How the data are cut into sites; those that were passed as sites are not."""
+    if is_object(plan.data.name) and isinstance(_loaded(plan), FederatedData):
+        return "as given"
+    return plan.data.partition.kind
+
+
 def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
     """A plan whose public data are files of a coordinator: whoever hands a plan in has no say in
     what else is read there."""
@@ -67,6 +76,11 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return loading.load(choice.name, **choice.options)
+    if is_object(choice.name):
+        held: Source | Owners | FederatedData = imported(
+            choice.name, f"data.name = '{choice.name}'", DataError
+        )
+        return held
     made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
@@ -106,6 +120,11 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
         tokens=_tokens(plan, data, build),
+        metrics={
+            name: imported(path, f"evaluation.metrics.{name}")
+            for name, path in (plan.evaluation.metrics or {}).items()
+            if not is_absent(path)  # a model can be opened without; a run needs all
+        },
         precision=plan.precision,
         device_noise=plan.device_noise,
     )
@@ -156,7 +175,9 @@ def host(plan: Plan) -> TrainingHost:
     from cupola.training.spending import book
 
     kind = CheckedHost if ":" in plan.data.name else TrainingHost
-    return kind(problem(plan, data), data, book(plan))
+    made = problem(plan, data)
+    try_out(plan, made, data)
+    return kind(made, data, book(plan))
 
 
 class CheckedHost(TrainingHost):

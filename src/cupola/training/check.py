@@ -38,6 +38,8 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     return {
         "name": plan.name,
         "recipe": plan.recipe,
+        "task": plan.task,
+        "method": None if plan.method is None else plan.method.name,
         "rounds": plan.rounds,
         "training_rounds": program.training_rounds,
         "data": {
@@ -45,7 +47,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "kind": data.kind,
             "classes": data.classes,
             "sites": len(data),
-            "partition": plan.data.partition.kind,
+            "partition": build.partition_kind(plan),
             "samples": int(sizes.sum()),
             "samples_per_site": {
                 "least": int(sizes.min()),

@@ -17,7 +17,7 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     data, model, sent, link = (facts[key] for key in ("data", "model", "bytes", "link"))
     held, runs = data["samples_per_site"], facts["runs"]
     told = [
-        ("plan", f"{facts['name']}: {facts['recipe']}, {_rounds(facts)}"),
+        ("plan", f"{facts['name']}: {_method(facts)}, {_rounds(facts)}"),
         ("runs", f"{runs} (below: the first)" if runs > 1 else "1"),
         ("data", f"{data['name']}, {data['kind']}, {count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {held['least']:,} to "
@@ -126,6 +126,13 @@ def _origin(model: Mapping[str, Any]) -> str:
     """The file or code that frozen weights come from."""
     adapter = model["adapter"]
     return adapter["base"] if adapter else model["source"]
+
+
+def _method(facts: Mapping[str, Any]) -> str:
+    """What sites run: the plan's method or a task of its own, with the recipe's settings."""
+    task, method, recipe = facts["task"], facts["method"], facts["recipe"]
+    own = [name for name in (method, None if task == "train" else task) if name]
+    return recipe if own in ([], [recipe]) else f"{', '.join(own)} (settings of {recipe})"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:

@@ -228,6 +228,8 @@ class Evaluation(Choice):
     the metric has not improved for this many evaluations (0: never). Both need validation data;
     neither looks at test data.
     auroc: from summed score histograms with this many bins (0: off).
+    metrics: the user's own, functions of (outputs, targets) at 'module:name' with one value per
+    sample; a metric is their mean over all samples.
     """
 
     every: Annotated[int, Field(ge=1)] = 1
@@ -239,6 +241,7 @@ class Evaluation(Choice):
     patience: Annotated[int, Field(ge=0)] = 0
     auroc: Annotated[int, Field(ge=0)] = 0
     batch_size: Annotated[int, Field(ge=1)] = 512
+    metrics: dict[str, str] | None = None
 
 
 class Subset(Choice):

@@ -17,6 +17,7 @@ from cupola.analysis.header import checked as _checked
 from cupola.analysis.overrides import changed as changed
 from cupola.analysis.overrides import flat, merge, plain
 from cupola.analysis.overrides import normal as normal
+from cupola.base.held_objects import named_objects, word_of
 from cupola.data.partition import IID, Partition
 from cupola.errors import CupolaError, PlanError
 from cupola.training import plan_names
@@ -176,6 +177,8 @@ class Plan(PlanHeader):
             )
         check_changes(self)
         _checked(self, plan_names.check_copies)
+        _checked(self.evaluation, plan_names.check_metrics)
+        _checked(self, _reaches_objects)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         if self.dtype == "float64" and self.precision != "full":
@@ -200,6 +203,18 @@ class Plan(PlanHeader):
             given["participation"] = {k: own[k] for k in own if k not in ("fraction", "count")}
         settings = {"rounds": choice.rounds, "twin": False, **changes}
         return Plan.model_validate(changed(given, settings))
+
+
+def _reaches_objects(plan: Plan) -> None:
+    """Refuse engines whose sites are in other processes, where objects of this one are not."""
+    found = next(named_objects(plan.model_dump(mode="json")), None)
+    if found is not None and plan.engine.kind != "in-process":
+        key = found[0].removesuffix(".name")
+        raise PlanError(
+            f"engine.kind = '{plan.engine.kind}': {key} ({word_of(found[1])}) is an object of this "
+            "Python program, and neither code nor pickles cross to another process; use "
+            "engine.kind = 'in-process', or name it as 'module:name'"
+        )
 
 
 def _adaptable(plan: Plan) -> None:

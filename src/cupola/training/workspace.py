@@ -61,6 +61,7 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    metrics: the user's own, (outputs, targets) -> one value per sample, by name.
     precision: of products. device_noise: simulated noise of single steps is drawn on the device.
     trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
     `frozen.partly`, which also wraps `build`.
@@ -75,6 +76,7 @@ class Problem:
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
     tokens: int | None = None
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     trainable: Trainable = field(default_factory=Trainable)
     frozen_seed: int = 0
     precision: Precision = "full"

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
+from cupola.privacy.noise import Source, add_noise
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.batch_independence import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
 from cupola.privacy.persample.convolution import prefers_channels_last, weights_channels_last
-from cupola.privacy.persample.rules import Materialised, Room, Sums
+from cupola.privacy.persample.rules import ROUNDING, Materialised, Room, Sums
 from cupola.privacy.persample.tape import Layout, layout
 from cupola.privacy.persample.trial import (
     calm,
@@ -59,6 +61,13 @@ class Clipped:
     sums: list[Tensor]
     norms: Tensor
     losses: Tensor
+
+
+def noised_mean(
+    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
+) -> np.ndarray:
+    """A sum of gradients, each clipped, with noise, over the expected number of them."""
+    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected
 
 
 @dataclass(frozen=True)

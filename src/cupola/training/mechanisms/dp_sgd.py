@@ -25,8 +25,8 @@ from cupola.federation.site import SiteContext
 from cupola.nn.adapters import named
 from cupola.privacy.device_noise import add_noise_on, device_generator
 from cupola.privacy.events import Event, SampledGaussian
-from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample.clipping import Blocks, PerSample
+from cupola.privacy.noise import Source, source
+from cupola.privacy.persample.clipping import Blocks, PerSample, noised_mean
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism
@@ -226,10 +226,3 @@ def copies_of(data: Dataset, privacy: Privacy) -> list[Dataset]:
     if isinstance(how, int):
         return [data] if how == 1 else [data.plain(), *[data] * (how - 1)]
     return [replace(data.plain(), transform=copy_steps(entry)) for entry in how]
-
-
-def noised_mean(
-    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
-) -> np.ndarray:
-    """A sum of gradients, each clipped, with noise, over the expected number of them."""
-    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected

@@ -128,7 +128,7 @@ def sweep(
     made = define(plan, over or (), strategy.value, trials, budget, settings or (), objective or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json
-    _tell(silent, f"{made.count} settings, {made.cost():,} rounds in all, into {folder}")
+    tell(silent, f"{made.count} settings, {made.cost():,} rounds in all, into {folder}")
     with watching(silent) as watch:
         found = carry_out(made, folder, watch)
     _conclude(found, folder, as_json, _show_sweep)
@@ -190,7 +190,7 @@ def _conclude(
         raise typer.Exit(FAILED)
 
 
-def _tell(silent: bool, line: str) -> None:
+def tell(silent: bool, line: str) -> None:
     if not silent:
         typer.echo(line, err=True)
 
@@ -232,9 +232,9 @@ def freeze(
     made = define(plan, tolerance, budget, keep or (), settings or ())
     folder = out or Path("runs") / f"{made.plan.name}-freeze"
     silent = quiet or as_json
-    _tell(silent, f"at most {made.trials} trials, {made.budget:,} rounds, into {folder}")
+    tell(silent, f"at most {made.trials} trials, {made.budget:,} rounds, into {folder}")
     with watching(silent) as watch:
-        found = carry_out(made, folder, watch, lambda line: _tell(silent, line))
+        found = carry_out(made, folder, watch, lambda line: tell(silent, line))
     _conclude(found, folder, as_json, _show_search)
 
 

@@ -26,6 +26,7 @@ from cupola.training.mechanisms import mechanism_for
 from cupola.training.mechanisms.base import Mechanism, Turn
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer, effective_steps
+from cupola.training.transforms.pipeline import packed_answer, packed_layout, unpacked_question
 from cupola.training.workspace import Workspace, workspace_of
 
 _STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
@@ -43,11 +44,13 @@ def train(site: SiteContext, question: Question) -> Contribution:
     """Train the received model on this site's data and answer the update.
 
     Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
-    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss'.
+    'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss',
+    'transforms' (what is done to the update before it leaves; see `transforms.pipeline`).
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
     'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
     'loss' (of the received model, where it is asked for).
     """
+    question = unpacked_question(question, workspace_of(site))
     turn = turn_of(site, question)
     work = share_out([site], question, turn.local)[0]
     if work.declined:
@@ -96,11 +99,12 @@ def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays 
 def _layout(question: Question, space: Workspace) -> Arrays:
     """Arrays like those of an answer by a site that trains in this workspace."""
     own = {f"{part}/{name}" for part in ("model", "variate") for name in space.names}
-    return {
+    layout = {
         name: question.arrays.get(name, np.zeros(()))
         for name in question.expects
         if name in own or not name.startswith(("model/", "variate/"))
     }
+    return packed_layout(space, question, layout)
 
 
 def _train(turn: Turn, work: Work) -> Contribution:
@@ -119,12 +123,15 @@ def _train(turn: Turn, work: Work) -> Contribution:
         changed = _variates(question, space, work.steps * question.options["lr"])
         arrays.update(changed)
         kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
+    answer = Contribution(arrays, float(work.used) if local.weighting == "samples" else 1.0)
+    if finite:
+        answer, unsent = packed_answer(turn, answer)
+        kept |= unsent
     if kept:
         site.keep(question, kept)
     if not finite:
         raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
-    weight = float(work.used) if local.weighting == "samples" else 1.0
-    return Contribution(arrays, weight)
+    return answer
 
 
 def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from cupola.training.metrics import confusion, count, expected, metrics, require
 from cupola.training.optimizers import server_step
 from cupola.training.participation import draw, require_sites
 from cupola.training.privacy_promise import require_possible
+from cupola.training.transforms import Transform, pipeline
 from cupola.training.upcycle import (
     extrapolated,
     factor,
@@ -60,7 +62,7 @@ class Training:
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
     (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
-    masked sums need bounds, which go into the questions.
+    masked sums need bounds, which go into the questions. transforms: of updates on their way.
     """
 
     problem: Problem
@@ -74,6 +76,7 @@ class Training:
     evaluation: Evaluation = field(default_factory=Evaluation)
     privacy: Privacy = field(default_factory=Privacy)
     sum: Sum = field(default_factory=Sum)
+    transforms: tuple[Transform, ...] = ()
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
     members: tuple[int, ...] | None = None
@@ -86,6 +89,7 @@ class Training:
         require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
+        pipeline.require_packable(self)
         self.coordinator = self.mechanism.coordinator.of(self)
         require_judged(self)
         require_sites(self.participation, self.sites, self.training_rounds, self.sum)
@@ -99,6 +103,11 @@ class Training:
     def training_rounds(self) -> int:
         """Rounds in which sites are asked to train."""
         return self.training_round(self.rounds)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+        """Parameters that the same sites train, and how many numbers they have."""
+        return pipeline.parts_of(self.problem)
 
     @property
     def space(self) -> Workspace:
@@ -191,11 +200,13 @@ class Training:
         )
         if self.sum.masked:
             question = self.mechanism.bounds(question, self, clip)
+        question = pipeline.packed_question(question, self, state, round)
         return Ask("sum", question, draw(choice, self.sites, self.seed, round))
 
     def _trained(self, state: State, total: Total) -> State:
         done, upcycle = state.values["round"] + 1, self.server.upcycle
         round = self.training_round(done)
+        total, ranges = pipeline.unpacked_total(total, self, state, round)
         record: dict[str, Any] = {
             "round": done,
             "sites": len(total.sites),
@@ -203,6 +214,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays, values = self.coordinator.step(self, state, total, round)
+        arrays |= ranges
         record |= values
         if upcycle is not None and upcycle.adaptive and total.weight > 0:
             record["received_loss"] = loss = float(total.mean("loss"))

@@ -31,6 +31,7 @@ from cupola.training.choices import (
     Trainable,
 )
 from cupola.training.personalise.personal_choices import Personalise, require_tellable
+from cupola.training.transforms import AnyTransform
 
 
 class Named(BaseModel):
@@ -92,13 +93,14 @@ _ALTERNATIVES = ({"factor", "damping"},)  # of what a recipe sets, the user's ch
 class Plan(PlanHeader):
     """One training experiment. Unknown keys are refused.
 
-    twin: also run the centralised twin.
+    twin: also run the centralised twin. transforms: what is done to an update on its way, in order.
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
         "kind", "name", "seed", "rounds", "recipe", "task", "device", "dtype", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "link", "personalise",
+        "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
     renamed: ClassVar[Mapping[str, str]] = {
@@ -123,6 +125,7 @@ class Plan(PlanHeader):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     privacy: Privacy = Privacy()
+    transforms: tuple[AnyTransform, ...] = ()
     link: Link = Link()
     personalise: Personalise | None = None
 
@@ -163,6 +166,12 @@ class Plan(PlanHeader):
         if self.personalise is not None:
             require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
+
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        found = super().to_dict(lasting=lasting)
+        if not self.transforms:  # plans without any are what they were before there were some
+            found.pop("transforms", None)
+        return found
 
     def adaptation(self) -> Plan:
         """The plan by which groups train: the same with other rounds, and what `adapt` changes."""

@@ -82,7 +82,7 @@ def _form(
 ) -> tuple[Form | Literal["compiled"], list[Work]] | None:
     """How sites that train the same part are computed together, and their work; None: not."""
     space, mode = workspace_of(sites[0]), sites[0].mode
-    if local.control_variates or not space.independent:
+    if local.control_variates or not space.independent or "transforms" in question.options:
         return None
     if not mechanism.stackable or mechanism.privacy.augmentations != 1:
         return None

@@ -1,6 +1,6 @@
 """Compact arrays: fewer bytes for small integers, and for arrays of which few numbers are sent.
 
-*Digits*: small integers -L..L as the digits of 32-bit words to the radix R >= 2L + 1, as many as
+*Digits*: small integers -L..L as the digits of 64-bit words to the radix R >= 2L + 1, as many as
 fit. Adding words adds digits, as long as no digit's sum leaves -(R-1)/2..(R-1)/2: so a sum of words,
 masked or not, is the word of the sums, and nothing is carried over.
 
@@ -21,15 +21,15 @@ from cupola.errors import FederationError
 
 Code = tuple[str, int]
 DIGITS, SPARSE = "digits", "sparse"
-_MOST = 2**31 - 1  # of a word
+_MOST = 2**63 - 1  # of a word
 
 
 @lru_cache(maxsize=256)
 def digits_per_word(radix: int) -> int:
-    """How many digits a word of 32 bits holds.
+    """How many digits a word of 64 bits holds.
 
-    >>> digits_per_word(255), digits_per_word(21), digits_per_word(15)
-    (4, 7, 8)
+    >>> digits_per_word(255), digits_per_word(121), digits_per_word(15)
+    (8, 9, 16)
     """
     many = 1
     while (radix ** (many + 1) - 1) // 2 <= _MOST:
@@ -43,7 +43,7 @@ def words_for(size: int, radix: int) -> int:
 
 
 def to_words(digits: np.ndarray, radix: int) -> np.ndarray:
-    """Whole numbers of at most (radix - 1) / 2 in magnitude, as int32 words.
+    """Whole numbers of at most (radix - 1) / 2 in magnitude, as int64 words.
 
     >>> words = to_words(np.array([1, -2, 2, 0, -1]), radix=13)
     >>> from_words(words + words + words, radix=13, size=5)  # three sites
@@ -55,7 +55,7 @@ def to_words(digits: np.ndarray, radix: int) -> np.ndarray:
     table, found = padded.reshape(-1, many), np.zeros(padded.size // many, np.int64)
     for place in reversed(range(many)):
         found = found * radix + table[:, place]
-    return found.astype(np.int32)
+    return found
 
 
 def from_words(words: np.ndarray, radix: int, size: int) -> np.ndarray:
@@ -103,7 +103,7 @@ def sent_as(code: Code, shape: tuple[int, ...]) -> tuple[np.dtype, tuple[int, ..
     """Type and shape in which an array of this shape travels."""
     size, (kind, number) = math.prod(shape), code
     if kind == DIGITS:
-        return np.dtype(np.int32), (words_for(size, number),)
+        return np.dtype(np.int64), (words_for(size, number),)
     return np.dtype(np.uint8), (-(-number * _place_bits(size) // 8) + 4 * number,)
 
 

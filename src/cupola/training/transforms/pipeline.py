@@ -284,7 +284,7 @@ def unpacked_question(question: Question, space: Workspace) -> Question:
     size = sum(p.numel() for p in tensors.values())
     if packing is None or packing.down is None or words.ndim != 1 or step.shape != ():
         raise FederationError("question is not well formed")
-    if words.dtype != np.int32 or words.size != coarse_words(size, packing.down):
+    if words.dtype != np.int64 or words.size != coarse_words(size, packing.down):
         raise FederationError("question is not well formed")
     whole = refined(words, size, packing.down, float(step), derive(packing.seed, "download"))
     dtype, start = _dtype(space), 0
@@ -370,8 +370,6 @@ def packed_layout(space: Workspace, question: Question, layout: Arrays) -> Array
             continue
         if f"{group}/" == PACKED and spec.kind == "float" and spec.code is None:
             found[name] = blank(spec, np.zeros((), _dtype(space)))
-        elif f"{group}/" == PACKED and spec.kind == "int" and spec.code is None:
-            found[name] = blank(spec, np.zeros((), np.int32))
         elif group in (PACKED[:-1], WEIGHT, BEYOND):
             found[name] = blank(spec)
         elif name in layout:

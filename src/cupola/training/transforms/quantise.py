@@ -6,7 +6,7 @@ once. Rounding is up or down by chance, so that the mean over sites is right on 
 Under masked sums the *total* has b bits a number, as in distributed discrete mechanisms (Kairouz,
 Liu and Steinke 2021): with n sites in the roster each has the levels -L..L, L = (2^b - 1) // 2n, so
 that no total wraps around, whatever the sites send. Several totals travel as the digits of one
-32-bit word of an ordinary masked sum (see `federation.compact`): the protocol is the same, and a sum of words is
+64-bit word of an ordinary masked sum (see `federation.compact`): the protocol is the same, and a sum of words is
 the word of the sums. With plain sums each site has the 2^b - 1 levels to itself.
 
 Where whole sites are hidden, noise is for updates no longer than the clip, and rounding must not
@@ -82,7 +82,9 @@ class Quantise(Transform):
         radix, size = self.radix(room), math.prod(spec.shape)
         # The largest word has the digit L in every place.
         most = self.levels(room) * ((radix ** digits_per_word(radix) - 1) // (radix - 1))
-        return Spec((words_for(size, radix),), "int", float(most))
+        bound = float(most)
+        bound = bound if bound >= most else math.nextafter(bound, math.inf)
+        return Spec((words_for(size, radix),), "int", bound)
 
     def radix(self, room: int | None) -> int:
         """Of the words: room for every digit of a total."""
@@ -101,7 +103,8 @@ class Quantise(Transform):
     def at_coordinator(self, total: Vector, size: int, way: Way) -> Vector:
         radix, step = self.radix(way.room), way.range / self.levels(way.room)
         if way.room is not None:
-            total = from_words(np.rint(total).astype(np.int64), radix, size).astype(np.float64)
+            words = total if total.dtype == np.int64 else np.rint(total).astype(np.int64)
+            total = from_words(words, radix, size).astype(np.float64)
         return unrotate(total * step, way.seed)
 
     def describe(self) -> str:

@@ -30,7 +30,7 @@ SEEDS = (1, 2, 3)
 T975 = 4.303  # Student, two degrees of freedom
 BASE: dict[str, Any] = {
     "name": "compression",
-    "rounds": 60,
+    "rounds": 45,
     "device": "cpu",
     "checkpoint_seconds": 1e6,
     "data": {
@@ -38,7 +38,7 @@ BASE: dict[str, Any] = {
         "partition": {"kind": "natural", "merge": 10, "max_samples": 600},
     },
     "model": {"name": "mlp", "hidden": [100]},
-    "local": {"lr": 0.1, "epochs": 2, "batch_size": 20},
+    "local": {"lr": 0.2, "epochs": 2, "batch_size": 20},
     "evaluation": {"every": 3},
     "engine": {"workers": 1},
 }
@@ -47,9 +47,9 @@ SEVEN = "{kind='quantise',bits=7,download=8}"
 FOUR = "{kind='sparsify',share=0.85},{kind='quantise',bits=5,download=8}"
 ROWS = {
     "plain, float32": (),
-    "masked, 32 bits": MASKED,
     "masked, 7 bits": (*MASKED, f"transforms=[{SEVEN}]"),
     "masked, 4 bits": (*MASKED, f"transforms=[{FOUR}]"),
+    "masked, 32 bits": MASKED,
     "masked, random tenth": (*MASKED, "transforms=[{kind='sparsify',share=0.1}]"),
     "plain, largest 2 %": ("transforms=[{kind='top-k',share=0.02}]",),
     "plain, 4 bits": ("transforms=[{kind='quantise',bits=4,download=8}]",),

@@ -49,7 +49,7 @@ def plans() -> dict[str, tuple[str, ...]]:
     """Name -> settings on top of `choice_pairs.BASE`."""
     found = {f"recipe {name}": (f"recipe={name}", *NOISED.get(name, ())) for name in RECIPES}
     for choice, values in CHOICES.items():
-        if choice == "recipe":
+        if choice in ("recipe", "transforms"):  # what came later is not compared with what was
             continue
         for value in values:
             given = settings((choice, value), source="SOURCE")

@@ -44,6 +44,7 @@ RANGE, DOWN, STEP = "packed/range", "packed/model", "packed/step"  # of a questi
 _FIRST = 0.1  # of the parameters' own size: the first range
 _LEAST = 2.0**-10  # where that is zero
 _FASTEST, _SLOWEST = 2.0**12, 0.5  # what a range may be multiplied by in a round
+_NARROWER = 0.8  # the same, at most, where nothing was beyond it
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,8 @@ def _followed(packing: Packing, ranges: np.ndarray, total: Total) -> np.ndarray:
         share = min(max(float(beyond), 0.5), asked - 0.5) / asked
         now = -float(ndtri(share / 2))  # the range, in deviations
         factor = packing.spread / now
+        if not beyond:  # how much too large it is, nobody can tell
+            factor = min(factor, _NARROWER)
         after[part] *= min(max(factor, _SLOWEST), _FASTEST)
     return after
 

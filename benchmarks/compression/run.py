@@ -3,11 +3,12 @@
     python benchmarks/compression/run.py RESULTS.jsonl    # resumes; then prints the table
     python benchmarks/compression/run.py RESULTS.jsonl --table
 
-Ten sites of 74 to 84 writers each, FedAvg, three seeds that were fixed beforehand; a row and its
-baseline share seed, cut, initial model and batches. Accuracy: on the public test set (unseen writers),
-the mean of the last five evaluations, in percent. Difference: to the same seed's plain float32, with
-its 95 % interval (paired, Student with two degrees of freedom). Bytes: of all messages, those of the
-compensator included; counted while it runs, and compared with what `cupola check` foresaw.
+Ten sites of about 80 writers each, FedAvg, three seeds that were fixed beforehand; a row and its
+baseline share seed, cut, initial model and batches. Accuracy: on the public test set (unseen
+writers), the mean of the last five evaluations, in percent. Difference: to the same seed's plain
+float32, with its 95 % interval (paired, Student with two degrees of freedom). Bytes: of all
+messages, those of the compensator included; counted as they are sent, and compared with what
+`cupola check` foresaw.
 """
 
 from __future__ import annotations

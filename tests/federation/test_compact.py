@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -111,10 +113,8 @@ def test_any_bytes_are_opened_or_refused() -> None:
         many = int(RANDOM.integers(1, size + 1))
         kind, shape = sent_as((SPARSE, many), (size,))
         data = RANDOM.integers(0, 256, shape).astype(kind)
-        try:
+        with suppress(FederationError):
             assert opened((SPARSE, many), data, (size,)).shape == (size,)
-        except FederationError:
-            pass
         words = RANDOM.integers(-(2**63), 2**63 - 1, words_for(size, 15))
         found = opened((DIGITS, 15), words, (size,))
         assert np.abs(found).max() <= 7

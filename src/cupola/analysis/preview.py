@@ -67,8 +67,7 @@ def answer_row(
     else:
         types: dict[str, Any] = {"float": np.float32, "int": whole, "bool": np.bool_}
         arrays: dict[str, np.ndarray] = {
-            n: blank(s, np.zeros((), types[s.kind]))
-            for n, s in question.expects.items()
+            n: blank(s, np.zeros((), types[s.kind])) for n, s in question.expects.items()
         }
         size, who = contribution_size(arrays), "coordinator: this site's own answer"
         how = question.protection

@@ -1,7 +1,7 @@
 """Compact arrays: fewer bytes for small integers, and for arrays of which few numbers are sent.
 
 *Digits*: small integers -L..L as the digits of 64-bit words to the radix R >= 2L + 1, as many as
-fit. Adding words adds digits, as long as no digit's sum leaves -(R-1)/2..(R-1)/2: so a sum of words,
+fit. Adding words adds digits, as long as no digit's sum leaves -(R-1)/2..(R-1)/2: a sum of words,
 masked or not, is the word of the sums, and nothing is carried over.
 
 *Sparse*: k of n float32 numbers, each with its place in as many bits as n needs.

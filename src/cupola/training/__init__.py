@@ -16,6 +16,7 @@ from cupola.training.choices import (
 )
 from cupola.training.loop import Training
 from cupola.training.recipes import RECIPES, Recipe, find_recipe
+from cupola.training.transforms import Quantise, Sparsify, TopK, Transform
 from cupola.training.workspace import Problem, TrainingHost, Workspace, pick_device
 
 __all__ = [
@@ -27,12 +28,16 @@ __all__ = [
     "Participation",
     "Privacy",
     "Problem",
+    "Quantise",
     "Recipe",
     "Schedule",
     "Server",
+    "Sparsify",
+    "TopK",
     "Trainable",
     "Training",
     "TrainingHost",
+    "Transform",
     "Upcycle",
     "Workspace",
     "find_recipe",

@@ -153,12 +153,15 @@ def _sum(sums: Mapping[str, Any] | None) -> str:
     """How contributions are added."""
     if sums is None:
         return "[bold]sum       [/] plain: nothing hides an answer from the coordinator"
-    masked = f"[bold]sum       [/] masked, by {sums['protocol']}, at least {sums['minimum']} sites; "
-    if sums["fraction"] == 0:
-        return f"{masked}parameters as small integers, exact, in words modulo 2^{sums['bits']}"
-    return (
-        f"{masked}parameters modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
+    numbers = (
+        f"modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
         f"errs by at most {sums['error']:.2g}"
+    )
+    if sums["transforms"] and not sums["fraction"]:
+        numbers = f"as small integers in words modulo 2^{sums['bits']}: their total is exact"
+    return (
+        f"[bold]sum       [/] masked, by {sums['protocol']}, at least {sums['minimum']} sites; "
+        f"parameters {numbers}"
     )
 
 

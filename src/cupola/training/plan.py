@@ -99,8 +99,8 @@ class Plan(PlanHeader):
     key_order: ClassVar[tuple[str, ...]] = (
         "kind", "name", "seed", "rounds", "recipe", "task", "device", "dtype", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "link", "personalise",
-        "seeds",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "link",
+        "personalise", "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
     renamed: ClassVar[Mapping[str, str]] = {

@@ -47,7 +47,9 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
-    if _listed(options.get("transforms")) != [step.model_dump(mode="json") for step in plan.transforms]:
+    if _listed(options.get("transforms")) != [
+        step.model_dump(mode="json") for step in plan.transforms
+    ]:
         return "transforms are not the plan's"
     return _privacy(plan, options.get("privacy") or {})
 

@@ -162,7 +162,7 @@ def test_together_is_one_by_one_where_updates_are_packed():
 
 
 def test_what_sites_receive_is_coarse_and_the_coordinators_model_is_not():
-    program, data = training([Quantise(bits=16, download=8)])
+    program, _ = training([Quantise(bits=16, download=8)])
     state = program.start()
     question = program.ask(state).question
     assert not any(name.startswith("model/") for name in question.arrays)
@@ -346,7 +346,9 @@ def test_a_site_alone_packs_what_the_coordinator_opens():
     here = context(program, data)
     sent = train(here, question)
     assert contribution_size(sent.arrays) < 8 * 610 + 200
-    plain = replace(question, options={n: o for n, o in question.options.items() if n != "transforms"})
+    plain = replace(
+        question, options={n: o for n, o in question.options.items() if n != "transforms"}
+    )
     whole = train(here, plain)
     order = [f"model/{n}" for n in NAMES]
     assert joined([whole.arrays[n] for n in order]) == pytest.approx(sent.arrays["packed/0"])

@@ -2,9 +2,9 @@
 
     transforms = [{ kind = "sparsify", share = 0.5 }, { kind = "quantise", bits = 8 }]
 
-The order of everything that happens to an update: the mechanism at the site clips (and noises, where
-it does), the transforms make it smaller, a masked sum hides it; the coordinator takes off masks,
-undoes the transforms on the sum, and the mechanism's coordinator adds its noise. Noise that is
+What happens to an update, in order: the mechanism at the site clips (and noises, where it does),
+the transforms make it smaller, a masked sum hides it; the coordinator takes off masks, undoes the
+transforms on the sum, and the mechanism's coordinator adds its noise. Noise that is
 added before is covered by post-processing; noise that is added after rests on the clip, which no
 transform may exceed (see `base`). A new one is a file here and a line below, or a user's own
 subclass of `Transform` at `module:Class`.

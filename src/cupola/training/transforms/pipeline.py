@@ -1,8 +1,8 @@
 """What is sent of an update: the plan's transforms in their order, at the site and back again.
 
 All parameters that the same sites train make up one vector, so that a rotation spreads all of them
-and one range serves all. In an answer, 'packed/0' (and on, where sites train different parts) stands
-in the place of 'model/...'. What is packed has its weight in it already, and so has all that goes
+and one range serves all. In an answer 'packed/0' (and on, where sites train different parts) stands
+in place of 'model/...'. What is packed has its weight in it already, and so has all that goes
 along: with weights by samples the sum of weights is one more number ('weight').
 
 The range that sites share comes from what all know. Where updates are clipped, from the clip.
@@ -35,7 +35,6 @@ from cupola.training.transforms.quantise import coarse, coarse_words, refined, r
 
 if TYPE_CHECKING:
     from cupola.federation.program import State
-    from cupola.federation.site import SiteContext
     from cupola.training.loop import Training
     from cupola.training.workspace import Problem, Workspace
 
@@ -148,7 +147,7 @@ def packed_question(question: Question, training: Training, state: State, round:
     like = next(spec for name, spec in expects.items() if name.startswith("model/"))
     expects = {n: spec for n, spec in expects.items() if not n.startswith("model/")}
     by_samples = training.local.weighting == "samples"
-    weight = Spec((), "float", *([question.heaviest] if training.sum.masked else []))
+    weight = Spec((), "float", question.heaviest if training.sum.masked else None)
     for part in range(len(packing.parts)):
         expects[f"{PACKED}{part}"] = packing.specs(part, like)[-1]
         if by_samples and len(packing.parts) > 1:
@@ -360,7 +359,8 @@ def _shared_ranges(packing: Packing, question: Question) -> list[float]:
 
 
 def packed_layout(space: Workspace, question: Question, layout: Arrays) -> Arrays:
-    """Arrays like those of an answer by a site that trains in this workspace. layout: of all else."""
+    """Arrays like those of an answer by a site that trains in this workspace. layout: of the
+    others."""
     packing = _told(space, question)
     if packing is None:
         return layout

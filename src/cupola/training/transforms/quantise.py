@@ -3,11 +3,10 @@
 All sites share the rotation and the range, so that their integers can be added up and turned back
 once. Rounding is up or down by chance, so that the mean over sites is right on average.
 
-Under masked sums the *total* has b bits a number, as in distributed discrete mechanisms (Kairouz,
-Liu and Steinke 2021): with n sites in the roster each has the levels -L..L, L = (2^b - 1) // 2n, so
-that no total wraps around, whatever the sites send. Several totals travel as the digits of one
-64-bit word of an ordinary masked sum (see `federation.compact`): the protocol is the same, and a sum of words is
-the word of the sums. With plain sums each site has the 2^b - 1 levels to itself.
+Under masked sums the *total* has b bits a number: with n sites in the roster each has the levels
+-L..L, L = (2^b - 1) // 2n, so that no total wraps around. Several totals travel as the digits of
+one 64-bit word of an ordinary masked sum (see `federation.compact`): the protocol is the same, and
+a sum of words is the word of the sums. With plain sums each site has 2^b - 1 levels to itself.
 
 Where whole sites are hidden, noise is for updates no longer than the clip, and rounding must not
 make one longer: it is drawn until the result is no longer than the clip (conditional rounding, as
@@ -138,7 +137,7 @@ def room_of(training: Training) -> int | None:
 
 
 def coarse(vector: Vector, bits: int, seed: int) -> tuple[np.ndarray, float]:
-    """A vector as words of b-bit numbers, rotated and rounded to nearest, and the size of a step."""
+    """A vector as words of b-bit numbers, rotated and rounded to nearest; and the step."""
     rotated, most = rotate(vector, seed), (2**bits - 1) // 2
     step = float(np.abs(rotated).max(initial=0.0)) / most or 1.0
     return to_words(np.rint(rotated / step).astype(np.int64), 2 * most + 1), step

@@ -1,9 +1,9 @@
 """Randomised Hadamard rotation: random signs, then the Walsh-Hadamard transform.
 
 It spreads every vector evenly: whatever an update was, its rotated numbers look alike, nearly
-Gaussian with the deviation |x| / sqrt(n), so that one range and one grid serve all of them
-(Suresh, Yu, Kumar and McMahan 2017). It keeps lengths, and the sum of rotated vectors is the rotated
-sum: the coordinator turns back once, whatever the number of sites.
+Gaussian with the deviation |x| / sqrt(n), so that one range and one grid serve all of them (Suresh,
+Yu, Kumar and McMahan 2017). It keeps lengths, and the sum of rotated vectors is the rotated sum:
+the coordinator turns back once, whatever the number of sites.
 
 Vectors of any length are rotated without padding: by three blocks of the largest power of two that
 fits, at the beginning, the end and in between, each with signs of its own. n log n additions.
@@ -56,7 +56,7 @@ def _turns(vector: Vector, seed: int) -> list[tuple[Vector, Vector]]:
 
 def _signs(random: np.random.Generator, size: int) -> Vector:
     bits = np.frombuffer(random.bytes(-(-size // 8)), np.uint8)
-    return 1.0 - 2.0 * np.unpackbits(bits, count=size)
+    return 1.0 - 2.0 * np.unpackbits(bits, count=size).astype(np.float64)
 
 
 def _hadamard(block: Vector) -> None:

@@ -79,7 +79,7 @@ def test_a_place_twice_or_beyond_the_end_is_refused() -> None:
     good = to_sparse(np.array([2, 5]), np.ones(2), 6)
     assert from_sparse(good, 2, 6).tolist() == [0, 0, 1, 0, 0, 1]
     for places in ([5, 2], [5, 5], [2, 7]):
-        with pytest.raises(FederationError, match="places"):
+        with pytest.raises(ValueError, match="places"):
             from_sparse(to_sparse(np.array(places), np.ones(2), 6), 2, 6)
 
 
@@ -113,8 +113,20 @@ def test_any_bytes_are_opened_or_refused() -> None:
         many = int(RANDOM.integers(1, size + 1))
         kind, shape = sent_as((SPARSE, many), (size,))
         data = RANDOM.integers(0, 256, shape).astype(kind)
-        with suppress(FederationError):
+        with suppress(ValueError):
             assert opened((SPARSE, many), data, (size,)).shape == (size,)
         words = RANDOM.integers(-(2**63), 2**63 - 1, words_for(size, 15))
         found = opened((DIGITS, 15), words, (size,))
         assert np.abs(found).max() <= 7
+
+
+def test_sums_of_a_worker_hold_what_answers_stand_for() -> None:
+    """Ray's workers add up before anything is sent: sizes are of what sites sent."""
+    from cupola.engines.ray_worker import add_up
+
+    question = _asked((SPARSE, 2), "float", 6)
+    sent = to_sparse(np.array([2, 5]), np.ones(2), 6)
+    (partial,) = add_up(question, iter([(s, Contribution({"x": sent}, 2.0)) for s in (0, 1)]))
+    assert partial.arrays["x"].tolist() == [0, 0, 4, 0, 0, 4]
+    assert partial.sample["x"].nbytes == sent.nbytes
+    assert misfit(partial.sample, question) is None

@@ -17,8 +17,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from cupola.errors import FederationError
-
 Code = tuple[str, int]
 DIGITS, SPARSE = "digits", "sparse"
 _MOST = 2**63 - 1  # of a word
@@ -83,13 +81,13 @@ def to_sparse(places: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
 
 
 def from_sparse(data: np.ndarray, many: int, size: int) -> np.ndarray:
-    """The whole array: float32, (size,). FederationError where no `to_sparse` made the bytes."""
+    """The whole array: float32, (size,). ValueError where no `to_sparse` made the bytes."""
     width = _place_bits(size)
     start = -(-many * width // 8)
     bits = np.unpackbits(data[:start], count=many * width, bitorder="little")
     places = bits.reshape(many, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
     if (np.diff(places) <= 0).any() or (many and places[-1] >= size):
-        raise FederationError("places of a sparse array are not increasing, or beyond its end")
+        raise ValueError("places of a sparse array are not increasing, or beyond its end")
     found = np.zeros(size, np.float32)
     found[places] = np.frombuffer(data[start:].tobytes(), "<f4")
     return found

@@ -349,7 +349,7 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
         return code
     try:
         arrays = opened(contribution, question).arrays
-    except FederationError:
+    except ValueError:
         return "a compact array is not well formed"
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -358,7 +358,7 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
 
 
 def opened(contribution: Contribution, question: Question) -> Contribution:
-    """An answer with its compact arrays as what they stand for; FederationError where that is
+    """An answer with its compact arrays as what they stand for; ValueError where that is
     nothing."""
     coded = {n: s.code for n, s in question.expects.items() if s.code is not None}
     if not coded:

@@ -62,6 +62,12 @@ def test_a_word_holds_as_many_digits_as_64_bits_have_room_for(bits: int) -> None
     assert (radix**many - 1) // 2 < 2**63 <= (radix ** (many + 1) - 1) // 2
 
 
+def test_taking_digits_off_never_leaves_64_bits() -> None:
+    for radix in range(3, 2**16, 2):
+        largest = (radix ** digits_per_word(radix) - 1) // 2
+        assert largest + radix // 2 < 2**63, radix
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 257, 70_000])
 def test_sparse_arrays_come_back(size: int) -> None:
     many = max(1, size // 7)

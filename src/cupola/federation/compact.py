@@ -29,6 +29,8 @@ def digits_per_word(radix: int) -> int:
     >>> digits_per_word(255), digits_per_word(121), digits_per_word(15)
     (8, 9, 16)
     """
+    if radix < 3:
+        raise ValueError("digits need a radix of at least 3")
     many = 1
     while (radix ** (many + 1) - 1) // 2 <= _MOST:
         many += 1

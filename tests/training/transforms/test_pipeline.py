@@ -256,7 +256,7 @@ def test_a_site_hides_counts_and_memory_whatever_a_question_says():
     told = dict(question.options["transforms"])
     told["list"] = [{"kind": "sparsify", "share": 0.5, "feedback": True}, *told["list"]]
     crafted = replace(question, options={**question.options, "transforms": told})
-    with pytest.raises(Declined, match="beyond the clip"):
+    with pytest.raises(Declined, match="keep to the clip"):
         train(context(program, data), crafted)
     assert "beyond" not in train(context(program, data), question).arrays
 
@@ -267,6 +267,7 @@ def test_a_site_hides_counts_and_memory_whatever_a_question_says():
         {"seed": "1"},
         {"room": 0},
         {"room": True},
+        {"room": 2**30},
         {"list": [{"kind": "no"}]},
         {"list": 3},
         {"list": [{"kind": "quantise", "bits": 1}]},
@@ -331,6 +332,7 @@ def test_rounding_at_a_real_site_is_not_drawn_from_the_plans_seed():
             "distributed.*grid",
         ),
         ([Quantise()], {"task": "half"}, "need task = 'train'"),
+        ([Negated()], {"local": UNIFORM, "privacy": CENTRAL}, "Negated.*promise.*keeps_clip"),
     ],
 )
 def test_what_does_not_go_together_is_refused(steps, choices, said):

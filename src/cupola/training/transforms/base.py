@@ -5,8 +5,8 @@ undoes them on the *sum*, in reverse order, once. So a transform is linear, or c
 sum of what it made, and what it draws that both sides must know comes from a public seed.
 
 A new one is a subclass, in a file of its own; a plan names it `kind = "module:Class"`. Its fields
-are its options. It may not make a vector longer (in the 2-norm): where whole sites are hidden, the
-noise is for updates no longer than the clip.
+are its options. Where whole sites are hidden the noise is for updates no longer than the clip, and
+only transforms that promise `keeps_clip` serve.
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ class Transform(Choice):
     """A step of an update on its way. The defaults change nothing.
 
     last: what it makes are no numbers that another one could take. masked: whether a masked sum
-    can hold what it makes. ranged: whether it needs a range that all sites share.
+    can hold what it makes. ranged: whether it needs a range that all sites share. keeps_clip: a
+    promise, that what it hands on stands for no longer a vector than it was given (in the 2-norm),
+    whatever the data; and for none longer than `Way.limit`, if it is the last.
     """
 
     kind: str
     last: ClassVar[bool] = False
     masked: ClassVar[bool] = True
     ranged: ClassVar[bool] = False
+    keeps_clip: ClassVar[bool] = False
 
     @property
     def remembers(self) -> bool:

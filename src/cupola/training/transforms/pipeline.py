@@ -128,6 +128,12 @@ def require_packable(training: Training) -> None:
                     f"transforms: '{step.kind}' with feedback and {mechanism.key}: what a site "
                     "adds later is beyond the clip of that round; set feedback = false"
                 )
+            if not step.keeps_clip:
+                raise PlanError(
+                    f"transforms: '{step.kind}' with {mechanism.key}: it does not promise that it "
+                    "makes no update longer than its clip; if it is so, say keeps_clip = True in "
+                    "the class"
+                )
     for step in steps:
         step.check(training)
 
@@ -172,6 +178,7 @@ def packed_question(question: Question, training: Training, state: State, round:
     if packing.room is not None:
         told["room"] = packing.room
     how = ", then ".join(step.describe() for step in packing.transforms)
+    how += "; how many were beyond their range" * (BEYOND in expects)
     return replace(
         question,
         arrays=arrays,
@@ -269,7 +276,9 @@ def _told(space: Workspace, question: Question) -> Packing | None:
         steps, seed, room = tuple(map(transform, told["list"])), told["seed"], told.get("room")
         if type(seed) is not int or not (room is None or (type(room) is int and 0 < room < 2**31)):
             raise ValueError("whole numbers")
-        return Packing(steps, parts, sizes, room, seed)
+        packing = Packing(steps, parts, sizes, room, seed)
+        packing.specs(0, Spec(()))  # which fails where there is no room
+        return packing
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Declined("the transforms that were asked for are not possible") from None
 
@@ -308,8 +317,8 @@ def packed_answer(turn: Turn, answer: Contribution) -> tuple[Contribution, Array
         return answer, {}
     site, mechanism = turn.site, mechanism_for(turn.question)
     limit = mechanism.privacy.clip if mechanism.of_sites else None
-    if limit is not None and any(step.remembers for step in packing.transforms):
-        raise Declined("what is added later is beyond the clip")
+    if limit is not None and not all(s.keeps_clip and not s.remembers for s in packing.transforms):
+        raise Declined("the transforms that were asked for do not keep to the clip")
     by_samples = turn.local.weighting == "samples"
     weight = answer.weight if by_samples else 1.0
     arrays = {

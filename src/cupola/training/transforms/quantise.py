@@ -48,6 +48,7 @@ class Quantise(Transform):
     download: Bits | None = None
     last: ClassVar[bool] = True
     ranged: ClassVar[bool] = True
+    keeps_clip: ClassVar[bool] = True
 
     @property
     def down(self) -> int | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,6 +32,7 @@ class Sparsify(Transform):
     kind: Literal["sparsify"] = "sparsify"
     share: Share = 0.5
     feedback: bool = True
+    keeps_clip: ClassVar[bool] = True
 
     @property
     def remembers(self) -> bool:

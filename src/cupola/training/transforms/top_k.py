@@ -33,6 +33,7 @@ class TopK(Transform):
     feedback: bool = True
     last: ClassVar[bool] = True
     masked: ClassVar[bool] = False
+    keeps_clip: ClassVar[bool] = True
 
     @property
     def remembers(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cupola import data, nn
 from cupola.nn import losses
+from cupola.training.methods import METHODS
 from cupola.training.plan import Plan
 from cupola.training.recipes import RECIPES
 from cupola.training.transforms import TRANSFORMS
@@ -68,7 +69,7 @@ def section(name: str) -> str:
     schema = _schema()
     if name == "plan":
         return _section("plan", schema)
-    return _section(name, schema["$defs"][name.capitalize()])
+    return _section(name, schema["$defs"][_DEFINED.get(name, name.capitalize())])
 
 
 def partitions() -> str:
@@ -137,10 +138,21 @@ def recipes() -> str:
     rows = []
     for r in RECIPES.values():
         given = {}
-        for part in ("local", "server", "participation", "privacy", "sum"):
+        for part in ("method", "local", "server", "participation", "privacy", "sum"):
             given |= {f"{part}.{key}": value for key, value in getattr(r, part).items()}
         rows.append([f"`{r.name}`", r.summary, r.source, pairs(given) or "–"])
     return table(["recipe", "what it is", "source", "settings"], rows)
+
+
+def methods() -> str:
+    rows = []
+    for name, kind in METHODS.items():
+        options = {key: field.default for key, field in kind.model_fields.items()}
+        told = {"sum": "a sum", "gather": "every site's update", "groups": "sums of groups"}
+        rows.append([f"`{name}`", kind.summary, kind.source, pairs(options) or "–",
+                     told[kind.asks]])  # fmt: skip
+    head = ["method", "what it is", "source", "options, with defaults", "the coordinator sees"]
+    return table(head, rows)
 
 
 def recipe_names() -> str:
@@ -150,9 +162,10 @@ def recipe_names() -> str:
     )
 
 
+_DEFINED = {"method": "MethodChoice"}  # where the class is not called like its section
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "upcycle", "participation",
-             "evaluation", "privacy", "budget", "sum", "engine", "link", "trainable", "level",
-             "personalise", "release", "model", "loss")  # fmt: skip
+             "evaluation", "privacy", "budget", "sum", "engine", "track", "link", "trainable",
+             "level", "personalise", "release", "model", "method", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,
@@ -162,4 +175,5 @@ PARTS = {
     "datasets": datasets,
     "recipes": recipes,
     "recipe-names": recipe_names,
+    "methods": methods,
 }

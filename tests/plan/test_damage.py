@@ -73,6 +73,37 @@ def test_a_changed_byte_is_refused_by_name_and_nothing_is_touched(
     assert before == {p: p.read_bytes() for p in before}
 
 
+@pytest.mark.parametrize(
+    "name", [".lock", ".reserve", "history.jsonl", "compensator/compensator.jsonl", "checkpoint"]
+)
+def test_a_folder_that_holds_links_writes_nothing_elsewhere(tmp_path: Path, name: str) -> None:
+    """Somebody else's folder, say: what lies behind its links is not its own."""
+    folder, mine = tmp_path / "sent", tmp_path / "mine"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / "plan.toml").write_text(load(SMALL).to_toml())
+    mine.write_text("precious")
+    (folder / name).symlink_to(mine)
+    with pytest.raises(PlanError, match=f"{name} is a link"):
+        cupola.resume(folder)
+    with pytest.raises(PlanError, match=f"{name} is a link"):
+        go(folder, overwrite=True)
+    assert mine.read_text() == "precious"
+
+
+@pytest.mark.parametrize("label", ["..", "a/..", ".", ""])
+def test_a_list_of_runs_leads_to_none_but_the_folders_own(tmp_path: Path, label: str) -> None:
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    for place in (folder, tmp_path):
+        (place / "plan.toml").write_text(load(SMALL).to_toml())
+    (folder / "runs.json").write_text(json.dumps([{"folder": label}]))
+    (folder / ".replaced").mkdir()  # its earlier contents go
+    (folder / "theirs").touch()
+    go(folder, overwrite=True)
+    assert (tmp_path / "plan.toml").exists()
+    assert (folder / "theirs").exists()
+
+
 def test_what_is_lost_of_a_finished_run_is_written_again(tmp_path: Path) -> None:
     go(tmp_path / "whole", *EVERY)
     go(tmp_path / "r", *EVERY)

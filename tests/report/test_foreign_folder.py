@@ -69,3 +69,18 @@ def test_no_command_that_looks_imports_what_a_plan_names(key: str) -> None:
     assert _cupola("compare", folder, "--out", "both.html").exit_code == 0
     assert _cupola("export", folder, "--csv", "all.csv").exit_code == 0
     assert not Path("imported").exists()
+
+
+def test_a_folder_does_not_bring_the_tool_that_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a checkout, `reproduce` would be looked for in the current folder: the sender's, if
+    somebody went there to look."""
+    monkeypatch.setattr("cupola.__file__", str(Path("site-packages/cupola/__init__.py").absolute()))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "reproduce"]:
+        monkeypatch.delitem(sys.modules, name)
+    Path("reproduce").mkdir()
+    for name in ("__init__", "tables", "run"):
+        Path(f"reproduce/{name}.py").write_text('open("imported", "w")\n')
+    Path("results.json").write_text("{}")
+    result = _cupola("report", ".")
+    assert result.exit_code == 2
+    assert not Path("imported").exists()

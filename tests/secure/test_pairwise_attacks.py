@@ -121,6 +121,17 @@ def test_a_cohort_below_the_minimum_is_refused():
     refuses(study.ask(0, replace(honest, arrays=beyond)), "well formed")
 
 
+def test_who_is_gone_for_good_is_in_no_cohort():
+    """Back after all, it would be in one total and not in the next: a difference tells of it."""
+    study = Study(5)
+    run = before_shares(study)
+    lost = study.parties.roster.sites[4].name
+    study.parties.member(0).gone = lambda: frozenset([lost])
+    refuses(study.ask(0, run.attempt.shares(run.cohort)), "would tell")
+    without = run.attempt.shares(cohort_with(run, {}, [0, 1, 2, 3]))
+    assert isinstance(study.ask(0, without), dict)
+
+
 def test_shares_are_dealt_to_one_cohort():
     study = Study(5)
     run = before_shares(study)
@@ -157,7 +168,32 @@ def test_keys_that_lead_to_no_secret_cost_their_site_its_place():
     assert "not usable" in total.failed[3]
 
 
+def test_mask_keys_that_lead_to_no_secret_get_no_answer():
+    """The other of the two keys: shares were dealt by then, and nothing is told without a mask."""
+    study = Study(5)
+    _, identities, _ = simulated_roster(1, "study", 5, compensator=False)
+    run = before_shares(study)
+    statement = replace(run.attempt.statement, site=study.parties.roster.sites[3].name)
+    seal = X25519PrivateKey.generate().public_key().public_bytes_raw()
+    bad = sign_keys(statement, bytes(32), seal, identities[3])
+    run.cohort = cohort_with(run, {3: bad})
+    told = {site: study.ask(site, run.attempt.shares(run.cohort)) for site in (0, 1, 2, 4)}
+    picks = {site: answer["picks"].tolist() for site, answer in told.items()} | {3: [0, 1, 2, 4]}
+    question = run.attempt.masked(run.cohort, range(5), run.cohort.edges(picks))
+    refuses(study.ask(0, question), "not usable")
+
+
 # Answers
+
+
+def test_no_answer_is_given_before_shares_are_dealt():
+    """Without a cohort there are no masks."""
+    study = Study(5)
+    ready = up_to(study, 2)
+    later = study.run(number=ready.attempt.number + 1)
+    study.ask(0, later.attempt.keys())
+    early = later.attempt.masked(ready.cohort, ready.dealt, ready.edges)
+    refuses(study.ask(0, early), "no shares were dealt")
 
 
 def rescaled(attempt):
@@ -272,6 +308,17 @@ def test_keys_for_no_mask_at_all_are_refused():
     refuses(study.ask(0, replace(question, options={"hidden": hidden})), "well formed")
 
 
+def test_nothing_is_unmasked_before_survivors_are_agreed_on():
+    study = Study(5)
+    run = up_to(study, 3)
+    refuses(unmask(study, run, 0, {}), "not the time to unmask")
+    refuses(Study(5).ask(0, run.attempt.unmask({}, [], [])), "no such attempt")
+    fresh = study.run(number=run.attempt.number + 1)
+    for question in (fresh.attempt.keys(), fresh.attempt.unmask({}, [], [])):
+        answer = study.ask(0, question)
+    refuses(answer, "not the time to unmask")
+
+
 def test_nobody_agrees_to_survivors_before_it_answered():
     study = Study(5)
     run = up_to(study, 2)
@@ -288,6 +335,20 @@ def test_shares_of_oneself_and_of_sites_that_dealt_none_are_not_told():
         dealers = dict(sorted({**mine, other: mine[1]}.items()))
         question = run.attempt.unmask(run.signers, list(dealers), list(dealers.values()))
         refuses(study.ask(0, question), "dealt none")
+
+
+def test_survivors_are_signed_again_for_who_lost_the_signature():
+    study = Study(5)
+    run = up_to(study, 3)
+    first, question = agree(study, run, range(5))
+    again = {site: study.ask(site, question)["signature"].tobytes() for site in range(5)}
+    assert again == first
+
+
+def test_a_cohort_of_the_minimum_is_enough():
+    study = Study(5)
+    run = before_shares(study)
+    assert isinstance(study.ask(0, run.attempt.shares(cohort_with(run, {}, [0, 1, 2]))), dict)
 
 
 def test_two_sets_of_survivors_get_no_two_quorums():
@@ -313,6 +374,19 @@ def test_no_share_leaves_before_a_quorum_signed():
     refuses(unmask(study, run, 0, {**few, 3: good[2]}), "did not sign")
     refuses(unmask(study, run, 0, {**few, 3: bytes(64)}), "did not sign")
     assert isinstance(unmask(study, run, 0, good), dict)
+
+
+def test_a_quorum_is_of_survivors():
+    """Who gave no answer has no say in it, also if it works with the coordinator and signs."""
+    study = Study(6)
+    study.gone = {5: 2}
+    run = up_to(study, 4)
+    _, identities, _ = simulated_roster(1, "study", 6, compensator=False)
+    fact = survivors_digest(run.stage, list(run.answers), np.stack(run.present))
+    few = dict(list(run.signers.items())[: run.cohort.graph.quorum - 1])
+    bought = {**few, 5: sign(identities[5], "pairwise survivors", fact)}
+    refuses(unmask(study, run, 0, bought), "too few signatures")
+    assert isinstance(unmask(study, run, 0, run.signers), dict)
 
 
 def test_never_both_shares_of_one_site():
@@ -355,6 +429,21 @@ def test_survivors_who_gave_no_answer_are_refused():
     run.answers[5], present = run.answers[4], run.present[4]
     run.present.append(present)
     assert agree(study, run, [0, 1, 2, 3, 4, 5], asked=range(5))[0] == {}
+
+
+def test_a_survivor_who_dealt_no_shares_is_refused_even_if_it_signs():
+    """One that works with the coordinator: its own mask could be taken off by nobody else."""
+    study = Study(6)
+    study.gone = {5: 1}
+    run = up_to(study, 3)
+    roster, identities, _ = simulated_roster(1, "study", 6, compensator=False)
+    statement = replace(run.attempt.statement, site=roster.sites[5].name)
+    facts = (statement.encode(), run.stage, run.present[0].tobytes())
+    signatures = [*run.answers.values(), sign(identities[5], "pairwise masked", *facts)]
+    present = np.stack([*run.present, run.present[0]])
+    question = run.attempt.survivors([*run.answers, 5], present, signatures)
+    assert run.cohort.is_answer(5, run.stage, present[5], signatures[5])
+    refuses(study.ask(0, question), "who dealt no shares")
 
 
 def test_what_a_site_sent_cannot_be_belied():

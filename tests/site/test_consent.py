@@ -197,6 +197,19 @@ def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"model": {"name": "linear", "x": ["\x1b[8m"]}}, {"evaluation": {"metric": "loss\r\x1b[K"}},
+     {"data": {**made.PLAN["data"], "called": "patients\u202e"}},
+     {"data": {**made.PLAN["data"], "\x1b[2J": 1}}],
+)  # fmt: skip
+def test_a_plan_hides_nothing_from_who_reads_it(change):
+    """A terminal would obey: lines of a preview could vanish before anybody consents."""
+    with pytest.raises(PlanError, match="cannot be seen") as refused:
+        read_proposal(tomli_w.dumps({**made.PLAN, **change}))
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
     ("plan", "digest"),
     [
         (made.PLAN, "2ce7a76832d231269e03ec8d24f95de5b5ec5dc88a7c21008e314a471a8cc511"),

@@ -13,7 +13,7 @@ from torch import nn
 
 import cupola
 from cupola.audit.registry import AUDITED
-from cupola.errors import FederationError
+from cupola.errors import CupolaError, FederationError
 from cupola.federation import Declined, SiteContext, StateStore
 from cupola.privacy.events import Gaussian
 from cupola.training import Local, Privacy, Server, Workspace
@@ -56,14 +56,17 @@ def test_every_name_of_a_plan_is_one_mechanism_and_every_one_is_audited():
 def test_nobody_else_compares_names():
     for path in SOURCE.rglob("*.py"):
         inside = path.relative_to(SOURCE).as_posix()
-        if not inside.startswith(("privacy/", "learn/mechanisms/")):
+        if not inside.startswith(("privacy/", "training/mechanisms/")):
             found = re.findall(r"mechanism(?:\.name)? (?:==|in|!=|not in) .*", path.read_text())
             assert not [f for f in found if '"' in f or "'" in f or "(" in f], inside
 
 
 def test_mechanisms_know_nothing_of_audits_and_plans():
-    for path in (SOURCE / "learn/mechanisms").glob("*.py"):
-        assert not re.search(r"cupola\.(audit|plan|sites|cli)\b", path.read_text()), path.name
+    files = list((SOURCE / "training/mechanisms").glob("*.py"))
+    assert len(files) > 7
+    for path in files:
+        text = path.read_text()
+        assert not re.search(r"cupola\.(audit|training\.plan|site|cli)\b", text), path.name
 
 
 def test_nothing_is_claimed_by_default():
@@ -100,6 +103,45 @@ def test_a_question_without_its_noise_is_not_answered(kind):
     asked = replace(question, options={**question.options, "privacy": given, "pattern": PATTERN})
     with pytest.raises((AssertionError, Declined, ValueError)):
         charge(site(program, data), asked)
+
+
+@pytest.mark.parametrize("names", [("noise", "noise_multiplier"), ("noise_multiplier", "noise")])
+def test_noise_by_two_names_is_no_question(names):
+    """One could be looked at when consent is checked, and the other when noise is drawn."""
+    program, data = training(Privacy())
+    question = program.ask(program.start()).question
+    given = {"mechanism": "dp-sgd", **dict(zip(names, (1.0, 1e-3)))}
+    asked = replace(question, options={**question.options, "privacy": given})
+    for act in (mechanism_for, lambda q: charge(site(program, data), q)):
+        with pytest.raises(ValidationError, match="Extra inputs"):
+            act(asked)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mechanism": "dp-sgd", "noise": float("nan")},
+        {"mechanism": "dp-sgd", "noise": float("inf")},
+        {"mechanism": "dp-sgd", "noise": -1.0},
+        {"mechanism": "dp-sgd", "noise": 1.0, "clip": 0.0},
+        {"mechanism": "dp-sgd", "noise": 1.0, "clip": float("nan")},
+        {"mechanism": "dp-sgd", "noise": 1.0, "clip": float("inf")},
+        {"mechanism": "output", "noise": 0.0},
+        {"mechanism": "output", "noise": float("inf")},
+        {"mechanism": "output", "noise": 1.0, "feature_norm": float("inf")},
+        {"mechanism": "objective", "answer_epsilon": float("inf")},
+        {"mechanism": "objective", "answer_epsilon": 1e-300},
+    ],
+    ids=str,
+)
+def test_numbers_that_hide_nothing_or_cannot_be_drawn_give_no_answer(given):
+    """Refused when it is charged, or when noise is drawn: soon, and whatever the data are."""
+    program, data = training(Privacy())
+    question = program.ask(program.start()).question
+    local = {"weighting": "uniform", "batch_size": 5, "proximal": 0.1}
+    asked = replace(question, options={**question.options, "local": local, "privacy": given})
+    with pytest.raises((ValidationError, CupolaError, OverflowError)):
+        train(site(program, data, real=True), asked)
 
 
 PATTERN = {"after": 0, "steps": 4, "participations": 4, "separation": 1}

@@ -33,6 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder against other processes; the system frees it when its holder dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _refuse_links(folder)
         file = (folder / LOCK).open("a+")
     except OSError as error:
         raise PlanError(f"cannot write to {folder}: {error.strerror}") from None
@@ -49,6 +50,17 @@ def locked(folder: Path) -> Iterator[None]:
         _move_back(folder)
         shutil.rmtree(folder / DROPPED, ignore_errors=True)
         yield
+
+
+def _refuse_links(folder: Path) -> None:
+    """What is written to a link is written elsewhere: a folder that somebody sent could name any
+    file of this user's to be cut short."""
+    link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
+    if link is not None:
+        raise PlanError(
+            f"{link} is a link; a run folder holds its files itself: put what it leads to there, "
+            "or choose another folder (--out)"
+        )
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from pydantic import BaseModel
 
 from cupola.base.renaming import warn_renamed
 
-SHORT_FORMS = (("data", "name"), ("model", "name"), ("loss", "name"), ("sum", "kind"))
+SHORT_FORMS = (
+    ("data", "name"), ("model", "name"), ("loss", "name"), ("method", "name"), ("sum", "kind"),
+)  # fmt: skip
 
 
 def normal(value: Any) -> Any:

@@ -23,7 +23,7 @@ STUDY = "study.toml"  # what association studies of the first edition called the
 CONTENTS = (
     PLAN, STUDY, "history.jsonl", "ledger.jsonl", "checkpoint", "result.json", "sites",
     "report.html", "runs.json", "privacy.jsonl", "privacy.id", "audit.json", "masked.id",
-    "compensator", "receipts.json",
+    "compensator", "receipts.json", "track.json",
 )  # fmt: skip
 #: Of these, what stays as it was once it is written, and what only grows (see `cupola.base.chain`).
 FIXED = ("privacy.id", "masked.id")
@@ -189,7 +189,7 @@ def _inner(folder: Path, plan: PlanHeader) -> list[str]:
         names = [Path(entry["folder"]).name for entry in read_json(path)]
     except DataError:
         names = [label for label, _ in plan.settings()]
-    return [name for name in names if holds(folder / name)]
+    return [name for name in names if name not in ("", "..") and holds(folder / name)]
 
 
 def same_plan(folder: Path, plan: PlanHeader) -> bool:

@@ -33,6 +33,7 @@ from cupola.analysis.run_folder import (
     resume_command,
 )
 from cupola.analysis.simulated import Simulated
+from cupola.analysis.tracking import require_installed, tracked
 from cupola.base.chain import marks, read_result, require_marks, require_tails, tails
 from cupola.errors import CupolaError, DataError, PlanError
 from cupola.federation.federation import Federation
@@ -74,14 +75,17 @@ def run(
             "use cupola.run_all(plan), or pick one of plan.expand()"
         )
     folder = free_folder(plan) if folder is None else Path(folder)
+    if not sites.real:  # there, a plan is somebody else's: it does not say whom to write to
+        require_installed(plan)
     with locked(folder):
         old = _begin(plan, folder, resume, overwrite, sites.real)
         if not _complete(folder):
-            session = _Session(plan, folder, progress, sites)
-            with old or nullcontext():
-                session.execute()
-            if report:
-                _report(folder, session.analysis)
+            with nullcontext(progress) if sites.real else tracked(plan, folder, progress) as watch:
+                session = _Session(plan, folder, watch, sites)
+                with old or nullcontext():
+                    session.execute()
+                if report:
+                    _report(folder, session.analysis)
     return Run(folder, plan)
 
 

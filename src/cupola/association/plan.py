@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from cupola.analysis.explain import explain
-from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
+from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.study_choices import Study
@@ -74,7 +74,7 @@ class StudyPlan(PlanHeader, Study):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     own_affair: ClassVar[tuple[str, ...]] = (
-        "engine", "checkpoint_seconds", "folder", "salt", "cohorts",
+        "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
 
     kind: Literal["association"] = "association"
@@ -97,6 +97,8 @@ class StudyPlan(PlanHeader, Study):
     engine: Engine = Engine(quorum=1.0)
     """How cohorts are reached, as in plans. workers: cohorts that compute at the same time.
     timeout: seconds that a real cohort has for an answer before it is asked again."""
+    track: Track | None = None
+    """Also write what is measured to MLflow or Weights & Biases, as in plans."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the confidence intervals."""
     ssf: bool = False

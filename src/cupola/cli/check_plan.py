@@ -48,6 +48,7 @@ def recipes(as_json: AsJson = False) -> None:
             "participation": r.participation,
             "privacy": r.privacy,
             "sum": r.sum,
+            "method": r.method,
         }
         for r in RECIPES.values()
     ]

@@ -20,6 +20,7 @@ Out = Annotated[
 class Strategy(StrEnum):
     grid = "grid"
     random = "random"
+    tpe = "tpe"
     halving = "halving"
 
 
@@ -50,9 +51,10 @@ def _draw(folder: Path, trust: bool) -> Path:
 
         return draw_sweep(folder)
     if (folder / "results.json").is_file():
-        from cupola.cli.reproduce import load_tool
+        from cupola.cli.reproduce import HERE, load_tool
 
-        return load_tool("run").draw(folder)
+        # Code that lies here may have come with the folder.
+        return load_tool("run", *(HERE if trust else ())).draw(folder)
     return reports.write(folder, trust=trust)
 
 
@@ -101,10 +103,14 @@ def sweep(
     ] = None,
     strategy: Annotated[Strategy, typer.Option(help="How to search.")] = Strategy.grid,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Settings to draw (random, halving).")
+        int | None, typer.Option(min=1, help="Settings to draw (random, tpe, halving).")
     ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="ROUNDS", help="Most rounds in all.")
+    ] = None,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The metric, bytes, epsilon; may be repeated."),
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -117,10 +123,10 @@ def sweep(
     from cupola.sweep.sweeps import sweep as carry_out
 
     Shell.json = as_json
-    made = define(plan, over or (), strategy.value, trials, budget, settings or ())
+    made = define(plan, over or (), strategy.value, trials, budget, settings or (), objective or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json
-    tell(silent, f"{len(made.plans)} settings, {made.cost():,} rounds in all, into {folder}")
+    tell(silent, f"{made.count} settings, {made.cost():,} rounds in all, into {folder}")
     with watching(silent) as watch:
         found = carry_out(made, folder, watch)
     if as_json:
@@ -137,17 +143,25 @@ def _show_sweep(found: dict[str, Any], folder: Path) -> None:
     from rich.table import Table as Sheet
 
     from cupola.base import formatting
+    from cupola.sweep.sweep_sections import cost
 
     console = Console(highlight=False)
     sheet = Sheet(title=f"sweep of {escape(found['name'])}", title_justify="left")
     sheet.add_column("setting", overflow="fold")
     sheet.add_column(f"{escape(found['metric'])}, validation", justify="right")
-    sheet.add_column("rounds", justify="right")
+    costs = found["objectives"][1:]
+    for heading in (*costs, "rounds"):
+        sheet.add_column(heading, justify="right")
     for trial in found["trials"][:20]:
         score = trial["score"]
         said = formatting.metric(found["metric"], score) if score is not None else trial["reason"]
-        sheet.add_row(escape(trial["label"]), escape(said or "not run"), str(trial["rounds"]))
+        spent = (cost(name, trial[name]) for name in costs)
+        star = "* " if costs and trial["label"] in found["front"] else ""
+        what = (escape(star + trial["label"]), escape(said or "not run"), *spent)
+        sheet.add_row(*what, str(trial["rounds"]))
     console.print(sheet)
+    if costs:
+        console.print("* on the Pareto front: nothing else is as good in all and better in one")
     if found["best"]:
         console.print(f"best: {found['best']['label']}", markup=False, style="bold")
         console.print(f"plan: {folder / 'best.toml'}", soft_wrap=True, markup=False)

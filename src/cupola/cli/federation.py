@@ -176,9 +176,11 @@ def submit(
 ) -> None:
     """Run a plan at real sites, follow it, and fetch its folder; the same command resumes it."""
     from cupola import report
+    from cupola.analysis.header import PlanHeader
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
     from cupola.analysis.run_folder import Run, contents, free_folder
+    from cupola.analysis.tracking import require_installed, tracked
     from cupola.cli.display import watching
     from cupola.engines.flare import launch
     from cupola.engines.flare.submit import submit as hand_in
@@ -186,7 +188,9 @@ def submit(
 
     Shell.json = as_json
     launch.check_installed()
-    whole = analysis_of(load(plan, settings or (), elsewhere=True)).for_real_sites()
+    given: PlanHeader = load(plan, settings or (), elsewhere=True)
+    require_installed(given)
+    whole = analysis_of(given.change({"track": None})).for_real_sites()
     folder = free_folder(whole) if out is None else out
     job = _job(whole.to_toml(), roster)
     checked(job)
@@ -199,6 +203,8 @@ def submit(
     if end["state"] != "finished" or not packed:
         raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
     report.write(folder, analysis_of(whole))  # not by what the plan that came back may name
+    with tracked(given, folder):
+        pass  # all of it at once
     show([Run(folder, whole)], as_json, quiet)
 
 

@@ -16,6 +16,8 @@ from cupola.cli.runs import AsJson, Quiet
 from cupola.cli.shell import Shell, app
 from cupola.errors import PlanError
 
+HERE = (Path("experiments"), Path())
+
 
 @app.command()
 def reproduce(
@@ -34,7 +36,7 @@ def reproduce(
 ) -> None:
     """Run the plans behind a published table; run it again to resume."""
     Shell.json = as_json
-    tool = load_tool("command", *([plans] if plans else []))
+    tool = load_tool("command", *([plans] if plans else []), *HERE)
     if listing or name is None:
         tool.show_tables(plans, as_json)
     else:
@@ -44,10 +46,10 @@ def reproduce(
 def load_tool(part: str, *named: Path) -> ModuleType:
     """A module of `experiments/reproduce`, which no wheel holds and nothing else here imports.
 
-    Looked for in the checkout that Cupola runs from, in the folders named, and here.
+    Looked for in the checkout that Cupola runs from, and in the folders named.
     """
     checkout = Path(cupola.__file__).resolve().parents[2] / "experiments"
-    for folder in (checkout, *named, Path("experiments"), Path()):
+    for folder in (checkout, *named):
         if (folder / "reproduce" / "tables.py").is_file():
             if (place := str(folder.resolve())) not in sys.path:
                 sys.path.insert(0, place)

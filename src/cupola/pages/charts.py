@@ -319,9 +319,11 @@ def dots(
     best: int | None = None,
     height: int = 250,
     marks: Sequence[tuple[str, float | None]] = (),
+    front: Sequence[int] = (),
 ) -> str:
     """Points (x, y, tip), one of them the best; `names` label x = 0, 1, ... where given. marks: the
-    label of each point, and how dark it is (0 to 1), or None for a diamond of another colour."""
+    label of each point, and how dark it is (0 to 1), or None for a diamond of another colour.
+    front: points that a staircase joins, from left to right."""
     if not points:
         return nothing("nothing was measured yet")
     xs, ys = [p[0] for p in points], [p[1] for p in points]
@@ -339,6 +341,8 @@ def dots(
         f'<text class="tick mid" x="{sx(i)}" y="{height - BOTTOM + 15}">{text(_clip(n, 14))}</text>'
         for i, n in enumerate(names)
     ]
+    stairs = _steps(sorted((sx(points[i][0]), sy(points[i][1])) for i in front))
+    parts.append(f'<path class="line s1 dashed" d="{_path(stairs)}"/>' if front else "")
     for (a, b, tip), (label, dark) in zip(points, marks):
         parts.append(_marked(sx(a), sy(b), tip, label, dark))
     for i, (a, b, tip) in enumerate(points if not marks else ()):

@@ -220,6 +220,8 @@ def objective_perturbation(
     mu, alpha = objective_noise(problem, n, each)
     # P(Gamma(p) > 2 (p ln 2 + a)) <= exp(-a): by Markov's inequality on exp(|b| alpha / 2).
     far = 2 * (p * math.log(2) - math.log(LOST) + np.logaddexp(0, each)) / alpha
+    if not far < 1e150:  # its square is no number: no norm would ever be found to be below
+        raise PlanError(f"epsilon = {epsilon:g} is too small: its noise has no finite norm")
     reach = _reach(problem, mu, start, far)
     tolerance = _tolerance(problem, n, p, reach, far)
     step = 2.0 ** math.ceil(math.log2(max(tolerance / mu / math.sqrt(p), reach * 2.0**-50)))

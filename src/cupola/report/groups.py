@@ -15,7 +15,17 @@ from cupola.base.formatting import LOWER_IS_BETTER, finite, mean_spread
 from cupola.pages.folder import AXES, RunFolder, sent
 
 # What does not change the result, or is the seed itself.
-_NEUTRAL = {"seed", "seeds", "name", "grid", "device", "engine", "checkpoint_seconds", "twin"}
+_NEUTRAL = {
+    "seed",
+    "seeds",
+    "name",
+    "grid",
+    "device",
+    "engine",
+    "track",
+    "checkpoint_seconds",
+    "twin",
+}
 
 
 @dataclass(frozen=True)

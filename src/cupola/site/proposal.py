@@ -71,6 +71,8 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     """A plan from its file. modules: those that it may name code of."""
     text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
     _, given = read_toml(text + "\n")
+    _refuse_hidden(given)
+    given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
     plan = load_any(given)
     if plan.many:
@@ -81,6 +83,14 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
 def load_any(source: str | Path | Mapping[str, Any], settings: Iterable[str] = ()) -> Any:
     """A plan for sites that are elsewhere."""
     return load(source, settings, elsewhere=True)
+
+
+def _refuse_hidden(given: dict[str, Any]) -> None:
+    """Refuse texts that a terminal would obey: what people read before they consent must be what
+    is there."""
+    for key, value in _strings(given):
+        if not f"{key}{value}".replace("\t", " ").isprintable():
+            raise PlanError(f"the plan has characters that cannot be seen, in {key!a} = {value!a}")
 
 
 def _refuse_code(given: dict[str, Any], allowed: set[str]) -> None:
@@ -112,6 +122,7 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value
     elif isinstance(value, dict):
         for name, part in value.items():
+            yield str(name), ""
             yield from _strings(part, str(name))
     elif isinstance(value, list | tuple):
         for part in value:

@@ -15,21 +15,25 @@ from cupola.training.choices import (
     Upcycle,
 )
 from cupola.training.loop import Training
+from cupola.training.methods import METHODS, Method, Round, Turn
 from cupola.training.recipes import RECIPES, Recipe, find_recipe
 from cupola.training.transforms import Quantise, Sparsify, TopK, Transform
 from cupola.training.workspace import Problem, TrainingHost, Workspace, pick_device
 
 __all__ = [
+    "METHODS",
     "RECIPES",
     "Budget",
     "Evaluation",
     "Level",
     "Local",
+    "Method",
     "Participation",
     "Privacy",
     "Problem",
     "Quantise",
     "Recipe",
+    "Round",
     "Schedule",
     "Server",
     "Sparsify",
@@ -38,6 +42,7 @@ __all__ = [
     "Training",
     "TrainingHost",
     "Transform",
+    "Turn",
     "Upcycle",
     "Workspace",
     "find_recipe",

@@ -19,7 +19,8 @@ from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.federation.site import SiteContext
 from cupola.training.choices import Local, Participation
 from cupola.training.mechanisms import mechanism_for
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.turn import Turn
 from cupola.training.workspace import probe_inputs
 
 if TYPE_CHECKING:

@@ -29,6 +29,8 @@ from cupola.training.batches import require_batches
 from cupola.training.features import public_labels
 from cupola.training.frozen import partly
 from cupola.training.loop import Training
+from cupola.training.methods import method_of
+from cupola.training.methods.base import Method
 from cupola.training.plan import Loss, Plan
 from cupola.training.workspace import Problem, TrainingHost
 
@@ -181,11 +183,18 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         privacy=resolved(plan, of),
         sum=plan.sum,
         transforms=plan.transforms,
+        method=own_method(plan),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
     )
     _require_computable(plan, of, made)
     return made
+
+
+def own_method(plan: Plan) -> Method | None:
+    """The plan's [method], if it has one."""
+    choice = plan.method
+    return None if choice is None else method_of({"name": choice.name, **choice.options})
 
 
 def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:

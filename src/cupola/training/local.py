@@ -23,10 +23,14 @@ from cupola.federation.site import Charge, Partial, SiteContext, task
 from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms import mechanism_for
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.methods import methods_for
+from cupola.training.methods.accumulation import accumulation_coefficients
+from cupola.training.methods.base import BatchLoss, Method
 from cupola.training.metrics import count
-from cupola.training.optimizers import LocalOptimizer, effective_steps
+from cupola.training.optimizers import LocalOptimizer
 from cupola.training.transforms.pipeline import packed_answer, packed_layout, unpacked_question
+from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace, workspace_of
 
 _STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
@@ -45,10 +49,11 @@ def train(site: SiteContext, question: Question) -> Contribution:
 
     Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
     'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss',
-    'transforms' (what is done to the update before it leaves; see `transforms.pipeline`).
+    'transforms' (what is done to the update before it leaves; see `transforms.pipeline`),
+    'method' (a plan's [method]).
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
-    'buffer/...' new buffers, 'steps' (FedNova), 'variate/...' (SCAFFOLD), 'below' (the clip),
-    'loss' (of the received model, where it is asked for).
+    'buffer/...' new buffers, what methods add ('steps' for FedNova, 'variate/...' for SCAFFOLD),
+    'below' (the clip), 'loss' (of the received model, where it is asked for).
     """
     question = unpacked_question(question, workspace_of(site))
     turn = turn_of(site, question)
@@ -111,18 +116,23 @@ def _train(turn: Turn, work: Work) -> Contribution:
     site, question, local, space = *turn, turn.space
     mechanism = mechanism_for(question)
     arrays = reported_loss(site, question, space)  # first: training moves the model
+    methods = methods_for(question)
     update = mechanism.solved(turn)
     if update is None:
-        update = _descended(turn, work, mechanism)
-        if local.send == "normalised":
-            arrays["steps"] = np.array(effective_steps(local, work.steps, question.options["lr"]))
+        update = _descended(turn, work, mechanism, methods)
+    for method in methods:
+        update = method.update(turn, update, work.steps)
     arrays |= mechanism.at_site(turn, update)
     kept = kept_after(turn, work, mechanism)
     finite = all(math.isfinite(array.sum()) for array in arrays.values())
-    if local.control_variates and finite:
-        changed = _variates(question, space, work.steps * question.options["lr"])
-        arrays.update(changed)
-        kept |= {n: kept[n] + c if n in kept else c for n, c in changed.items()}
+    for method in methods if finite else ():
+        more = method.answer(turn, work.steps)
+        if more and mechanism.on and "method" in question.options:
+            raise Declined("a mechanism protects the update, and nothing that a method adds")
+        arrays |= more
+        for name, tensors in method.keep(turn, work.steps).items():
+            named = space.named(method.named(name), tensors)
+            kept |= {n: array.copy() for n, array in named.items()}
     answer = Contribution(arrays, float(work.used) if local.weighting == "samples" else 1.0)
     if finite:
         answer, unsent = packed_answer(turn, answer)
@@ -134,24 +144,23 @@ def _train(turn: Turn, work: Work) -> Contribution:
     return answer
 
 
-def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:
+def _descended(
+    turn: Turn, work: Work, mechanism: Mechanism, methods: Sequence[Method]
+) -> list[Tensor]:
     """The site's own steps from the received model: the change they make, or their gradients."""
     site, question, local, space = *turn, turn.space
     optimizer = LocalOptimizer(local, question.options["lr"])
-    start = space.split(space.start)
-    whole = local.work == "gradient"
-    gradient = mechanism.gradient(turn) or partial(gradient_of, space, site, whole=whole)
-    correction = _correction(turn)
+    gradient = mechanism.gradient(turn) or partial(
+        gradient_of, space, site, whole=local.work == "gradient", loss=_own_loss(turn, methods)
+    )
+    corrections = [found for method in methods if (found := method.correction(turn)) is not None]
     augment = augmentation(site, question, mechanism.privacy)
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
     for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
         grads = gradient(index, augment)
-        if local.proximal:
-            torch._foreach_add_(grads, space.params, alpha=local.proximal)
-            torch._foreach_add_(grads, start, alpha=-local.proximal)
-        if correction:
-            torch._foreach_add_(grads, correction)
+        for correct in corrections:
+            correct(grads)
         if local.send == "gradients":
             if not total:
                 total = list(torch._foreach_mul(grads, alpha))
@@ -162,10 +171,13 @@ def _descended(turn: Turn, work: Work, mechanism: Mechanism) -> list[Tensor]:
         optimizer.step(space.params, grads)
     if local.send == "gradients":
         return total
-    change = space.start - space.flat
-    if local.send == "normalised":
-        change /= effective_steps(local, work.steps, question.options["lr"])
-    return space.split(change)
+    return space.split(space.start - space.flat)
+
+
+def _own_loss(turn: Turn, methods: Sequence[Method]) -> BatchLoss | None:
+    """The loss of the plan's own method, if it has one."""
+    found = (method.loss(turn) for method in methods)
+    return next((loss for loss in found if loss is not None), None)
 
 
 def reported_loss(site: SiteContext, question: Question, space: Workspace) -> Arrays:
@@ -192,12 +204,14 @@ def gradient_of(
     index: np.ndarray,
     augment: torch.Generator | None,
     whole: bool,
+    loss: BatchLoss | None = None,
 ) -> list[Tensor]:
-    """Mean gradient over these samples; over a whole data set in passes of bounded size."""
+    """Mean gradient over these samples; over a whole data set in passes of bounded size. loss: of a
+    batch, in place of the plan's."""
     data = site.data.train
     in_one = not whole or len(index) <= MICRO_BATCH or bool(space.properties.batch_dependent)
-    if in_one or not space.loss_is_per_sample(data):
-        return space.gradient(*space.batch(data, torch.from_numpy(index), augment))
+    if in_one or loss is not None or not space.loss_is_per_sample(data):
+        return space.gradient(*space.batch(data, torch.from_numpy(index), augment), loss)
     total: list[Tensor] = []
     for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
         grads = space.gradient(*space.batch(data, torch.from_numpy(part), augment))
@@ -207,41 +221,6 @@ def gradient_of(
         else:
             total = list(torch._foreach_mul(grads, share))
     return total
-
-
-def accumulation_coefficients(local: Local, steps: int) -> list[float]:
-    """Weights of a round's gradients: 1, or tau, tau/2, then linearly down to 1 (WGA, 004 ch. 5).
-
-    The paper's formula divides by tau - 2, so tau = 2 is settled as (2, 1).
-    """
-    if local.accumulation == "plain" or steps == 1:
-        return [1.0] * steps
-    half = steps / 2
-    slope = (1 - half) / (steps - 2) if steps > 2 else 0.0
-    return [float(steps), *(half + i * slope for i in range(steps - 1))]
-
-
-def _correction(turn: Turn) -> list[Tensor]:
-    """SCAFFOLD: c - c_k, added to every gradient; c_k starts at zero."""
-    if not turn.local.control_variates:
-        return []
-    question, space, own = turn.question, turn.space, turn.site.recall(turn.question)
-    result = []
-    for name in space.names:
-        key = f"variate/{name}"
-        c = torch.from_numpy(question.arrays[key])
-        result.append((c - torch.from_numpy(own[key]) if key in own else c).to(space.device))
-    return result
-
-
-def _variates(question: Question, space: Workspace, travelled: float) -> dict[str, np.ndarray]:
-    """SCAFFOLD, option II: c_k' = c_k - c + (start - end) / (K lr); this is c_k' - c_k."""
-    change = {}
-    for name, moved in zip(space.names, space.split(space.start - space.flat)):
-        key = f"variate/{name}"
-        change[key] = moved.cpu().numpy() / travelled - question.arrays[key]
-        change[key] = change[key].astype(question.arrays[key].dtype)
-    return change
 
 
 def augmentation(site: SiteContext, question: Question, privacy: Privacy) -> torch.Generator | None:

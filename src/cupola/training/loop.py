@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,8 @@ from cupola.training.frozen import SEED, levels, require_trainable
 from cupola.training.masking_bounds import bounded_counts
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.coordinator import parameter_names
+from cupola.training.methods.base import Method
+from cupola.training.methods.rounds import Methods
 from cupola.training.metrics import confusion, count, expected, metrics, require_judged
 from cupola.training.optimizers import server_step
 from cupola.training.participation import draw, require_sites
@@ -55,6 +56,7 @@ class Training:
     user's own with the same arrays in and out. members: the numbers of these sites in the whole
     federation, where they are a part of it; federation: how many that has.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
+    'told/' (groups' sums of a round under way), 'method/' (what a method keeps),
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
     seed and the checksum of what is not trained, see `frozen`).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
@@ -62,7 +64,8 @@ class Training:
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
     (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
-    masked sums need bounds, which go into the questions. transforms: of updates on their way.
+    masked sums need bounds, which go into the questions. method: the plan's own, if any.
+    transforms: of updates on their way.
     """
 
     problem: Problem
@@ -76,6 +79,7 @@ class Training:
     evaluation: Evaluation = field(default_factory=Evaluation)
     privacy: Privacy = field(default_factory=Privacy)
     sum: Sum = field(default_factory=Sum)
+    method: Method | None = None
     transforms: tuple[Transform, ...] = ()
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
@@ -86,6 +90,7 @@ class Training:
         self._space: Workspace | None = None
         self.levels = levels(self)
         self.mechanism = mechanism_of(self.privacy)
+        self.methods = Methods(self, pipeline.unpacked_total)
         require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
@@ -104,11 +109,6 @@ class Training:
         """Rounds in which sites are asked to train."""
         return self.training_round(self.rounds)
 
-    @cached_property
-    def parts(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
-        """Parameters that the same sites train, and how many numbers they have."""
-        return pipeline.parts_of(self.problem)
-
     @property
     def space(self) -> Workspace:
         """The coordinator's own workspace, for public evaluation."""
@@ -118,9 +118,8 @@ class Training:
 
     def start(self) -> State:
         arrays = Workspace(self.problem).arrays()  # anew: judging loads other weights into `space`
-        if self.local.control_variates:
-            for name in parameter_names(arrays):
-                arrays[f"variate/{name}"] = np.zeros_like(arrays[f"model/{name}"])
+        model = {name: arrays[f"model/{name}"] for name in parameter_names(arrays)}
+        arrays |= self.methods.start(model)
         return State(0, arrays, {"round": 0, "record": None, "pending": [], "stopped": None})
 
     def ask(self, state: State) -> Ask | None:
@@ -139,14 +138,22 @@ class Training:
             return self._judged(state, reply)
         if is_free(self.server.upcycle, state.values["round"] + 1):
             return self._upcycled(state)
-        assert isinstance(reply, Total)
-        return self._trained(state, reply)
+        round = self.training_round(state.values["round"] + 1)
+        if not self.methods.is_last(state, self._drawn(round), round):
+            assert isinstance(reply, Total)
+            return self.methods.waiting(state, reply)
+        return self._trained(*self.methods.total(state, reply))
 
     def skip(self, state: State, answered: bool = True) -> State:
         """The state after the next step as if its answer changed nothing and validation never
         stopped the training: a rehearsal needs the questions only. answered: by anybody."""
         done, pending = state.values["round"], state.values["pending"][1:]
         if not state.values["pending"]:
+            number = self.training_round(done + 1)
+            if not self.methods.is_last(state, self._drawn(number), number):
+                return state.next(told=[*state.values.get("told", []), answered])
+            answered = answered or any(state.values.get("told", []))
+            state = State(state.step, state.arrays, {**state.values, "told": []})
             if is_free(self.server.upcycle, done + 1):
                 answered = state.values["answered"]
             pending = [ask for ask in self._due(done + 1, answered) if ask[0] != "public"]
@@ -157,17 +164,18 @@ class Training:
 
     def _ask_training(self, state: State, round: int) -> Ask:
         """round: number of the training round."""
-        prefixes = ("model/", "buffer/", "variate/")
-        arrays = {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
+        arrays = {n: a for n, a in state.arrays.items() if n.startswith(("model/", "buffer/"))}
         expects = {name: Spec.of(array) for name, array in arrays.items()}
+        arrays |= self.methods.sent(state)
+        for method in self.methods.all:
+            expects |= method.expects(arrays)
         arrays |= frozen_part(state.arrays)
-        if self.local.send == "normalised":
-            expects["steps"] = Spec(())
         choice = self.participation
         options: dict[str, Any] = {
             "local": self.local.model_dump(exclude_defaults=True, mode="json"),
             "lr": self.local.lr * self.local.schedule.factor(round, self.training_rounds),
         }
+        options |= self.methods.options()
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
         clip = self.coordinator.clip(state)
@@ -201,12 +209,15 @@ class Training:
         if self.sum.masked:
             question = self.mechanism.bounds(question, self, clip)
         question = pipeline.packed_question(question, self, state, round)
-        return Ask("sum", question, draw(choice, self.sites, self.seed, round))
+        return self.methods.asked(question, state, self._drawn(round))
+
+    def _drawn(self, round: int) -> list[int]:
+        """The sites of a training round."""
+        return draw(self.participation, self.sites, self.seed, round)
 
     def _trained(self, state: State, total: Total) -> State:
         done, upcycle = state.values["round"] + 1, self.server.upcycle
         round = self.training_round(done)
-        total, ranges = pipeline.unpacked_total(total, self, state, round)
         record: dict[str, Any] = {
             "round": done,
             "sites": len(total.sites),
@@ -214,7 +225,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays, values = self.coordinator.step(self, state, total, round)
-        arrays |= ranges
+        arrays |= pipeline.next_ranges(total, self, state, round)
         record |= values
         if upcycle is not None and upcycle.adaptive and total.weight > 0:
             record["received_loss"] = loss = float(total.mean("loss"))
@@ -268,16 +279,11 @@ class Training:
         # Where sites train different parts, a tensor may have no mean in a round: it stays.
         names = [n for n in parameter_names(state.arrays) if total.weights.get(f"model/{n}")]
         update = {n: total.mean(f"model/{n}") for n in names}
-        if self.local.send == "normalised":
-            scale = float(total.mean("steps"))
-            update = {n: scale * u for n, u in update.items()}
-        arrays = self.move(state, update, round)
+        share = len(total.sites) / self.sites
+        arrays = self.methods.step(state, update, total, round, share)
         for name, array in state.arrays.items():
             if name.startswith("buffer/"):
                 arrays[name] = total.mean(name).astype(array.dtype)
-            elif name.startswith("variate/") and name in total.arrays:
-                step = total.mean(name) * (total.weights[name] / self.sites)
-                arrays[name] = (array + step).astype(array.dtype)
         return arrays
 
     def server_lr(self, round: int) -> float:

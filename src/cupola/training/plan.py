@@ -58,6 +58,12 @@ class Loss(Named):
         return _checked(self, plan_names.check_loss)
 
 
+class MethodChoice(Named):
+    @model_validator(mode="after")
+    def _options_fit(self) -> MethodChoice:
+        return _checked(self, plan_names.check_method)
+
+
 class Data(Named):
     """A data set, how it is cut into sites, and augmentation; other keys go to its loader.
 
@@ -97,12 +103,14 @@ class Plan(PlanHeader):
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
-        "kind", "name", "seed", "rounds", "recipe", "task", "device", "dtype", "twin",
+        "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "dtype", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "link",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "track", "link",
         "personalise", "seeds",
     )  # fmt: skip
-    own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
+    own_affair: ClassVar[tuple[str, ...]] = (
+        "engine", "track", "device", "twin", "checkpoint_seconds",
+    )  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",
@@ -112,6 +120,7 @@ class Plan(PlanHeader):
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")]
     rounds: Annotated[int, Field(ge=1)]
     recipe: str = "fedavg"
+    method: MethodChoice | None = None
     task: Annotated[str, Field(pattern=r"^(train|[\w.]+:\w+)$")] = "train"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
@@ -144,6 +153,9 @@ class Plan(PlanHeader):
             own = merged.get(section, {})
             if isinstance(own, dict) and (defaults := getattr(method, section)):
                 merged[section] = merge(plain(defaults), own, _ALTERNATIVES)
+        own, defaults = merged.get("method", {}), method.method
+        if defaults and isinstance(own, dict) and own.get("name") in (None, defaults["name"]):
+            merged["method"] = merge(plain(defaults), own)
         return merged
 
     def require_possible(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
+from cupola.training.methods import method_of, told_of
 from cupola.training.plan import Plan
 
 #: What of a plan's privacy no question tells (see `Training`): epsilon has become noise.
@@ -31,8 +32,8 @@ def deviation(plan: Plan, question: Question) -> str | None:
 
 
 def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
-    known = {"local", "lr", "participation", "privacy", "pattern", "report_loss", "shares"}
-    known |= {"transforms"}
+    known = {"local", "lr", "participation", "privacy", "pattern", "report_loss", "shares",
+             "method", "transforms"}  # fmt: skip
     if not options.keys() <= known:
         return _MORE
     asked = Local.model_validate(options.get("local", {}))
@@ -44,6 +45,8 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
         return "local.lr is not the plan's"
     if all(options.get("participation", {}) != _told(one.participation) for one in alike):
         return "participation is not the plan's"
+    if all(options.get("method") != _method(one) for one in alike):
+        return "the method is not the plan's"
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
@@ -58,6 +61,13 @@ def _listed(told: object) -> object:
     """The transforms that a question names; range and seed are the coordinator's to choose, since
     clip and noise come before them."""
     return told.get("list") if isinstance(told, Mapping) else []
+
+
+def _method(plan: Plan) -> dict[str, Any] | None:
+    """What a question says of the plan's own method."""
+    if plan.method is None:
+        return None
+    return told_of(method_of({"name": plan.method.name, **plan.method.options}))
 
 
 def _told(choice: Participation) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cupola.errors import PlanError
 from cupola.federation.site import Task
 from cupola.nn.losses import find_loss
 from cupola.nn.models.building import options as model_options
+from cupola.training.methods import method_of
 from cupola.training.recipes import Recipe, find_recipe
 
 
@@ -35,6 +36,10 @@ def site_task(name: str) -> str:
             f"task = '{name}' is a {type(found).__name__}; decorate it with @cupola.federation.task"
         )
     return found.name
+
+
+def check_method(choice: Any) -> None:
+    method_of({"name": choice.name, **choice.options})
 
 
 def check_model(model: Any) -> None:

@@ -11,8 +11,8 @@ from cupola.errors import PlanError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a method for the sections local, server, participation, privacy and sum, and
-    its source."""
+    """A method as settings of a plan: its sections local, server, participation, privacy, sum and
+    method (see `cupola.training.methods`); and its source."""
 
     name: str
     summary: str
@@ -22,6 +22,7 @@ class Recipe:
     participation: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     sum: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
 
 
 _GRADIENTS = {"send": "gradients"}
@@ -93,6 +94,13 @@ RECIPES = {
             "control variates against client drift",
             "Karimireddy et al. 2020",
             local={"control_variates": True, "weighting": "uniform"},
+        ),
+        Recipe(
+            "feddyn",
+            "dynamic regularisation: sites' optima agree with the federation's",
+            "Acar et al. 2021",
+            local={"weighting": "uniform"},
+            method={"name": "feddyn"},
         ),
         Recipe(
             "fedfgd",

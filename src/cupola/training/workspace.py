@@ -263,11 +263,19 @@ class Workspace:
         same_type = x.dtype == dtype and (y.dtype == dtype or not y.is_floating_point())
         return same_type and data.prepare is None and x.device == y.device == self.flat.device
 
-    def gradient(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Gradient of the mean loss over a batch, one tensor per parameter."""
+    def gradient(
+        self,
+        x: Tensor,
+        y: Tensor,
+        loss: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Gradient of the mean loss over a batch, one tensor per parameter; or of another loss."""
         with torch.enable_grad():
-            loss = self.problem.loss(self.module(x), y).mean()
-            return list(torch.autograd.grad(loss, self.params, materialize_grads=True))
+            if loss is None:
+                value = self.problem.loss(self.module(x), y).mean()
+            else:
+                value = loss(self.module, x, y)
+            return list(torch.autograd.grad(value, self.params, materialize_grads=True))
 
 
 def probe_inputs(problem: Problem, n: int) -> Tensor:

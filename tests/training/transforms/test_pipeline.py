@@ -26,7 +26,7 @@ from cupola.training.local import train
 from cupola.training.mechanisms.coordinator import flat_total, joined
 from cupola.training.plan_check import deviation
 from cupola.training.transforms import Quantise, Sparsify, TopK, Transform
-from cupola.training.transforms.pipeline import RANGE, packed_answer, unpacked_total
+from cupola.training.transforms.pipeline import RANGE, parts_of, unpacked_total
 
 SIZES = (20, 7, 33, 12, 9)
 LOCAL = Local(work="batches", batches=3, batch_size=4, lr=0.3)
@@ -182,7 +182,7 @@ def test_sites_that_train_different_parts_send_vectors_of_their_own():
         run = small.run_masked if masked else small.run
         plain = small.training(data, **choices)
         packed = small.training(data, transforms=FINE, **choices)
-        assert len(packed.parts[0]) == 2
+        assert len(parts_of(what)[0]) == 2
         start = model(plain.start())
         one, other = model(run(plain, data)), model(run(packed, data))
         assert np.linalg.norm(one - other) < 0.35 * np.linalg.norm(one - start)
@@ -228,7 +228,7 @@ def test_what_a_site_adds_is_never_longer_than_its_clip(steps, clip, levels):
             with small.engine(program, data) as reach:
                 total = reach.sum(ask.question, [site])
             assert "beyond" not in total.arrays
-            opened, _ = unpacked_total(total, program, state, 1)
+            opened = unpacked_total(total, program, state, 1)
             assert np.linalg.norm(flat_total(opened, state)) <= clip * (1 + 1e-6)
 
 
@@ -289,6 +289,7 @@ def test_a_real_site_answers_no_other_transforms_than_the_plans():
         participation=small.training(small.digits()).participation,
         privacy=Privacy(),
         transforms=(Quantise(bits=8),),
+        method=None,
         server=Server(),
     )
     program, _ = training(plan.transforms)
@@ -354,4 +355,3 @@ def test_a_site_alone_packs_what_the_coordinator_opens():
     whole = train(here, plain)
     order = [f"model/{n}" for n in NAMES]
     assert joined([whole.arrays[n] for n in order]) == pytest.approx(sent.arrays["packed/0"])
-    assert packed_answer.__doc__

@@ -27,7 +27,9 @@ from cupola.training.batches import Work, share_out
 from cupola.training.choices import Local
 from cupola.training.local import kept_after, reported_loss
 from cupola.training.mechanisms import mechanism_for
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.methods import methods_for
+from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace, workspace_of
 
 SMALL_MODEL = 500_000  # parameters up to which stacking beats one by one
@@ -82,7 +84,9 @@ def _form(
 ) -> tuple[Form | Literal["compiled"], list[Work]] | None:
     """How sites that train the same part are computed together, and their work; None: not."""
     space, mode = workspace_of(sites[0]), sites[0].mode
-    if local.control_variates or not space.independent or "transforms" in question.options:
+    if not space.independent or not all(m.stackable for m in methods_for(question)):
+        return None
+    if "transforms" in question.options:  # what one site sends is rounded before it is added up
         return None
     if not mechanism.stackable or mechanism.privacy.augmentations != 1:
         return None

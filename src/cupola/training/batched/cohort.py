@@ -15,8 +15,8 @@ from cupola.federation.site import SiteContext
 from cupola.training.batched.samples import samples_of
 from cupola.training.batches import Work
 from cupola.training.choices import Local
-from cupola.training.local import accumulation_coefficients
 from cupola.training.mechanisms.base import Mechanism
+from cupola.training.methods.accumulation import accumulation_coefficients
 from cupola.training.optimizers import effective_steps
 from cupola.training.workspace import Workspace
 

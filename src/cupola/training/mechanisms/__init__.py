@@ -10,7 +10,6 @@ from __future__ import annotations
 from cupola.federation.message import Question
 from cupola.training.choices import Privacy
 from cupola.training.mechanisms.base import Mechanism as Mechanism
-from cupola.training.mechanisms.base import Turn as Turn
 from cupola.training.mechanisms.central import Central
 from cupola.training.mechanisms.distributed import Distributed
 from cupola.training.mechanisms.dp_ftrl import DpFtrl
@@ -18,6 +17,7 @@ from cupola.training.mechanisms.dp_sgd import DpSgd
 from cupola.training.mechanisms.none import NoMechanism
 from cupola.training.mechanisms.objective_perturbation import ObjectivePerturbation
 from cupola.training.mechanisms.output_perturbation import OutputPerturbation
+from cupola.training.turn import Turn as Turn
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     kind.name: kind

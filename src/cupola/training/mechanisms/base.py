@@ -17,37 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.federation.message import Arrays, Question, Spec
-from cupola.federation.site import Charge, SiteContext
+from cupola.federation.site import Charge
 from cupola.privacy.events import Event
 from cupola.training.choices import Local, Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
 from cupola.training.mechanisms.coordinator import Coordinator
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
-    from cupola.training.workspace import Workspace
 
 Gradient = Callable[[np.ndarray, torch.Generator | None], list[Tensor]]
-
-
-class Turn(NamedTuple):
-    """A site's part in one round: what it is asked, with which local choices."""
-
-    site: SiteContext
-    question: Question
-    local: Local
-
-    @property
-    def space(self) -> Workspace:
-        workspace: Workspace = self.site.workspace
-        return workspace.of_site(self.site.index)
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,8 @@ class Mechanism:
     hidden. noised_at_site: whether an answer holds noise before it leaves its site.
     by_coordinator: whether sites clip their updates and the coordinator, who is trusted, adds noise
     to the sum. per_example: whether examples are drawn by chance and clipped one by one. stackable:
-    whether many sites may be computed at once. sends, sends_alone: what the coordinator gets, in
+    whether many sites may be computed at once. with_methods: whether a method of the plan may
+    change how sites train and the model moves. sends, sends_alone: what the coordinator gets, in
     words, and what it gets where masks fail. coordinator: its part of the mechanism.
     """
 
@@ -75,6 +63,7 @@ class Mechanism:
     by_coordinator: ClassVar[bool] = False
     per_example: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
+    with_methods: ClassVar[bool] = True
     sends: ClassVar[str] = "updates"
     sends_alone: ClassVar[str] = "updates"
     coordinator: ClassVar[type[Coordinator]] = Coordinator

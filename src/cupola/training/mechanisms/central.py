@@ -21,10 +21,10 @@ from cupola.privacy.events import Event, Gaussian, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation
-from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import SiteCoordinator, flat_total, split
 from cupola.training.mechanisms.site_level import ServerNoise
 from cupola.training.participation import expected_sites, most_participations
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

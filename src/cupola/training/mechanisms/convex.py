@@ -17,7 +17,8 @@ from cupola.errors import PlanError
 from cupola.nn.losses import NamedLoss
 from cupola.privacy.noise import Source, source
 from cupola.privacy.perturbation import Logistic, Release, refusal, to_layer, to_start
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
@@ -29,6 +30,7 @@ class Convex(Mechanism):
     """Linear models with logistic loss and local.proximal above 0."""
 
     noised_at_site = True
+    with_methods = False
     sends = sends_alone = "noised updates"
 
     def released(

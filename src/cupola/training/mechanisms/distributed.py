@@ -26,10 +26,10 @@ from cupola.privacy.distributed import Shares, event
 from cupola.privacy.events import Event
 from cupola.privacy.noise import source
 from cupola.training.choices import Participation
-from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import Moved, SiteCoordinator, flat_total, split
 from cupola.training.mechanisms.site_level import SiteLevel
 from cupola.training.participation import expected_sites, most_participations
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

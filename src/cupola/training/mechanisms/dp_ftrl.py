@@ -25,7 +25,6 @@ from cupola.privacy.matrix import find as find_matrix
 from cupola.privacy.noise import noise_scale, round_to_grid, source
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
-from cupola.training.mechanisms.base import Turn
 from cupola.training.mechanisms.coordinator import (
     Coordinator,
     Moved,
@@ -35,6 +34,7 @@ from cupola.training.mechanisms.coordinator import (
 )
 from cupola.training.mechanisms.site_level import ServerNoise
 from cupola.training.participation import most_participations, separation
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
@@ -128,6 +128,7 @@ class DpFtrl(ServerNoise):
 
     name = "dp-ftrl"
     keys = frozenset({"noise_multiplier", "restart"})
+    with_methods = False  # the model is a function of the noised sum of all updates
     coordinator = FtrlCoordinator
 
     def check(self, training: Training) -> None:

@@ -25,8 +25,9 @@ from cupola.privacy.noise import Source, add_noise, source
 from cupola.privacy.persample.clipping import PerSample
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
-from cupola.training.mechanisms.base import Gradient, Mechanism, Turn
+from cupola.training.mechanisms.base import Gradient, Mechanism
 from cupola.training.mechanisms.site_level import clipped_update
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

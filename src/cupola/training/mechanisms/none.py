@@ -6,7 +6,8 @@ from torch import Tensor
 
 from cupola.federation.message import Arrays
 from cupola.federation.site import Charge
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.turn import Turn
 
 
 class NoMechanism(Mechanism):

@@ -19,7 +19,8 @@ from cupola.privacy.events import Event
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
-from cupola.training.mechanisms.base import Mechanism, Turn
+from cupola.training.mechanisms.base import Mechanism
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

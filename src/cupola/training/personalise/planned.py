@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cupola.errors import PlanError
+from cupola.training.build import own_method
 from cupola.training.choices import Evaluation
 from cupola.training.loop import Training
 from cupola.training.personalise.personal_program import Personalisation
@@ -44,6 +45,7 @@ def personalisation(
             seed=seed,
             local=adapted.local,
             server=adapted.server,
+            method=own_method(adapted),
             participation=adapted.participation,
             evaluation=Evaluation(),
             site_splits=frozenset(),

@@ -28,10 +28,10 @@ from cupola.federation.message import Arrays, Contribution, Declined, Question, 
 from cupola.federation.randomness import derive
 from cupola.training.frozen import frozen_names
 from cupola.training.mechanisms import mechanism_for
-from cupola.training.mechanisms.base import Turn
 from cupola.training.transforms import transform
 from cupola.training.transforms.base import Transform, Vector, Way
 from cupola.training.transforms.quantise import coarse, coarse_words, refined, room_of
+from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.federation.program import State
@@ -88,8 +88,16 @@ class Packing:
             yield step, Way(seed, self.room, range, limit)
 
 
-def parts_of(problem: Problem) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+def _parts(space: Workspace) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
     """Parameters by who trains them, in the model's order, and how many numbers they have."""
+    if "parts" not in space.cache:
+        space.cache["parts"] = parts_of(space.problem)
+    found: tuple[tuple[tuple[str, ...], ...], tuple[int, ...]] = space.cache["parts"]
+    return found
+
+
+def parts_of(problem: Problem) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """The same, found anew."""
     module = problem.build()
     trained = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
     frozen = [frozenset(frozen_names(level, module)) for level in problem.trainable.level]
@@ -140,7 +148,7 @@ def require_packable(training: Training) -> None:
 
 def _packing(training: Training, round: int) -> Packing:
     seed = derive(training.seed, "transforms", round)
-    parts, sizes = training.parts
+    parts, sizes = _parts(training.space)
     return Packing(training.transforms, parts, sizes, room_of(training), seed)
 
 
@@ -203,18 +211,17 @@ def _ranges(packing: Packing, training: Training, state: State) -> np.ndarray:
     return np.array([size or _LEAST for size in sizes])
 
 
-def unpacked_total(
-    total: Total, training: Training, state: State, round: int
-) -> tuple[Total, Arrays]:
-    """The total as if updates had been sent as they are, and the ranges of the next round."""
+def unpacked_total(total: Total, training: Training, state: State, round: int) -> Total:
+    """A total as if updates had been sent as they are; 'beyond' stays for `next_ranges`."""
     if not training.transforms:
-        return total, {}
+        return total
     packing = _packing(training, round)
     limit = training.coordinator.clip(state) if training.mechanism.of_sites else None
     ranges = _ranges(packing, training, state) if packing.ranged else np.ones(len(packing.parts))
-    arrays = {n: a for n, a in total.arrays.items() if not n.startswith((PACKED, WEIGHT, BEYOND))}
+    arrays = {n: a for n, a in total.arrays.items() if not n.startswith((PACKED, WEIGHT))}
     whole = float(total.arrays.get(WEIGHT, total.weight))
     weights = {n: whole if WEIGHT in total.arrays else total.weights[n] for n in arrays}
+    weights |= {n: w for n, w in total.weights.items() if n.startswith((PACKED, BEYOND))}
     for part, names in enumerate(packing.parts):
         key = f"{PACKED}{part}"
         if not total.weights.get(key):
@@ -229,17 +236,20 @@ def unpacked_total(
             weight = total.weights[key]
         for name, piece in _split(found, names, state.arrays):
             arrays[name], weights[name] = piece, weight
-    after = {RANGE: _followed(packing, ranges, total)} if BEYOND in total.arrays else {}
-    return replace(total, arrays=arrays, weights=weights, weight=whole), after
+    return replace(total, arrays=arrays, weights=weights, weight=whole)
 
 
-def _followed(packing: Packing, ranges: np.ndarray, total: Total) -> np.ndarray:
-    """The ranges of the next round, from how many numbers were beyond these."""
-    after = ranges.copy()
+def next_ranges(total: Total, training: Training, state: State, round: int) -> Arrays:
+    """The ranges of the next round, from how many numbers were beyond those of this one."""
+    if BEYOND not in total.arrays or not training.transforms:
+        return {}
+    packing = _packing(training, round)
+    after = _ranges(packing, training, state).copy()
     for part, beyond in enumerate(total.arrays[BEYOND]):
         specs = packing.specs(part, Spec(()))
         ranged = next(i for i, step in enumerate(packing.transforms) if step.ranged)
-        asked = math.prod(specs[ranged].shape) * total.weights.get(f"{PACKED}{part}", 0.0)
+        sites = total.weights.get(f"{PACKED}{part}", total.weights[BEYOND])
+        asked = math.prod(specs[ranged].shape) * sites
         if not asked:
             continue
         share = min(max(float(beyond), 0.5), asked - 0.5) / asked
@@ -248,7 +258,7 @@ def _followed(packing: Packing, ranges: np.ndarray, total: Total) -> np.ndarray:
         if not beyond:  # how much too large it is, nobody can tell
             factor = min(factor, _NARROWER)
         after[part] *= min(max(factor, _SLOWEST), _FASTEST)
-    return after
+    return {RANGE: after}
 
 
 def _split(
@@ -269,9 +279,7 @@ def _told(space: Workspace, question: Question) -> Packing | None:
     told = question.options.get("transforms")
     if told is None:
         return None
-    if "parts" not in space.cache:
-        space.cache["parts"] = parts_of(space.problem)
-    parts, sizes = space.cache["parts"]
+    parts, sizes = _parts(space)
     try:
         steps, seed, room = tuple(map(transform, told["list"])), told["seed"], told.get("room")
         if type(seed) is not int or not (room is None or (type(room) is int and 0 < room < 2**31)):

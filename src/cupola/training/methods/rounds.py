@@ -1,0 +1,226 @@
+"""A training's methods in its rounds: what they add to a question, and the step they make.
+
+Robust rules must see more than one sum. Either sites' updates are gathered one by one, or sums over
+random groups are asked one after the other; what has been told of a round waits in the state
+('told/...') until the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupola.errors import PlanError
+from cupola.federation.federation import Total
+from cupola.federation.message import Arrays, Contribution, Question
+from cupola.federation.program import Ask, Reply, State
+from cupola.federation.randomness import permutation
+from cupola.training.methods import methods_of, told_of
+from cupola.training.methods.base import Method, Round
+
+if TYPE_CHECKING:
+    from cupola.training.loop import Training
+
+TOLD = "told/"  # before the arrays of groups that have answered in this round
+
+
+class Methods:
+    """All methods of one training. undone: takes the plan's transforms off a total."""
+
+    def __init__(
+        self, training: Training, undone: Callable[[Total, Training, State, int], Total]
+    ) -> None:
+        self.training, self._undone = training, undone
+        self.all = methods_of(training.local, training.method)
+        self.own = training.method
+        if self.own is not None:
+            _require_possible(self.own, training)
+
+    @property
+    def asks(self) -> str:
+        return "sum" if self.own is None else self.own.asks
+
+    # Questions
+
+    def start(self, model: Mapping[str, np.ndarray]) -> Arrays:
+        """What they keep before the first round, as state arrays."""
+        return {
+            method.named(name): array
+            for method in self.all
+            for name, array in method.start(model).items()
+        }
+
+    def sent(self, state: State) -> Arrays:
+        """What of that goes to sites."""
+        prefixes = tuple(f"{method.prefix}/" for method in self.all if method.sends)
+        return {n: a for n, a in state.arrays.items() if prefixes and n.startswith(prefixes)}
+
+    def options(self) -> dict[str, Any]:
+        """What a question says of the plan's own method."""
+        return {} if self.own is None else {"method": told_of(self.own)}
+
+    def asked(self, question: Question, state: State, sites: list[int]) -> Ask:
+        """The question, to whom it goes next in this round."""
+        if self.asks == "gather":
+            each = question.reveals.replace(", summed over sites", ", of each site")
+            return Ask("gather", replace(question, reveals=each), sites)
+        if self.asks == "groups":
+            groups = self.groups(sites, question.round)
+            some = question.reveals.replace("over sites", f"over groups of {len(groups[0])} sites")
+            return Ask("sum", replace(question, reveals=some), groups[_answered(state)])
+        return Ask("sum", question, sites)
+
+    def groups(self, sites: Sequence[int], round: int) -> list[list[int]]:
+        """Random groups of a round's sites; the same in every round where masked sums may not
+        differ by a few sites."""
+        training, size = self.training, getattr(self.own, "group", 1)
+        same = training.sum.masked and not training.sum.changes
+        order = permutation(training.seed, "groups", 0 if same else round, 0, len(sites))
+        parts = np.array_split(order, max(1, len(sites) // size))
+        return [sorted(sites[i] for i in part) for part in parts]
+
+    def is_last(self, state: State, sites: Sequence[int], round: int) -> bool:
+        """Whether this answer is the last of its round."""
+        return self.asks != "groups" or _answered(state) + 1 == len(self.groups(sites, round))
+
+    # Answers
+
+    def waiting(self, state: State, total: Total) -> State:
+        """The state with this group's sums in it."""
+        number = _answered(state)
+        arrays = {f"{TOLD}{number}/{name}": array for name, array in total.arrays.items()}
+        facts = {"weight": total.weight, "weights": total.weights, "sites": list(total.sites),
+                 "failed": {str(site): code for site, code in total.failed.items()}}  # fmt: skip
+        return state.next(arrays, told=[*state.values.get("told", []), facts])
+
+    def total(self, state: State, reply: Reply) -> tuple[State, Total]:
+        """All of a round's answers as one total, and the state without what was waiting."""
+        if self.asks == "sum":
+            assert isinstance(reply, Total)
+            return state, self._unpacked(reply, state)
+        if self.asks == "gather":
+            assert isinstance(reply, dict)
+            return state, self._aggregated(
+                [self._unpacked(_alone(s, c), state) for s, c in reply.items()]
+            )
+        assert isinstance(reply, Total)
+        state = self.waiting(state, reply)
+        parts = [self._unpacked(_part(state, i), state) for i in range(_answered(state))]
+        arrays = {n: a for n, a in state.arrays.items() if not n.startswith(TOLD)}
+        values = {name: value for name, value in state.values.items() if name != "told"}
+        return State(state.step - 1, arrays, values), self._aggregated(parts)
+
+    def _unpacked(self, total: Total, state: State) -> Total:
+        """A round's total, or the part of a site or group, as if nothing had been transformed."""
+        round = self.training.training_round(state.values["round"] + 1)
+        return self._undone(total, self.training, state, round)
+
+    def _aggregated(self, parts: Sequence[Total]) -> Total:
+        """One total whose mean is what the method makes of the parts' means."""
+        whole, came = Total(), [part for part in parts if part.sites]
+        for part in parts:
+            whole.failed |= part.failed
+            whole.sites += part.sites
+            whole.weight += part.weight
+            for name, array in part.arrays.items():
+                whole.arrays[name] = whole.arrays.get(name, 0.0) + array
+                whole.weights[name] = whole.weights.get(name, 0.0) + part.weights[name]
+        if came:
+            assert self.own is not None
+            updates = [_means(part) for part in came]
+            for name, array in self.own.aggregate(updates, [part.weight for part in came]).items():
+                whole.arrays[f"model/{name}"] = array * whole.weights[f"model/{name}"]
+        return whole
+
+    def step(self, state: State, update: Arrays, total: Total, round: int, share: float) -> Arrays:
+        """Model, optimizer and what methods keep, after a step along the mean update. share: of all
+        sites' weight."""
+        kept: Arrays = {}
+        for method in self.all:
+            own = {
+                n.removeprefix(f"{method.prefix}/"): a
+                for n, a in state.arrays.items()
+                if n.startswith(f"{method.prefix}/")
+            }
+            weight = lambda name: total.weights.get(name, 0.0)  # noqa: E731
+            facts = Round(round, own, total.mean, weight, share, self.training.sites)
+            update, new = method.combine(facts, update)
+            kept |= {method.named(name): array for name, array in new.items()}
+        return self.training.move(state, update, round) | kept
+
+
+def _answered(state: State) -> int:
+    """Groups that have answered in this round."""
+    return len(state.values.get("told") or [])
+
+
+def _alone(site: int, answer: Contribution) -> Total:
+    total = Total()
+    total.add(site, answer)
+    return total
+
+
+def _part(state: State, number: int) -> Total:
+    facts, prefix = state.values["told"][number], f"{TOLD}{number}/"
+    arrays = {n.removeprefix(prefix): a for n, a in state.arrays.items() if n.startswith(prefix)}
+    failed = {int(site): code for site, code in facts["failed"].items()}
+    return Total(arrays, dict(facts["weights"]), facts["weight"], list(facts["sites"]), failed)
+
+
+def _means(part: Total) -> Arrays:
+    return {n.removeprefix("model/"): part.mean(n) for n in part.arrays if n.startswith("model/")}
+
+
+def _require_possible(own: Method, training: Training) -> None:
+    """Refuse a method of a plan with what it does not go with, and say the way out."""
+    mechanism, kind = training.mechanism, type(own)
+    if training.task != "train":
+        raise PlanError(
+            f"{own.key} is carried out by task = 'train', and the plan asks '{training.task}'; "
+            "leave one of them out"
+        )
+    if not mechanism.with_methods:
+        raise PlanError(f"{own.key}: {mechanism.key} is a method by itself; leave one of them out")
+    if mechanism.on and (kind.answer is not Method.answer or own.asks == "gather"):
+        raise PlanError(
+            f"{own.key} is told more than a sum of updates, and {mechanism.key} protects nothing "
+            "else; leave one of them out"
+        )
+    if mechanism.per_example and (kind.loss is not Method.loss or not own.post_processing):
+        raise PlanError(
+            f"{own.key} with {mechanism.key}: gradients are clipped and noised one by one for the "
+            "plan's own loss, and the method uses a site's data otherwise; use "
+            "privacy.mechanism = 'central', or a method that says post_processing = True"
+        )
+    if own.asks == "gather" and training.sum.masked:
+        raise PlanError(
+            f"{own.key} must see every site's own update, which masked sums hide; sums over groups "
+            "can be masked: method.name = 'geometric-median'"
+        )
+    if own.asks == "groups":
+        _require_groups(own, training)
+    if own.asks != "sum" and training.levels is not None:
+        raise PlanError(f"{own.key} with trainable.level: unlike updates cannot be compared")
+    own.check(training)
+
+
+def _require_groups(own: Method, training: Training) -> None:
+    size, choice = getattr(own, "group", 1), training.participation
+    if training.sites < 2 * size:
+        raise PlanError(
+            f"method.group = {size} needs at least {2 * size} sites for two groups; there are "
+            f"{training.sites}"
+        )
+    if training.sum.masked and size < training.sum.minimum:
+        raise PlanError(
+            f"method.group = {size} is below sum.minimum = {training.sum.minimum}: no masked sum "
+            "of so few sites is told; raise method.group, or lower sum.minimum"
+        )
+    if training.sum.masked and choice.kind != "all" and not training.sum.changes:
+        raise PlanError(
+            f"{own.key} with masked sums needs participation.kind = 'all': groups that change from "
+            "round to round differ by single sites (or agree to that: sum.changes = true)"
+        )

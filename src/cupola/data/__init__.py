@@ -35,6 +35,7 @@ from cupola.data.partition import (
     partition,
 )
 from cupola.data.site_picture import holdings, picture
+from cupola.data.stored_rows import Reader, Rows, first_unusable
 from cupola.data.transform import Transforms, transforms
 
 __all__ = [
@@ -51,7 +52,9 @@ __all__ = [
     "Partition",
     "Pooled",
     "Quantity",
+    "Reader",
     "Remote",
+    "Rows",
     "SiteData",
     "Source",
     "Transform",
@@ -60,6 +63,7 @@ __all__ = [
     "dataset",
     "describe",
     "fetch",
+    "first_unusable",
     "holdings",
     "load",
     "loaders",

@@ -18,6 +18,7 @@ from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
 from cupola.data.lazy import Owners
 from cupola.data.partition import partition
+from cupola.data.stored_rows import Rows, first_unusable
 from cupola.data.transform import check_images, copy_steps, transforms
 from cupola.errors import DataError, PlanError
 from cupola.federation.program import Program
@@ -102,6 +103,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
         tokens=data.vocabulary,
+        precision=plan.precision,
+        device_noise=plan.device_noise,
     )
     return partly(whole, plan.trainable, plan.seed)
 
@@ -152,12 +155,12 @@ class CheckedHost(TrainingHost):
         for part in ("train", "validation", "test"):
             rows: Dataset = getattr(held, part)
             for what, values in (("inputs", rows.x), ("targets", rows.y)):
-                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                    wrong = (~torch.isfinite(values.reshape(len(values), -1))).any(1)
+                # Inputs in files are checked once, when they are loaded: not for every question.
+                wrong = None if isinstance(values, Rows) else first_unusable(values)
+                if wrong is not None:
                     raise DataError(
                         f"site {site} ({self.sites.site_name(site)}): {part} {what} hold NaN or "
-                        f"infinity, first in row {int(wrong.nonzero()[0])}; correct these rows "
-                        "or leave them out"
+                        f"infinity, first in row {wrong}; correct these rows or leave them out"
                     )
         return held
 
@@ -215,7 +218,8 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if ask is not None and sites and not possible(sites, ask.question):
         raise PlanError(
             f"engine.mode = '{mode}': sites cannot be computed together in this form here (random "
-            "or batch-dependent layers, or an unsupported choice); use 'auto'"
+            "or batch-dependent layers, inputs that stay in their files, or an unsupported "
+            "choice); use 'auto'"
         )
 
 

@@ -157,7 +157,10 @@ def _descended(
     augment = augmentation(site, question, mechanism.privacy)
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
-    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
+    batches = work.batches
+    if local.work != "gradient":  # all that a site has is not to be in memory at once
+        space.soon(site.data.train, batches)
+    for step, (index, alpha) in enumerate(zip(batches, coefficients), 1):
         grads = gradient(index, augment)
         for correct in corrections:
             correct(grads)
@@ -213,7 +216,9 @@ def gradient_of(
     if in_one or loss is not None or not space.loss_is_per_sample(data):
         return space.gradient(*space.batch(data, torch.from_numpy(index), augment), loss)
     total: list[Tensor] = []
-    for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
+    parts = np.array_split(index, -(-len(index) // MICRO_BATCH))
+    space.soon(data, parts)
+    for part in parts:
         grads = space.gradient(*space.batch(data, torch.from_numpy(part), augment))
         share = len(part) / len(index)
         if total:

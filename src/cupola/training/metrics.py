@@ -96,8 +96,10 @@ def _batches(
     parts: list[tuple[Tensor, Tensor]] = []
     held = 0
     for dataset in data:
-        for start in range(0, len(dataset), size):
-            parts.append(space.batch(dataset, slice(start, start + size)))
+        slices = [slice(start, start + size) for start in range(0, len(dataset), size)]
+        space.soon(dataset, slices)
+        for part in slices:
+            parts.append(space.batch(dataset, part))
             held += len(parts[-1][0])
             if held >= size:
                 yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

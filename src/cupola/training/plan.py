@@ -31,6 +31,7 @@ from cupola.training.choices import (
     Trainable,
 )
 from cupola.training.personalise.personal_choices import Personalise, require_tellable
+from cupola.training.precision import Precision
 from cupola.training.transforms import AnyTransform
 
 
@@ -103,13 +104,14 @@ class Plan(PlanHeader):
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
-        "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "dtype", "twin",
+        "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "device_noise",
+        "dtype", "precision", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
         "participation", "evaluation", "privacy", "sum", "transforms", "engine", "track", "link",
         "personalise", "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = (
-        "engine", "track", "device", "twin", "checkpoint_seconds",
+        "engine", "track", "device", "device_noise", "twin", "checkpoint_seconds",
     )  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "privacy.noise": "privacy.noise_multiplier",
@@ -123,7 +125,9 @@ class Plan(PlanHeader):
     method: MethodChoice | None = None
     task: Annotated[str, Field(pattern=r"^(train|[\w.]+:\w+)$")] = "train"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
+    device_noise: bool = False
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "full"
     twin: bool = False
     data: Data
     model: Model
@@ -175,6 +179,13 @@ class Plan(PlanHeader):
         _checked(self, plan_names.check_copies)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
+        if self.dtype == "float64" and self.precision != "full":
+            raise ValueError(f"precision = '{self.precision}' is for dtype = 'float32'")
+        if self.device_noise and self.device in ("cpu", "mps"):
+            raise ValueError(
+                "device_noise draws noise on a CUDA device (the CPU draws its own, MPS has no "
+                f"float64); device = '{self.device}' has none: leave device_noise out"
+            )
         if self.personalise is not None:
             require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self

@@ -20,6 +20,7 @@ from cupola.data.dataset import Dataset
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
 from cupola.federation.site import SiteContext
+from cupola.privacy.device_noise import add_noise_on, device_generator
 from cupola.privacy.events import Event, SampledGaussian
 from cupola.privacy.noise import Source, add_noise, source
 from cupola.privacy.persample.clipping import PerSample
@@ -134,6 +135,11 @@ class PrivateGradient:
         n = len(site.data.train)
         self.expected = sampling_rate(n, turn.local) * n
         self.random: Source = source(site.secret_seed, "privacy noise", self.round, site.index)
+        self.there: torch.Generator | None = None
+        seed, device = site.secret_seed, self.space.device
+        elsewhere = device.type not in ("cpu", "mps")  # MPS has no float64
+        if self.space.problem.device_noise and elsewhere and seed is not None:
+            self.there = device_generator(device, seed, "noise", self.round, site.index)
         self.engine = per_sample(self.space)
         self.canary = site.canary
 
@@ -150,6 +156,10 @@ class PrivateGradient:
         for mark in marks:
             (own,), _ = clipped_update([mark], self.privacy)
             flat += own
+        if self.there is not None:
+            bound = clip * (1 + ROUNDING)
+            there = add_noise_on(flat, bound, noise, self.there) / self.expected
+            return self.space.split(there.to(self.space.flat))
         noised = noised_mean(flat.cpu().numpy(), clip, noise, self.expected, self.random)
         return self.space.split(torch.from_numpy(noised).to(self.space.flat))
 

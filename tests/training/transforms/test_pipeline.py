@@ -24,6 +24,9 @@ from cupola.training.choices import Sum
 from cupola.training.frozen import partly
 from cupola.training.local import train
 from cupola.training.mechanisms.coordinator import flat_total, joined
+from cupola.training.methods.feddyn import FedDyn
+from cupola.training.methods.geometric_median import GeometricMedian
+from cupola.training.methods.trimmed_mean import TrimmedMean
 from cupola.training.plan_check import deviation
 from cupola.training.transforms import Quantise, Sparsify, TopK, Transform
 from cupola.training.transforms.pipeline import RANGE, parts_of, unpacked_total
@@ -355,3 +358,19 @@ def test_a_site_alone_packs_what_the_coordinator_opens():
     whole = train(here, plain)
     order = [f"model/{n}" for n in NAMES]
     assert joined([whole.arrays[n] for n in order]) == pytest.approx(sent.arrays["packed/0"])
+
+
+@pytest.mark.parametrize(
+    ("method", "masked"),
+    [(TrimmedMean(trim=0.2), False), (GeometricMedian(group=3), True), (FedDyn(), True)],
+)
+def test_methods_see_updates_without_their_transforms(method, masked):
+    """Those of single sites, of groups and of all."""
+    choices = {"sizes": (20,) * 6, "local": UNIFORM, "rounds": 4, "method": method}
+    choices |= {"sum": MASKED} if masked else {}
+    run = small.run_masked if masked else small.run
+    plain, coarse = ended((), run, **choices), ended(FINE, run, **choices)
+    first = model(training((), **choices)[0].start())
+    assert np.linalg.norm(coarse - plain) < 0.45 * np.linalg.norm(plain - first)
+    program, data = training([Quantise(bits=8)], **choices)
+    assert RANGE in run(program, data).arrays

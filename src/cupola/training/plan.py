@@ -175,6 +175,11 @@ class Plan(PlanHeader):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        if self.transforms and self.engine.mode not in ("auto", "one-by-one"):
+            raise ValueError(
+                f"engine.mode = '{self.engine.mode}' adds up sites before they answer; transforms "
+                "are of every site's own update: use 'auto'"
+            )
         check_changes(self)
         _checked(self, plan_names.check_copies)
         if self.device == "mps" and self.dtype == "float64":

@@ -48,10 +48,12 @@ BASE: dict[str, Any] = {
 MASKED = ("sum.kind=masked", "sum.bits=32")
 SEVEN = "{kind='quantise',bits=7,download=8}"
 FOUR = "{kind='sparsify',share=0.85},{kind='quantise',bits=5,download=8}"
+FINER = "{kind='sparsify',share=0.6},{kind='quantise',bits=6,download=8}"
 ROWS = {
     "plain, float32": (),
     "masked, 7 bits": (*MASKED, f"transforms=[{SEVEN}]"),
     "masked, 4 bits": (*MASKED, f"transforms=[{FOUR}]"),
+    "masked, 4 bits, six of ten": (*MASKED, f"transforms=[{FINER}]"),
     "plain, largest 2 %": ("transforms=[{kind='top-k',share=0.02}]",),
     "masked, random tenth": (*MASKED, "transforms=[{kind='sparsify',share=0.1}]"),
     "masked, 32 bits": MASKED,

@@ -36,7 +36,7 @@ LAYERS = {
     "cupola.data": "Data sets, partitions, transforms.",
     "cupola.engines": "In this process, in processes, over Ray: how questions reach sites.",
     "cupola.federation": "Sites, tasks, sum and gather, ledger.",
-    "cupola.federation.randomness": "Counter-based randomness.",
+    "cupola.base.randomness": "Counter-based randomness.",
     "cupola.errors": "Errors that reach a person.",
 }
 

@@ -21,6 +21,8 @@ ENTRY_POINTS = [
     "cupola.engines.in_process:InProcess",
     "cupola.engines.secure_sums:masked_sums",
     "cupola.federation.program:drive",
+    "cupola.nn:KNConv2d",
+    "cupola.nn:kernel_normalise",
     "cupola.privacy.accounting:epsilon",
     "cupola.report:table",
     "cupola.testing:check_analysis",

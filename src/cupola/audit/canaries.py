@@ -26,12 +26,12 @@ import numpy as np
 import torch
 
 from cupola.audit.replayed_run import Subject, as_tensor, direction, flat, state_of, unit
+from cupola.base.randomness import derive
 from cupola.data.dataset import Dataset, SiteData
 from cupola.data.stored_rows import blocks
 from cupola.errors import CupolaError, FederationError
 from cupola.federation.federation import Total
 from cupola.federation.message import Contribution, Question
-from cupola.federation.randomness import derive
 from cupola.federation.site import SiteContext
 from cupola.privacy.persample.clipping import PerSample
 from cupola.secure.wrapped_question import layout_of

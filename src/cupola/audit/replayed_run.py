@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_json
+from cupola.base.randomness import generator
 from cupola.data.dataset import SiteData
 from cupola.errors import CupolaError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.program import State
-from cupola.federation.randomness import generator
 from cupola.federation.site import SiteContext, StateStore
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event

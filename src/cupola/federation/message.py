@@ -199,7 +199,7 @@ def _spec_fields(spec: Spec) -> list[Any]:
 
 def _spec(
     shape: list[int],
-    kind: str,
+    kind: str = "float",
     bound: float | None = None,
     bits: int = 64,
     code: list[Any] | None = None,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cupola.federation.randomness import philox
+from cupola.base.randomness import philox
 
 VERSION = b"cupola frozen tensor 1"  # part of every key: another way of drawing gets another number
 PIECE = 1 << 16  # numbers made at a time: they stay in the cache

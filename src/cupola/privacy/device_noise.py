@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cupola.federation.randomness import derive
+from cupola.base.randomness import derive
 from cupola.privacy.noise import grid, noise_scale
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cupola.base.randomness import generator
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 from cupola.sweep.search_space import Over, grid
 
 Tried = tuple[Mapping[str, Any], Sequence[float] | None]  # settings, and values if it has any

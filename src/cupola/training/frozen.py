@@ -31,10 +31,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from cupola.base.randomness import derive, uniforms
 from cupola.base.suggest import suggest
 from cupola.errors import FederationError, PlanError
 from cupola.federation.message import Arrays
-from cupola.federation.randomness import derive, uniforms
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.regenerate import checksum, constant, deviation, values
 from cupola.nn.reprogram import INSTALLED, Adapted

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.randomness import derive
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Contribution, Declined, Question
-from cupola.federation.randomness import derive
 from cupola.federation.site import Charge, Partial, SiteContext, task
 from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy

@@ -114,6 +114,7 @@ class Plan(PlanHeader):
         "engine", "track", "device", "device_noise", "twin", "checkpoint_seconds",
     )  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
+        "model.always_drop": "model.kernel_evaluation",
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",
     }

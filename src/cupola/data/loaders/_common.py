@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 SPLIT_SEED = 0  # public test sets that Cupola cuts itself are the same for everybody
 

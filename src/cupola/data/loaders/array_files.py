@@ -99,7 +99,7 @@ class ArrayFile:
 
     def _raw(self, places: np.ndarray) -> np.ndarray:
         made = np.empty((len(places), *self._inner), self._stored)
-        bytes_of = memoryview(made.reshape(-1).view(np.uint8))
+        bytes_of = memoryview(made.reshape(-1).view(np.uint8).data)
         breaks = np.flatnonzero(np.diff(places) != 1) + 1
         for start, stop in itertools.pairwise([0, *breaks.tolist(), len(places)]):
             part = bytes_of[start * self._each : stop * self._each]

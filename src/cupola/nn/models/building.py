@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from cupola.base.randomness import derive
 from cupola.base.registry import Registry
 from cupola.errors import PlanError
-from cupola.federation.randomness import derive
 
 _MODELS: Registry[Any] = Registry("model")
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.base.randomness import permutation
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question
 from cupola.federation.program import Ask, Reply, State
-from cupola.federation.randomness import permutation
 from cupola.training.methods import methods_of, told_of
 from cupola.training.methods.base import Method, Round
 
@@ -135,10 +135,13 @@ class Methods:
                 whole.arrays[f"model/{name}"] = array * whole.weights[f"model/{name}"]
         return whole
 
-    def step(self, state: State, update: Arrays, total: Total, round: int, share: float) -> Arrays:
-        """Model, optimizer and what methods keep, after a step along the mean update. share: of all
-        sites' weight."""
+    def step(
+        self, state: State, update: Arrays, total: Total | None, round: int, share: float
+    ) -> Arrays:
+        """Model, optimizer and what methods keep, after a step along the mean update. total: that
+        it is of, if methods may see it. share: of all sites' weight."""
         kept: Arrays = {}
+        total = Total() if total is None else total
         for method in self.all:
             own = {
                 n.removeprefix(f"{method.prefix}/"): a

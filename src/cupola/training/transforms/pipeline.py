@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
+from cupola.base.randomness import derive
 from cupola.errors import FederationError, PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
-from cupola.federation.randomness import derive
 from cupola.training.frozen import frozen_names
 from cupola.training.mechanisms import mechanism_for
 from cupola.training.transforms import transform

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cupola.federation.randomness import generator
+from cupola.base.randomness import generator
 
 Vector = NDArray[np.float64]
 

@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from cupola.base.randomness import generator
 from cupola.federation.message import Spec
-from cupola.federation.randomness import generator
 from cupola.training.transforms.base import Transform, Vector, Way
 
 Share = Annotated[float, Field(gt=0, le=1)]

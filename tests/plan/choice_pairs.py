@@ -160,6 +160,15 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "twin": ("twin=true",),
         "own task": ("task=choice_pairs:half",),
     },
+    "transforms": {
+        "quantise": ("transforms=[{kind='quantise',bits=7}]",),
+        "both ways": ("transforms=[{kind='quantise',bits=10,download=8}]",),
+        "a random part": ("transforms=[{kind='sparsify',share=0.3}]",),
+        "a part, quantised": ("transforms=[{kind='sparsify',share=0.5,feedback=false},"
+                              "{kind='quantise',bits=8}]",),
+        "top-k": ("transforms=[{kind='top-k',share=0.1}]",),
+        "top-k, forgetful": ("transforms=[{kind='top-k',share=0.1,feedback=false}]",),
+    },
     "engine": {
         "one by one": ("engine.mode=one-by-one", "engine.workers=2"),
         "stacked": ("engine.mode=stacked",),

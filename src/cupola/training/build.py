@@ -218,6 +218,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         evaluation=plan.evaluation,
         privacy=resolved(plan, of),
         sum=plan.sum,
+        transforms=plan.transforms,
         method=own_method(plan),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),

@@ -193,10 +193,15 @@ def _sum(sums: Mapping[str, Any] | None) -> str:
     """How contributions are added."""
     if sums is None:
         return "[bold]sum       [/] plain: nothing hides an answer from the coordinator"
+    numbers = (
+        f"modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
+        f"errs by at most {sums['error']:.2g}"
+    )
+    if sums["transforms"] and not sums["fraction"]:
+        numbers = f"as small integers in words modulo 2^{sums['bits']}: their total is exact"
     return (
         f"[bold]sum       [/] masked, by {sums['protocol']}, at least {sums['minimum']} sites; "
-        f"parameters modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
-        f"errs by at most {sums['error']:.2g}"
+        f"parameters {numbers}"
     )
 
 

@@ -33,6 +33,7 @@ from cupola.training.choices import (
 )
 from cupola.training.personalise.personal_choices import Personalise, require_tellable
 from cupola.training.precision import Precision
+from cupola.training.transforms import AnyTransform
 
 
 class Named(BaseModel):
@@ -100,15 +101,15 @@ _ALTERNATIVES = ({"factor", "damping"},)  # of what a recipe sets, the user's ch
 class Plan(PlanHeader):
     """One training experiment. Unknown keys are refused.
 
-    twin: also run the centralised twin.
+    twin: also run the centralised twin. transforms: what is done to an update on its way, in order.
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
         "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "device_noise",
         "dtype", "precision", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "engine", "track", "link", "personalise",
-        "seeds",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "track", "link",
+        "personalise", "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = (
         "engine", "track", "device", "device_noise", "twin", "checkpoint_seconds",
@@ -139,6 +140,7 @@ class Plan(PlanHeader):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     privacy: Privacy = Privacy()
+    transforms: tuple[AnyTransform, ...] = ()
     link: Link = Link()
     personalise: Personalise | None = None
 
@@ -175,6 +177,11 @@ class Plan(PlanHeader):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        if self.transforms and self.engine.mode not in ("auto", "one-by-one"):
+            raise ValueError(
+                f"engine.mode = '{self.engine.mode}' adds up sites before they answer; transforms "
+                "are of every site's own update: use 'auto'"
+            )
         check_changes(self)
         _checked(self, plan_names.check_copies)
         _checked(self.evaluation, plan_names.check_metrics)
@@ -191,6 +198,12 @@ class Plan(PlanHeader):
         if self.personalise is not None:
             require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
+
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        found = super().to_dict(lasting=lasting)
+        if not self.transforms:  # plans without any are what they were before there were some
+            found.pop("transforms", None)
+        return found
 
     def adaptation(self) -> Plan:
         """The plan by which groups train: the same with other rounds, and what `adapt` changes."""

@@ -7,7 +7,7 @@ random groups are asked one after the other; what has been told of a round waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,12 @@ TOLD = "told/"  # before the arrays of groups that have answered in this round
 
 
 class Methods:
-    """All methods of one training."""
+    """All methods of one training. undone: takes the plan's transforms off a total."""
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
+    def __init__(
+        self, training: Training, undone: Callable[[Total, Training, State, int], Total]
+    ) -> None:
+        self.training, self._undone = training, undone
         self.all = methods_of(training.local, training.method)
         self.own = training.method
         self.stay: frozenset[str] = frozenset()
@@ -124,16 +126,23 @@ class Methods:
         """All of a round's answers as one total, and the state without what was waiting."""
         if self.asks == "sum":
             assert isinstance(reply, Total)
-            return state, reply
+            return state, self._unpacked(reply, state)
         if self.asks == "gather":
             assert isinstance(reply, dict)
-            return state, self._aggregated([_alone(s, c) for s, c in reply.items()])
+            return state, self._aggregated(
+                [self._unpacked(_alone(s, c), state) for s, c in reply.items()]
+            )
         assert isinstance(reply, Total)
         state = self.waiting(state, reply)
-        parts = [_part(state, number) for number in range(_answered(state))]
+        parts = [self._unpacked(_part(state, i), state) for i in range(_answered(state))]
         arrays = {n: a for n, a in state.arrays.items() if not n.startswith(TOLD)}
         values = {name: value for name, value in state.values.items() if name != "told"}
         return State(state.step - 1, arrays, values), self._aggregated(parts)
+
+    def _unpacked(self, total: Total, state: State) -> Total:
+        """A round's total, or the part of a site or group, as if nothing had been transformed."""
+        round = self.training.training_round(state.values["round"] + 1)
+        return self._undone(total, self.training, state, round)
 
     def _aggregated(self, parts: Sequence[Total]) -> Total:
         """One total whose mean is what the method makes of the parts' means."""

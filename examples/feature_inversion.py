@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 import cupola
+from cupola.base.randomness import torch_generator
 from cupola.errors import CupolaError
-from cupola.federation.randomness import torch_generator
 from cupola.training.build import federated_data
 from cupola.training.personalise.layers import ACTIVATIONS, find_layers, watching
 

@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import cupola
+from cupola.base.randomness import permutation
 from cupola.data import Dirichlet, load, partition
-from cupola.federation.randomness import permutation
 from cupola.nn import build
 
 ROUNDS, SITES, SEED = 3, 5, 1

@@ -21,8 +21,8 @@ import torch
 from matplotlib.figure import Figure
 
 import cupola
+from cupola.base.randomness import torch_generator
 from cupola.errors import DataError
-from cupola.federation.randomness import torch_generator
 from cupola.training.build import federated_data, problem
 
 SAMPLES = 500  # of the test data, the first ones

@@ -18,7 +18,7 @@ from meta import SCENARIOS, cohorts
 
 from cupola.association.bed import COPIES, MISSING, Bed, unpacked, write_bed
 from cupola.association.files import read_variants
-from cupola.federation.randomness import generator
+from cupola.base.randomness import generator
 
 OWN = ("AGE", "SEX", "BMI", "SMOKE")
 COMPONENTS = tuple(f"PC{i}" for i in range(1, 11))

@@ -36,8 +36,8 @@ from cupola.association import read_variants, results
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.bed import COPIES, unpacked
 from cupola.association.plan import StudyPlan
+from cupola.base.randomness import generator
 from cupola.federation import Ledger, drive
-from cupola.federation.randomness import generator
 
 MANY = (2, 4, 10, 14)
 #: Limits of a study, by the table's name for them; and its iterations.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cupola.association.bed import MAGIC
-from cupola.federation.randomness import generator
+from cupola.base.randomness import generator
 
 COVARIATES = ("AGE", "SEX", "SMOKE", "PACKYEARS")
 _BLOCK = 500  # variants at a time; every first of them has an effect

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cupola.nn.kernelnorm import KernelNorm2d, KNConv2d
 from cupola.nn.losses import Loss, find_loss
 from cupola.nn.module_probe import SEED, sandbox
 from cupola.nn.module_properties import loss_is_batch_dependent, properties
@@ -78,6 +79,10 @@ def _layers() -> list[tuple[str, Callable[[], nn.Module], tuple[int, ...]]]:
         ("LayerNorm", lambda: nn.LayerNorm(8), _FLAT),
         ("RMSNorm", lambda: nn.RMSNorm(8), _FLAT),
         ("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), _IMAGE),
+        ("KNConv2d, dropout .05", lambda: KNConv2d(4, 3, 3), _IMAGE),
+        ("KNConv2d, no dropout", lambda: KNConv2d(4, 3, 3, dropout=0.0), _IMAGE),
+        ("KernelNorm2d, dropout .1", lambda: KernelNorm2d(3), _IMAGE),
+        ("KernelNorm2d, no dropout", lambda: KernelNorm2d(3, dropout=0.0), _IMAGE),
         ("LocalResponseNorm", lambda: nn.LocalResponseNorm(3), _IMAGE),
         ("BatchNorm1d", lambda: nn.BatchNorm1d(8), _FLAT),
         ("BatchNorm2d", lambda: nn.BatchNorm2d(4), _IMAGE),

@@ -319,7 +319,17 @@ def test_pacs(tmp_path: Path) -> None:
 
 def test_missing_files_say_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPOLA_DATA", str(tmp_path))
-    ready = {"csv", "npz", "image_folder", "digits", "breast_cancer", "diabetes", "synthetic"}
+    ready = {
+        "csv",
+        "npz",
+        "npy",
+        "parquet",
+        "image_folder",
+        "digits",
+        "breast_cancer",
+        "diabetes",
+        "synthetic",
+    }
     ready.add("elsewhere")  # it has no files
     for name in set(names()) - ready:
         if name == "fashion_mnist" and Path("/usr/share/datasets/fashion-mnist").exists():

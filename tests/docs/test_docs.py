@@ -105,6 +105,17 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         load(text)
 
 
+@pytest.mark.parametrize("name", ["pieces", "python"])
+def test_blocks_that_say_so_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as somebody would who reads the page."""
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    found = _FENCE.findall((ROOT / "docs" / f"{name}.md").read_text("utf-8"))
+    known: dict[str, Any] = {"__name__": "page"}
+    ran = [exec(compile(text, name, "exec"), known) for _, note, text in found if note == "run"]
+    assert ran
+
+
 @pytest.mark.parametrize(("note", "text"), blocks("python"))
 def test_python_blocks_compile(note: str, text: str) -> None:  # noqa: ARG001
     compile(text, "documentation", "exec")

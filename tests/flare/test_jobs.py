@@ -332,7 +332,8 @@ def test_a_plan_runs_no_code_at_the_coordinator(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("csv", "path"), ("npz", "path"), ("image_folder", "folder")]
+    ("name", "key"),
+    [("csv", "path"), ("npz", "path"), ("image_folder", "folder"), ("npy", "folder")],
 )
 def test_data_at_the_coordinator_come_from_its_public_folder(tmp_path, name, key):
     given = {"name": name, key: "/etc/passwd", "partition": {"kind": "iid", "sites": 3}}

@@ -11,7 +11,7 @@ from torch import nn
 from cupola.errors import PlanError
 from cupola.nn import build, properties
 from cupola.nn.kernelnorm import KernelNorm, KNConv
-from cupola.nn.models import building
+from cupola.nn.models import building, convnext
 from cupola.nn.normalisation import LocalContextNorm, Norm, PositionalNorm, norm
 
 SMALL, LARGE, KERNEL = (3, 32, 32), (3, 224, 224), {"norm": "kernel"}
@@ -92,16 +92,90 @@ def test_every_model_takes_every_norm(name, kind):
 def test_kernel_options_reach_the_layers():
     module = build(
         "resnet9", (3, 16, 16), 10, 0, norm="kernel", kernel_dropout=0.2, last_dropout=0.3,
-        always_drop=True,
+        kernel_evaluation="random",
     )  # fmt: skip
     layers = [m for m in module.modules() if isinstance(m, KNConv | KernelNorm)]
     assert [m.dropout for m in layers] == [0.2] * 8 + [0.3]
-    assert all(m.always and m.random for m in module.eval().modules() if m in layers)
+    assert all(m.random for m in module.eval().modules() if m in layers)
     # The same model without draws: the same function in training and evaluation.
     calm = build("resnet9", (3, 16, 16), 10, 0, norm="kernel", kernel_dropout=0, last_dropout=0)
     x = torch.rand(2, 3, 16, 16)
     assert torch.equal(calm.train()(x), calm.eval()(x))
     assert torch.equal(calm[0].weight, module[0].weight)
+
+
+def test_what_was_a_switch_is_still_taken():
+    """Plans with `always_drop` come here with its value."""
+    for value, meant in ((True, "random"), (False, "off"), ("expected", "expected")):
+        module = build("vgg6", (3, 8, 8), 10, 0, norm="kernel", width=2, kernel_evaluation=value)
+        assert module[0].evaluation == meant
+
+
+def test_group_norm_by_size_or_number_in_every_network():
+    divisible = [name for name in ANY if not name.endswith("knresnet50")]  # it has 201 channels
+    for name in [*divisible, "mobilenet_v2", "crop_resnet18"]:
+        with torch.device("meta"):
+            make = building._MODELS.find(name)
+            counts = [
+                {m.num_groups for m in module.modules() if isinstance(m, nn.GroupNorm)}
+                for module in (
+                    make((3, 64, 64), 7, norm="group", groups=4),
+                    make((3, 64, 64), 7, norm="group", group_size=1),
+                )
+            ]
+        assert counts[0] == {4}, name
+        assert min(counts[1]) > 4, name
+    with pytest.raises(PlanError, match=r"group_size = 8 and model\.groups = 2 both"):
+        build("vgg6", SMALL, 10, 0, norm="group", group_size=8, groups=2)
+
+
+def test_widths():
+    counts = {
+        name: [
+            sum(p.numel() for p in build(name, SMALL, 10, 0, **options).parameters())
+            for options in ({}, {"width": 64}, {"width": 16})
+        ]
+        for name in ("vgg6", "vgg11", "resnet8", "resnet9", "knresnet13", "crop_resnet18")
+    }
+    for usual, same, narrow in counts.values():
+        assert usual == same
+        assert 14 < usual / narrow < 17
+    module = build("resnet8", SMALL, 10, 0, norm="kernel", width=16)
+    assert [m.out_channels for m in module.modules() if isinstance(m, KNConv)][::3] == [16, 32, 64]
+
+
+def test_published_forms():
+    large = build("preactresnet18", (3, 64, 64), 10, 0, norm="kernel", stem="high")
+    other = build(
+        "preactresnet18", (3, 64, 64), 10, 0, norm="kernel", stem="high", stem_pooling=False
+    )
+    x = torch.rand(1, 3, 64, 64)
+    assert isinstance(large[1], nn.MaxPool2d)
+    assert other[1](other[0](x)).shape[-1] == 2 * large[2](large[1](large[0](x))).shape[-1]
+    biases = [
+        build("knresnet18", (3, 16, 16), 10, 0, init=init)[-1].bias for init in ("he", "he-zero")
+    ]
+    assert biases[0].abs().sum() > 0
+    assert biases[1].abs().sum() == 0
+
+
+def test_stochastic_depth_leaves_blocks_out():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block = convnext._Block(4, 0.5)
+        block.scale.weight.data.fill_(1.0)
+        x = torch.rand(200, 4, 3, 3)
+        whole = block.eval()(x) - x
+        change = (block.train()(x) - x).flatten(1)
+    kept = change.abs().sum(1) > 0
+    assert 60 < int(kept.sum()) < 140
+    torch.testing.assert_close(change[kept], 2 * whole.flatten(1)[kept])
+    shares = [
+        block.left_out.p if block.left_out else 0.0
+        for block in build("convnext_tiny", (3, 32, 32), 10, 0, stochastic_depth=0.17)
+        if isinstance(block, convnext._Block)
+    ]
+    assert shares == pytest.approx([i / 100 for i in range(18)])
 
 
 def test_check_tells_norms_apart():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import kernelnorm_reference as reference
 import pytest
@@ -33,18 +34,25 @@ def cases(draw):
     """A layer's options, and an input that fits."""
     rank = draw(st.integers(1, 3))
     each = lambda low, high: tuple(draw(st.integers(low, high)) for _ in range(rank))  # noqa: E731
-    kernel, stride = each(1, 3), each(1, 3)
+    kernel, stride, dilation = each(1, 3), each(1, 3), each(1, draw(st.integers(1, 3)))
     pairs = tuple(zip(each(0, 2), each(0, 2)))
     if draw(st.booleans()):
         pairs = tuple((a, a) for a, _ in pairs)
     groups = draw(st.sampled_from([1, 1, 2, 3]))
+    mode = draw(st.sampled_from(["zeros", "zeros", "reflect", "replicate", "circular"]))
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
+    least = [
+        max(1, span - sum(p), 0 if mode == "zeros" else max(p) + 1) for span, p in zip(spans, pairs)
+    ]
     return {
         "rank": rank, "kernel": kernel, "stride": stride, "padding": pairs, "groups": groups,
-        "sizes": tuple(max(1, k - sum(p)) + e for k, p, e in zip(kernel, pairs, each(0, 3))),
+        "dilation": dilation, "mode": mode,
+        "sizes": tuple(a + b for a, b in zip(least, each(0, 3))),
         "channels": groups * draw(st.integers(1, 3)), "outputs": groups * draw(st.integers(1, 2)),
         "bias": draw(st.booleans()), "dropout": draw(st.sampled_from([0.0, 0.05, 0.5])),
         "dtype": draw(st.sampled_from([torch.float64, torch.float64, torch.float32])),
         "seed": draw(st.integers(0, 2**31)), "last": draw(st.booleans()),
+        "expected": draw(st.booleans()),
     }  # fmt: skip
 
 
@@ -83,23 +91,24 @@ def test_convolutions_equal_the_reference(case):
     p = case["dropout"]
     layer = CONV[case["rank"]](
         case["channels"], case["outputs"], case["kernel"], case["stride"], case["padding"],
-        groups=case["groups"], bias=case["bias"],
-    ).to(case["dtype"])  # fmt: skip
+        case["dilation"], case["groups"], case["bias"], case["mode"], dtype=case["dtype"],
+    )  # fmt: skip
     layer.dropout = p
     with torch.no_grad():
         for t in layer.parameters():
             t.copy_(noise(t.shape, case, 1))
     x = laid_out(noise((2, case["channels"], *case["sizes"]), case), case).requires_grad_()
     inputs = [x, *layer.parameters()]
-    drop = noise(x.shape, case, 3).abs() < 0.7 * p if p else None
+    drop = None
+    if p and not case["expected"]:
+        shape = layer.surrounded(x).shape if case["mode"] != "zeros" else x.shape
+        drop = noise(shape, case, 3).abs() < 0.7 * p
     out, _, scale = layer.masked(x, drop)
     largest = float(scale.detach().max())
     exact = [t.detach().double().requires_grad_() for t in inputs]
     x, weight, *bias = exact
     keep = None if drop is None else (~drop).double()
-    expected = reference.kn_conv(
-        x, weight, *(bias or [None]), keep, case["stride"], case["padding"], case["groups"], p
-    )
+    expected = reference.kn_conv(x, weight, *(bias or [None]), keep, case)
     close([out], [expected], case["dtype"], largest)
     close(gradients(out, inputs, case), gradients(expected, exact, case), case["dtype"], largest)
 
@@ -109,8 +118,9 @@ def test_convolutions_equal_the_reference(case):
 def test_norms_equal_the_reference(case, per):
     p, drawn = case["dropout"], []
     layer = NORM[case["rank"]](
-        case["kernel"], case["stride"], case["padding"], dropout=p, per=per
-    ).to(case["dtype"])  # fmt: skip
+        case["kernel"], case["stride"], case["padding"], case["dilation"], case["mode"],
+        dropout=p, per=per,
+    ).train(not case["expected"])  # fmt: skip
     x = laid_out(noise((2, case["channels"], *case["sizes"]), case), case).requires_grad_()
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
         torch.default_generator.manual_seed(case["seed"])
@@ -118,15 +128,11 @@ def test_norms_equal_the_reference(case, per):
         patch.setattr(kernelnorm, "drawn", lambda *a: drawn.append(draw(*a)) or drawn[-1])
         out = layer(x)
     exact = x.detach().double().requires_grad_()
-    keep = (~drawn[0]).double() if p else None
+    keep = (~drawn[0]).double() if p and not case["expected"] else None
     if keep is not None and keep.dim() == x.dim():  # single windows: the mask is the input's
         per = "input"
-    expected = reference.kernel_norm(
-        exact, keep, case["kernel"], case["stride"], case["padding"], p, per
-    )
-    largest = reference.largest_scale(
-        exact.detach(), keep, case["kernel"], case["stride"], case["padding"], p, per
-    )
+    expected = reference.kernel_norm(exact, keep, case, per)
+    largest = reference.largest_scale(exact.detach(), keep, case, per)
     close([out], [expected], case["dtype"], largest)
     close(gradients(out, [x], case), gradients(expected, [exact], case), case["dtype"], largest)
 
@@ -238,7 +244,7 @@ def test_dropout_follows_the_generator_and_the_mode():
         before = torch.get_rng_state()
         assert torch.equal(layer(x), layer(x))
         assert torch.equal(torch.get_rng_state(), before)
-        layer.always = True
+        layer.evaluation = "random"
         assert not torch.equal(layer(x), layer(x))
 
 
@@ -303,15 +309,70 @@ def test_draws_under_vmap():
         vmap(grad(loss), (None, 0))(parameters, x)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_export(training):
-    module = model(0.2).train(training)
-    x = torch.rand(3, 2, 4, 4)
-    exported = torch.export.export(module, (x,), strict=False).module()
-    if training:
-        assert not torch.equal(exported(x), exported(x))
-    else:
-        torch.testing.assert_close(exported(x), module(x))
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_arguments_are_those_of_torchs_layers(kind):
+    torchs = inspect.signature([nn.Conv1d, nn.Conv2d, nn.Conv3d][kind - 1]).parameters
+    ours = inspect.signature(CONV[kind]).parameters
+    assert list(ours)[: len(torchs)] == list(torchs)
+    assert all(ours[name].default == p.default for name, p in torchs.items())
+    places = ["kernel_size", "stride", "padding", "dilation", "padding_mode"]
+    assert list(inspect.signature(NORM[kind]).parameters)[:5] == places
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("padding", ["same", "valid", 2])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_windows_lie_where_torchs_convolution_has_them(padding, mode):
+    plain = nn.Conv2d(2, 3, (4, 3), padding=padding, dilation=(1, 2), padding_mode=mode)
+    layer = KNConv2d(2, 3, (4, 3), 1, padding, (1, 2), padding_mode=mode, dropout=0.0)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.rand(2, 2, 9, 8)
+    out, mu, scale = layer.masked(x, None)
+    total = plain.weight.sum((1, 2, 3)).view(-1, 1, 1)
+    bias = plain.bias.view(-1, 1, 1)
+    torch.testing.assert_close((plain(x) - bias - mu * total) * scale + bias, out)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+    assert KernelNorm2d((4, 3), 1, padding, (1, 2), mode)(x[0]).dim() == 3
+
+
+def test_layers_are_made_where_they_are_wanted():
+    layer = KNConv2d(3, 4, 3, device="meta", dtype=torch.float64)
+    assert layer.weight.is_meta
+    assert layer.weight.dtype == layer.bias.dtype == torch.float64
+
+
+def test_evaluation_has_the_statistics_expected_of_the_dropped_copy():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1, 64, 6, 6, dtype=torch.float64, generator=generator)
+    layer = KNConv2d(64, 3, 3, dropout=0.3, dtype=torch.float64).train()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.default_generator.manual_seed(1)
+        scales = [layer.masked(x, layer._drawn(x))[2] for _ in range(400)]
+        drawn = torch.stack(scales).square().reciprocal().mean(0)  # variance + eps
+        layer.eval()
+        found = layer.masked(x, None)[2].square().reciprocal()
+        assert float((found / drawn - 1).abs().max()) < 0.02
+        assert torch.equal(layer(x), layer(x))
+        expected, layer.evaluation = layer(x), "off"
+        plain = KNConv2d(64, 3, 3, dropout=0.0, dtype=torch.float64)
+        plain.load_state_dict(layer.state_dict())
+        assert torch.equal(layer(x), plain(x))
+        assert not torch.allclose(expected, plain(x))
+        plain.dropout, layer.evaluation = 0.3, "random"
+        assert layer.random
+        torch.default_generator.manual_seed(2)
+        random = layer(x)
+        torch.default_generator.manual_seed(2)
+        assert torch.equal(plain.train()(x), random)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.*:DeprecationWarning")
+def test_expected_statistics_have_the_right_derivatives():
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    layer = KNConv2d(2, 3, 2, dilation=2, stride=2, padding=1, dropout=0.4).double().eval()
+    for module in (layer, KernelNorm2d(2, dropout=0.4).eval()):
+        assert torch.autograd.gradcheck(module, x)
+        assert torch.autograd.gradgradcheck(module, x)
 
 
 def test_inspection_names_draws_and_nothing_else():
@@ -323,7 +384,7 @@ def test_inspection_names_draws_and_nothing_else():
     assert clean.utility_preserving
     assert clean.stackable, clean.obstacle
     always = model(0.2)
-    always[3].always = True
+    always[3].evaluation = "random"
     mixed = nn.Sequential(KNConv2d(2, 4, 3, dropout=0.5), nn.BatchNorm2d(4))
     assert properties(mixed, x).batch_dependent == ("1 (BatchNorm2d)",)
     assert properties(always, x).batch_dependent == ()
@@ -337,6 +398,23 @@ def test_inspection_names_draws_and_nothing_else():
         (lambda: KNConv2d(3, 4, 3, 0), "stride = 0"),
         (lambda: KNConv2d(3, 4, 3, padding=((1, 0),)), "pairs"),
         (lambda: KernelNorm2d(1, per="pixel"), "'window'"),
+        (lambda: KernelNorm2d(1, evaluation="on"), "evaluation = 'on': one of 'expected'"),
+        (lambda: KNConv2d(3, 4, 3, padding="full"), "'same', 'valid'"),
+        (lambda: KNConv2d(3, 4, 3, 2, "same"), "stride 1, not \\(2, 2\\)"),
+        (lambda: KNConv2d(3, 4, 3, dilation=0), "dilation = 0"),
+        (lambda: KNConv2d(3, 4, 3, groups=2), "groups = 2 does not divide in_channels = 3"),
+        (lambda: KNConv2d(3, 4, 3, padding_mode="mirror"), "padding_mode = 'mirror'"),
+        (
+            lambda: KNConv2d(3, 4, 3, dilation=2)(torch.rand(2, 3, 4, 9)),
+            "KNConv2d: inputs of 4x9, padded to 4x9, are smaller than a window of 5x5 .* enlarge",
+        ),
+        (lambda: KernelNorm2d(3, padding=((1, 0), (0, 0)))(torch.rand(3, 1, 4)), "padded to 2x4"),
+        (lambda: KNConv2d(3, 4, 3)(torch.rand(2, 4, 9, 9)), "made for 3 channels.* have 4"),
+        (lambda: KNConv2d(3, 4, 3)(torch.rand(9, 9)), "one without n, not of shape \\(9, 9\\)"),
+        (
+            lambda: KNConv2d(3, 4, 3, padding=2, padding_mode="reflect")(torch.rand(1, 3, 2, 9)),
+            "cannot pad 2x9 by",
+        ),
     ],
 )
 def test_refusals(make, words):
@@ -345,7 +423,8 @@ def test_refusals(make, words):
 
 
 def test_words():
-    layer = KNConv2d(3, 4, 2, padding=((1, 0), (0, 2)), bias=False, always=True)
+    layer = KNConv2d(3, 4, 2, padding=((1, 0), (0, 2)), bias=False, evaluation="random")
     assert "padding=[(1, 0), (0, 2)]" in repr(layer)
-    assert "bias=False, dropout=0.05, always=True" in repr(layer)
+    assert "bias=False, padding" in repr(layer)
+    assert "dropout=0.05, evaluation='random'" in repr(layer)
     assert "per='window'" in repr(KernelNorm2d(1))

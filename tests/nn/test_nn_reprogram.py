@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,9 @@ COUNTS = {  # of torchvision, but for the last
     "resnext50": 25_028_904,
     "resnext101": 83_455_272,
     "efficientnet-lite0": 4_652_008,
+    "knresnet18": 11_685_220,
+    "knresnet34": 21_792_830,
+    "knresnet50": 25_556_390,
 }
 
 
@@ -298,6 +302,10 @@ def test_weights_are_found_by_name_and_checked(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("CUPOLA_WEIGHTS", str(tmp_path))
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(load("tiny").module.eval()(x), trained()(x))
+    checkpoint = {"model": state, "optimizer": {}, "epoch": 3, "args": Namespace(lr=0.1)}
+    torch.save(checkpoint, tmp_path / "checkpoint.pth")  # as training scripts leave it
+    found = load("tiny", str(tmp_path / "checkpoint.pth")).module
+    assert torch.equal(found.eval()(x), trained()(x))
     torch.save({**state, "f.weight": torch.zeros(3, 3)}, tmp_path / "bad.pth")
     with pytest.raises(PlanError, match=r"f.weight has shape \(3, 3\), \(12, 24\) is needed"):
         build("tiny", weights=str(tmp_path / "bad.pth"))

@@ -113,6 +113,8 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "only": ("trainable.only=['3']",),
         "a level by share": ("trainable.level=[{share=0.5,freeze=['1']}]",),
         "a level by site": ("trainable.level=[{sites=[0,3],freeze=['1']}]",),
+        "lora": ("trainable.adapter={kind='lora',rank=2}",),
+        "lora-sb": ("trainable.adapter={kind='lora-sb',rank=2,modules_to_save=['3']}",),
     },
     "model": {
         "linear": ("model={name='linear'}",),
@@ -157,6 +159,15 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "float64": ("dtype=float64",),
         "twin": ("twin=true",),
         "own task": ("task=choice_pairs:half",),
+    },
+    "transforms": {
+        "quantise": ("transforms=[{kind='quantise',bits=7}]",),
+        "both ways": ("transforms=[{kind='quantise',bits=10,download=8}]",),
+        "a random part": ("transforms=[{kind='sparsify',share=0.3}]",),
+        "a part, quantised": ("transforms=[{kind='sparsify',share=0.5,feedback=false},"
+                              "{kind='quantise',bits=8}]",),
+        "top-k": ("transforms=[{kind='top-k',share=0.1}]",),
+        "top-k, forgetful": ("transforms=[{kind='top-k',share=0.1,feedback=false}]",),
     },
     "engine": {
         "one by one": ("engine.mode=one-by-one", "engine.workers=2"),

@@ -63,6 +63,17 @@ def test_masked_sums_of_either_protocol(tmp_path: Path, recipe: str, protocol: s
     exact(tmp_path, f"recipe={recipe}", *noise_for(recipe), *sums)
 
 
+@pytest.mark.parametrize("transforms", CHOICES["transforms"])
+def test_every_transform(tmp_path: Path, transforms: str) -> None:
+    exact(tmp_path, *CHOICES["transforms"][transforms], "rounds=3")
+
+
+@pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
+def test_masked_and_transformed(tmp_path: Path, protocol: str) -> None:
+    both = CHOICES["transforms"]["a part, quantised"]
+    exact(tmp_path, *both, "sum.kind=masked", f"sum.protocol={protocol}")
+
+
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
 @pytest.mark.parametrize("dropouts", [0.2, 0.6])
 def test_sites_that_drop_out_of_masked_sums(tmp_path: Path, protocol: str, dropouts: float) -> None:

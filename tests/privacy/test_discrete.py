@@ -9,8 +9,8 @@ import pytest
 from discrete_reference import reference
 from scipy import stats
 
+from cupola.base.randomness import generator
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 from cupola.privacy import discrete
 from cupola.privacy.discrete import discrete_gaussian, exact_sigma
 from cupola.privacy.noise import OperatingSystem, Simulated

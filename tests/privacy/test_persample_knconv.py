@@ -32,11 +32,14 @@ def cases(draw):
     pairs = tuple(draw(st.tuples(st.integers(0, 1), st.integers(0, 1))) for _ in range(rank))
     wide = rank < 3 and draw(st.booleans())  # windows are copied for many outputs only
     groups = 1 if wide else draw(st.sampled_from([1, 2]))
+    mode = draw(st.sampled_from(["zeros", "zeros", "reflect", "replicate", "circular"]))
     layer = CONV[rank](
         4, 64 if wide else 6, draw(st.integers(1, 3)), draw(st.integers(1, 2)), pairs,
-        groups=groups, bias=draw(st.booleans()), dropout=0.0,
+        draw(st.integers(1, 2)), groups, draw(st.booleans()), mode,
+        dropout=draw(st.sampled_from([0.0, 0.3])),
     )  # fmt: skip
-    return layer, (3, 4, *[draw(st.integers(3, 6)) for _ in range(rank)])
+    # In evaluation dropout means expected statistics, and there are no draws.
+    return layer.eval(), (3, 4, *[draw(st.integers(5, 7)) for _ in range(rank)])
 
 
 @given(cases(), st.booleans(), st.booleans(), st.sampled_from([1, 2]))
@@ -168,7 +171,7 @@ class Centred(nn.Module):
 def test_mixing_of_samples_is_found_behind_dropout(layer, always):
     """Masks are switched off where samples are compared with samples alone."""
     wide = (2, 2, 1) if layer is KNConv2d else (1,)
-    random = layer(*wide, dropout=0.3, always=always)
+    random = layer(*wide, dropout=0.3, evaluation="random" if always else "expected")
     module = nn.Sequential(random, nn.Conv2d(2, 2, 1), Centred()).double()
     with pytest.raises(PlanError, match="depends on the other samples"):
         PerSample(module, squares).clipped_sum(*batch(), 1.0)

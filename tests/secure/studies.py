@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from cupola.base.randomness import generator
 from cupola.federation import Contribution, Declined, Question, Spec, task
-from cupola.federation.randomness import generator
 
 
 class Sites:

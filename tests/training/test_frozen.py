@@ -11,10 +11,10 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.base.randomness import permutations
 from cupola.engines import SeparateProcesses
 from cupola.errors import FederationError, PlanError
 from cupola.federation import Ledger, drive
-from cupola.federation.randomness import permutations
 from cupola.nn import build
 from cupola.nn.regenerate import values
 from cupola.training import Evaluation, Local, Participation, Privacy, Server, Upcycle

@@ -8,8 +8,8 @@ import small
 import torch
 from torch.nn import functional as F
 
+from cupola.base.randomness import permutation, permutations
 from cupola.errors import PlanError
-from cupola.federation.randomness import permutation, permutations
 from cupola.training import Evaluation, Local, Participation, Privacy, Server
 from cupola.training.choices import Schedule, Sum
 from cupola.training.local import accumulation_coefficients

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
+from cupola.base.randomness import permutations, uniforms
 from cupola.engines import SeparateProcesses
 from cupola.errors import PlanError
 from cupola.federation import Ledger, State, drive
-from cupola.federation.randomness import permutations, uniforms
 from cupola.training import Evaluation, Local, Participation, Privacy, Schedule, Server, Upcycle
 from cupola.training.batches import share_out
 from cupola.training.choices import Sum

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cupola.analysis.overrides import changed, normal, with_new_names
+from cupola.base.held_objects import Held, keep
 from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
 from cupola.federation.site import Mode
@@ -64,6 +65,36 @@ class Engine(Choice):
         return self
 
 
+class Track(Choice):
+    """Trackers that whoever runs the plan also writes to (see `cupola.analysis.tracking`).
+
+    mlflow: a tracking URI. wandb: whether its files are sent or stay here. project: in them;
+    default: the plan's name. artifacts: 'summary' (plan, history, result), or 'results', too: the
+    report, the model, tables.
+    """
+
+    mlflow: Annotated[str, Field(min_length=1)] | None = None
+    wandb: Literal["offline", "online"] | None = None
+    project: Annotated[str, Field(pattern=r"^[\w][\w .-]{0,100}$")] | None = None
+    artifacts: Literal["summary", "results"] = "summary"
+
+    @field_validator("mlflow")
+    @classmethod
+    def _no_password(cls, uri: str | None) -> str | None:
+        if uri is not None and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise ValueError(
+                "a plan is kept and shown: leave user and password out of the address, and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return uri
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Track:
+        if self.mlflow is None and self.wandb is None:
+            raise ValueError("say where to: mlflow = 'sqlite:///mlflow.db' or wandb = 'offline'")
+        return self
+
+
 class PlanHeader(BaseModel):
     """What every plan says.
 
@@ -76,7 +107,7 @@ class PlanHeader(BaseModel):
     #: Which keys are written first, in which order; checkpoints know a plan by it.
     key_order: ClassVar[tuple[str, ...]] = ("kind", "name", "seed")
     #: Keys that each party settles for itself: no part of what parties agree on.
-    own_affair: ClassVar[tuple[str, ...]] = ("engine", "checkpoint_seconds")
+    own_affair: ClassVar[tuple[str, ...]] = ("engine", "track", "checkpoint_seconds")
     #: Dotted keys by the names they had before. Old ones work for one release, with a warning.
     renamed: ClassVar[Mapping[str, str]] = {}
 
@@ -86,12 +117,14 @@ class PlanHeader(BaseModel):
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 10.0
     sum: Sum = Sum()
     engine: Engine = Engine()
+    track: Track | None = None
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
     grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _elsewhere: bool = PrivateAttr(default=False)
     _copied: bool = PrivateAttr(default=False)  # with other values, which nobody has checked
+    _objects: tuple[Held, ...] = PrivateAttr(default=())  # that it names: there while it is
 
     @model_validator(mode="wrap")
     @classmethod
@@ -101,6 +134,7 @@ class PlanHeader(BaseModel):
         given = with_new_names(normal(value), cls.renamed)
         plan: Self = handler(cls.with_defaults(given))
         plan._given = given
+        plan._objects = keep(given)
         plan._elsewhere = is_elsewhere(info)
         plan.require_possible()
         return plan

@@ -6,17 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from cupola.analysis.explain import explain
-from cupola.analysis.header import Engine, PlanHeader, is_elsewhere
+from cupola.analysis.folder_lock import read_lines
+from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.study_choices import Study
@@ -74,7 +68,7 @@ class StudyPlan(PlanHeader, Study):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     own_affair: ClassVar[tuple[str, ...]] = (
-        "engine", "checkpoint_seconds", "folder", "salt", "cohorts",
+        "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
 
     kind: Literal["association"] = "association"
@@ -97,6 +91,8 @@ class StudyPlan(PlanHeader, Study):
     engine: Engine = Engine(quorum=1.0)
     """How cohorts are reached, as in plans. workers: cohorts that compute at the same time.
     timeout: seconds that a real cohort has for an answer before it is asked again."""
+    track: Track | None = None
+    """Also write what is measured to MLflow or Weights & Biases, as in plans."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the confidence intervals."""
     ssf: bool = False
@@ -180,3 +176,23 @@ def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
         return StudyPlan.model_validate({**study.to_dict(), "cohorts": left})
     except ValidationError as error:
         raise PlanError("\n".join(explain(error, "study", (), StudyPlan))) from None
+
+
+def leave(plan: StudyPlan, folder: Path, leaving: Iterable[str]) -> StudyPlan:
+    """The study of the other cohorts. After a total was told only those may leave that agreed to it
+    beforehand (may_leave): the difference of two totals is their own numbers."""
+    leaving = list(leaving)
+    left = without(plan, leaving)
+    path = folder / "ledger.jsonl"
+    told = path.exists() and any(
+        entry["kind"] == "sum" and entry["sites"] and not entry["failed"]
+        for entry in read_lines(path)
+    )
+    against = [c.name for c in plan.cohorts if c.name in leaving and not c.may_leave]
+    if told and against:
+        raise PlanError(
+            f"cohort '{against[0]}' has not agreed that the study goes on without it (may_leave), "
+            "and totals with it were told: the difference would be its own numbers. Wait for it "
+            "and resume, or begin a new study that its totals are not compared with"
+        )
+    return left

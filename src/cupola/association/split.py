@@ -12,8 +12,8 @@ import numpy as np
 
 from cupola.association.cohort import Files, Wanted, open_cohort
 from cupola.association.files import MISSING, read_table
+from cupola.base.randomness import generator
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 
 
 def by_column(people: Sequence[str], path: Path, column: str) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from cupola.audit.canaries import Experiment
 from cupola.audit.registry import audited
 from cupola.audit.replayed_run import Step, Subject
 from cupola.base.cores import one_core_each
-from cupola.federation.randomness import derive
+from cupola.base.randomness import derive
 from cupola.privacy.lower_bounds import (
     Bound,
     Contradiction,

@@ -26,11 +26,12 @@ import numpy as np
 import torch
 
 from cupola.audit.replayed_run import Subject, as_tensor, direction, flat, state_of, unit
+from cupola.base.randomness import derive
 from cupola.data.dataset import Dataset, SiteData
+from cupola.data.stored_rows import blocks
 from cupola.errors import CupolaError, FederationError
 from cupola.federation.federation import Total
 from cupola.federation.message import Contribution, Question
-from cupola.federation.randomness import derive
 from cupola.federation.site import SiteContext
 from cupola.privacy.persample.clipping import PerSample
 from cupola.secure.wrapped_question import layout_of
@@ -302,7 +303,8 @@ def _gradient(subject: Subject, question: Question, row: Row) -> tuple[float, np
 def _rare_rows(subject: Subject, data: Dataset) -> tuple[Row, Row]:
     """Two texts of one token each, the rarest of this site's, and targets as rare."""
     problem, (x, y) = subject.space.problem, subject.space.batch(data, slice(0, 1))
-    seen = np.bincount(data.x.reshape(-1).numpy(), minlength=problem.tokens or 0)
+    tokens = problem.tokens or 0
+    seen = sum(np.bincount(b.reshape(-1).numpy(), minlength=tokens) for b in blocks(data.x))
     targets = np.bincount(data.y.reshape(-1).long().numpy(), minlength=problem.classes or 2)
     targets[list(problem.ignore)] = len(data) * y.numel() + 1  # they count in no loss
     rare, wrong = np.argsort(seen, kind="stable"), np.argsort(targets, kind="stable")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset
 from cupola.federation.message import Arrays
-from cupola.federation.randomness import generator
 from cupola.training.workspace import Problem
 
 SIZES = (1, 2, 3, 5, 4, 1, 8, 17, 2, 33, 3, 68)  # of batches: other kernels for other sizes

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from cupola.audit.replayed_run import Step, Subject
+from cupola.base.randomness import derive, generator
 from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError
 from cupola.federation.program import drive
-from cupola.federation.randomness import derive, generator
 from cupola.privacy.membership import (
     Attack,
     attack,

@@ -18,9 +18,9 @@ import torch
 from cupola.audit import judging
 from cupola.audit.judging import NUMBERS, VECTORS, Test
 from cupola.audit.replayed_run import ReplayedSite, Subject, unit
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset, SiteData
 from cupola.federation.message import Arrays, Question
-from cupola.federation.randomness import generator
 from cupola.privacy.events import Approximate, Gaussian
 from cupola.privacy.perturbation import Logistic, objective_noise, to_start
 from cupola.training.local import train

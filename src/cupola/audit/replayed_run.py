@@ -16,11 +16,11 @@ from safetensors.numpy import load_file
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_json
+from cupola.base.randomness import generator
 from cupola.data.dataset import SiteData
 from cupola.errors import CupolaError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.program import State
-from cupola.federation.randomness import generator
 from cupola.federation.site import SiteContext, StateStore
 from cupola.privacy.accounting import epsilon
 from cupola.privacy.events import Event
@@ -61,7 +61,9 @@ class Subject:
         plan = run.plan
         host = build.host(plan)
         host.book = None  # an audit is charged to nobody
-        program = build.training(plan, host)
+        # A transform makes no update longer than its clip, and takes off none of the noise that is
+        # in it: the mechanism is audited as if updates were sent as they are.
+        program = replace(build.training(plan, host), transforms=())
         start = program.start().arrays
         saved = load_file(run.folder / "model.safetensors")
         if program.levels is not None:

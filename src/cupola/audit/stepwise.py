@@ -24,9 +24,9 @@ from cupola.audit.replayed_run import (
     flat,
     together_less_alone,
 )
+from cupola.base.randomness import derive, generator
 from cupola.data.dataset import SiteData
 from cupola.federation.message import Question
-from cupola.federation.randomness import derive, generator
 from cupola.federation.site import SiteContext
 from cupola.privacy.events import SampledGaussian
 from cupola.privacy.persample.rules import ROUNDING

@@ -9,6 +9,7 @@ Sites are made when asked for. Nothing is downloaded unless `download=True` is s
 """
 
 from cupola.data import loaders
+from cupola.data.conversion import converted
 from cupola.data.dataset import (
     NO_LABEL,
     Dataset,
@@ -20,6 +21,7 @@ from cupola.data.dataset import (
     pool,
 )
 from cupola.data.download import Files, Remote, fetch
+from cupola.data.indices import partition_indices
 from cupola.data.lazy import Owners
 from cupola.data.loaders.synthetic import synthetic_population
 from cupola.data.loading import dataset, describe, load, names, options
@@ -35,6 +37,7 @@ from cupola.data.partition import (
     partition,
 )
 from cupola.data.site_picture import holdings, picture
+from cupola.data.stored_rows import Reader, Rows, first_unusable
 from cupola.data.transform import Transforms, transforms
 
 __all__ = [
@@ -51,21 +54,26 @@ __all__ = [
     "Partition",
     "Pooled",
     "Quantity",
+    "Reader",
     "Remote",
+    "Rows",
     "SiteData",
     "Source",
     "Transform",
     "Transforms",
     "Types",
+    "converted",
     "dataset",
     "describe",
     "fetch",
+    "first_unusable",
     "holdings",
     "load",
     "loaders",
     "names",
     "options",
     "partition",
+    "partition_indices",
     "picture",
     "pool",
     "synthetic_population",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset, SiteData, Source
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 
 @dataclass(frozen=True)

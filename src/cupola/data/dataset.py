@@ -3,7 +3,7 @@ all sites together (`FederatedData`). Sites are made when asked for, so a millio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.data.stored_rows import Index, Rows, first_unusable, joined_rows
+from cupola.data.tokenised import stacked
 from cupola.errors import DataError
 
 Kind = Literal["classification", "regression", "segmentation", "language"]
 Transform = Callable[[Tensor, torch.Generator], Tensor]
-Index = Tensor | np.ndarray | Sequence[int] | slice | None
 
 #: What is said of data as a whole, besides their kind, classes and shape.
 _TOKENS = ("vocabulary", "words", "padding", "uncounted")
@@ -29,19 +30,23 @@ NO_LABEL = 255
 class Dataset:
     """Rows of inputs and targets, on the CPU; whoever computes moves them.
 
-    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T).
+    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T); a tokeniser's
+       fields {"input_ids": ..., "attention_mask": ...} are stacked to (n, fields, T); `Rows` where
+       they stay in their files and are read batch by batch.
     y: int64 classes (n,), int64 (n, H, W) segmentation, int64 (n, T) next tokens, or float32 (n,)
        or (n, k) regression.
     transform: random augmentation, for training only: `transform(inputs, generator)`.
     prepare: what every input goes through, in training and evaluation (resize, normalise).
     """
 
-    x: Tensor
+    x: Tensor | Rows
     y: Tensor
     transform: Transform | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.x, Mapping):
+            object.__setattr__(self, "x", stacked(self.x))
         if len(self.x) != len(self.y):
             raise DataError(
                 f"{len(self.x)} inputs but {len(self.y)} targets: one for each is needed"
@@ -50,17 +55,32 @@ class Dataset:
     def __len__(self) -> int:
         return self.x.shape[0]  # ten times as fast as len(), and asked for every site and round
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether inputs are a tensor, and not read from their files when asked for."""
+        return isinstance(self.x, Tensor)
+
     def subset(self, index: Index) -> Dataset:
-        """The rows at `index` (integers, a mask or a slice), in that order."""
+        """The rows at `index` (integers, a mask or a slice), in that order; of inputs in files it
+        is a view."""
         index = _index(index)
         return replace(self, x=self.x[index], y=self.y[index])
 
     def inputs(self, index: Index = None) -> Tensor:
         """Model-ready inputs: uint8 images as float32 / 255, floats and tokens as they are."""
-        x = self.x if index is None else self.x[_index(index)]
+        if isinstance(self.x, Rows):
+            x = self.x.read(index)
+        else:
+            x = self.x if index is None else self.x[_index(index)]
         if x.dtype == torch.uint8:
             x = x.to(torch.float32).div_(255)
         return x if self.prepare is None else self.prepare(x)
+
+    def soon(self, batches: Iterable[Index]) -> None:
+        """Inputs of these batches will be wanted, one after the other: those in files are read
+        while the batch before them is used. Changes no result."""
+        if isinstance(self.x, Rows):
+            self.x.soon(batches)
 
     def plain(self) -> Dataset:
         """The same rows as evaluation sees them: not augmented, cropped in the centre if at all."""
@@ -75,7 +95,9 @@ class Dataset:
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
     """The rows of all parts, in their order."""
-    return replace(parts[0], x=torch.cat([d.x for d in parts]), y=torch.cat([d.y for d in parts]))
+    held = [d.x for d in parts if isinstance(d.x, Tensor)]
+    x = torch.cat(held) if len(held) == len(parts) else joined_rows([d.x for d in parts])
+    return replace(parts[0], x=x, y=torch.cat([d.y for d in parts]))
 
 
 def _index(index: Index) -> Any:
@@ -90,7 +112,10 @@ def _index(index: Index) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A loaded data set before it is cut into sites. Checked when made: finite, labels in range."""
+    """A loaded data set before it is cut into sites. Checked when made: finite, labels in range.
+
+    Inputs in files are checked by their loaders, which say what it costs.
+    """
 
     name: str
     kind: Kind
@@ -133,8 +158,8 @@ class Source:
 
     def _check(self, part: str, data: Dataset) -> None:
         for what, values in (("inputs", data.x), ("targets", data.y)):
-            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                row = int((~torch.isfinite(values.reshape(len(values), -1))).any(1).nonzero()[0])
+            row = None if isinstance(values, Rows) else first_unusable(values)
+            if row is not None:
                 raise DataError(
                     f"{self.name}: {part} {what} hold NaN or infinity, first in row {row}"
                 )

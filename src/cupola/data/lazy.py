@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset, FederatedData, Kind, SiteData
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 if TYPE_CHECKING:
     from cupola.data.partition import Common

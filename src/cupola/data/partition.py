@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from cupola.base.randomness import generator
 from cupola.data.assignment import (
     Assignment,
     Cut,
@@ -40,7 +41,6 @@ from cupola.data.assignment import (
 from cupola.data.dataset import Dataset, FederatedData, Source
 from cupola.data.lazy import Owners, by_owner
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(gt=0, allow_inf_nan=False)]

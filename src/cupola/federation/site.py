@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from cupola.base.randomness import generator
 from cupola.errors import FederationError
 from cupola.federation.message import (
     Arrays,
@@ -17,7 +18,6 @@ from cupola.federation.message import (
     decode_contribution,
     encode_contribution,
 )
-from cupola.federation.randomness import generator
 
 if TYPE_CHECKING:
     from cupola.federation.stored import StoredAnswers

@@ -1,5 +1,6 @@
 """Models, losses and what can be said about them before training."""
 
+from cupola.nn.conversion import kernel_normalise
 from cupola.nn.kernelnorm import (
     KernelNorm1d,
     KernelNorm2d,
@@ -26,6 +27,7 @@ __all__ = [
     "default_loss",
     "describe",
     "find_loss",
+    "kernel_normalise",
     "loss_is_batch_dependent",
     "model",
     "names",

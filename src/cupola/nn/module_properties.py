@@ -194,7 +194,9 @@ def _without_known_draws(probe: Probe) -> Probe:
     """The probe with torch's random layers switched off; RReLU's draws depend on its input."""
     module = copy.deepcopy(probe.module)
     for part in module.modules():
-        if _draws(part):
+        if isinstance(part, KernelNorm | KNConv):
+            part.dropout = 0.0  # it may draw in evaluation, too
+        elif _draws(part):
             part.eval()
     return replace(probe, module=module, outcome=run(module, (probe.x,)))
 

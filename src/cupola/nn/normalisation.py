@@ -24,7 +24,7 @@ Norm = Literal[
 
 
 def norm(
-    kind: Norm, channels: int, group_size: int = 32, *, groups: int | None = None
+    kind: Norm, channels: int, group_size: int | None = 32, *, groups: int | None = None
 ) -> nn.Module:
     """Normalisation of images (n, channels, H, W), with a learnt scale and shift per channel.
 
@@ -34,7 +34,7 @@ def norm(
     if kind == "none":
         return nn.Identity()
     if kind == "group":
-        wanted = group_size if groups is None else max(1, channels // groups)
+        wanted = (group_size or 32) if groups is None else max(1, channels // groups)
         size = next(s for s in range(min(wanted, channels), 0, -1) if channels % s == 0)
         return nn.GroupNorm(channels // size, channels)
     if kind == "layer":

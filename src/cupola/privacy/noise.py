@@ -24,7 +24,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.special import ndtri
 
-from cupola.federation.randomness import generator
+from cupola.base.randomness import generator
 
 GRID_BITS = 30  # the grid is this many bits finer than the noise's standard deviation
 _PIECE = 1 << 18  # numbers per request to the cipher; bounds memory

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cupola.analysis.plan_file import parse_setting
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 
 _RANGE = re.compile(r"^\s*([-+.\deE]+)\s*\.\.\s*([-+.\deE]+?)\s*(:log)?\s*$")
 _FORBIDDEN = {"seed", "seeds", "grid", "name"}
@@ -35,17 +31,9 @@ class Over:
     def is_range(self) -> bool:
         return not self.values
 
-    def draw(self, rng: np.random.Generator) -> Any:
-        """One value; ranges are rounded to three digits, so that they can be typed again."""
-        if self.values:
-            return self.values[int(rng.integers(len(self.values)))]
-        if self.log:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            value = rng.uniform(self.low, self.high + (1 if self.whole else 0))
-        if self.whole:
-            return int(min(max(math.floor(value), self.low), self.high))
-        return float(f"{value:.3g}")
+    def typed(self, value: float) -> float | int:
+        """A number of a range with three digits, so that it can be typed again."""
+        return int(value) if self.whole else min(max(float(f"{value:.3g}"), self.low), self.high)
 
 
 def parse_over(text: str) -> Over:
@@ -94,21 +82,9 @@ def grid(over: Sequence[Over]) -> list[dict[str, Any]]:
         if one.is_range:
             raise PlanError(
                 f"--over {one.key}: a range has no end of values; list them for a grid, "
-                "or use --strategy random"
+                "or use --strategy random or tpe"
             )
     return [
         dict(zip((one.key for one in over), chosen))
         for chosen in itertools.product(*(one.values for one in over))
     ]
-
-
-def sample(over: Sequence[Over], trials: int, seed: int) -> list[dict[str, Any]]:
-    """`trials` different combinations, drawn with the sweep's seed; fewer if there are no more."""
-    rng = generator(seed, "sweep")
-    found: dict[str, dict[str, Any]] = {}
-    for _ in range(50 * trials):
-        chosen = {one.key: one.draw(rng) for one in over}
-        found.setdefault(repr(chosen), chosen)
-        if len(found) == trials:
-            break
-    return list(found.values())

@@ -1,7 +1,8 @@
 """Sweeps: many settings of one plan, judged on validation data, resumable.
 
-Every trial is a run folder. Successive halving (Jamieson and Talwalkar 2016) gives all trials a few
-rounds, keeps the best 1/eta, and goes on with them from their checkpoints.
+Every trial is a run folder. Grid tries every combination; `samplers` draws those of the other
+strategies. Successive halving (Jamieson and Talwalkar 2016) gives all trials a few rounds, keeps
+the best 1/eta, and goes on with them from their checkpoints.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,47 +24,32 @@ from cupola.analysis.protocol import Watch
 from cupola.base.files import write_atomically
 from cupola.base.formatting import LOWER_IS_BETTER
 from cupola.errors import FederationError, PlanError
-from cupola.sweep.search_space import Over, grid, parse_over, sample
+from cupola.pages.folder import RunFolder
+from cupola.sweep import samplers
+from cupola.sweep.pareto import COSTS, Trial, front, values
+from cupola.sweep.search_space import Over, grid, parse_over
 from cupola.sweep.trials import (
     NOT_CHARGED,
     claim,
     draw_report,
     folders_of,
     judged,
+    listed,
     seeds_of,
     write_list,
 )
 from cupola.training.plan import Plan, changed
 
-Strategy = Literal["grid", "random", "halving"]
+Strategy = Literal["grid", "random", "tpe", "halving"]
 _ETA = 3
-
-
-@dataclass
-class Trial:
-    """One setting: its run folders (one per seed) and how it did on validation data."""
-
-    label: str
-    settings: dict[str, Any]
-    folders: list[Path]
-    score: float | None = None
-    rounds: int = 0
-    reason: str | None = None
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "settings": self.settings,
-            "score": self.score,
-            "rounds": self.rounds,
-            "reason": self.reason,
-            "folders": [folder.name for folder in self.folders],
-        }
+_TRIALS = 16  # by default
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is tried, and how. budget: rounds in all, over every trial and seed."""
+    """What is tried, and how. trials: as many; of grid and of what is drawn at once `chosen` has
+    their settings. objectives: the metric, or the metric and `COSTS`. budget: rounds in all, over
+    every trial and seed."""
 
     plan: PlanHeader
     over: tuple[Over, ...]
@@ -71,7 +57,9 @@ class Sweep:
     trials: int | None = None
     budget: int | None = None
     text: tuple[str, ...] = ()
-    plans: list[tuple[dict[str, Any], PlanHeader]] = field(default_factory=list)
+    objectives: tuple[str, ...] = ()
+    count: int = 0
+    chosen: tuple[dict[str, Any], ...] = ()
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -80,21 +68,40 @@ class Sweep:
     def definition(self) -> dict[str, Any]:
         """What sweep.toml holds; another definition needs another folder."""
         said = {"over": list(self.text), "strategy": self.strategy}
-        extra = {"trials": self.trials, "budget": self.budget}
+        several = list(self.objectives) if len(self.objectives) > 1 else None
+        extra = {"trials": self.trials, "budget": self.budget, "objectives": several}
         return {**said, **{k: v for k, v in extra.items() if v}, "plan": self.plan.given()}
+
+    def draw(self, tried: Sequence[Trial]) -> dict[str, Any] | None:
+        """The setting of the next trial."""
+        lower = [name in (*COSTS, *LOWER_IS_BETTER) for name in self.objectives]
+        reached = values(tried, self.objectives)
+        before = [(trial.settings, found) for trial, found in zip(tried, reached)]
+        startup = min(10, max(1, self.count // 3))
+        seed = self.seeds[0]
+        return samplers.draw(self.over, self.strategy, seed, before, lower, startup)
 
     def rungs(self) -> list[tuple[int, int]]:
         """(trials, rounds each has had by then), one for grid and random."""
-        n, rounds = len(self.plans), rounds_of(self.plan)
+        n, rounds = self.count, self.longest
         if self.strategy != "halving":
             return [(n, rounds)]
         while rounds > 1 and self.budget and self._cost(_ladder(n, rounds)) > self.budget:
             rounds -= 1
         return _ladder(n, rounds)
 
+    @property
+    def longest(self) -> int:
+        """Rounds of a trial; the most, if they are varied."""
+        own = next((axis for axis in self.over if axis.key == "rounds"), None)
+        return rounds_of(self.plan) if own is None else int(max(own.values or (own.high,)))
+
     def cost(self) -> int:
-        """Rounds in all."""
-        return self._cost(self.rungs())
+        """Rounds in all; at most, of trials that are not drawn yet."""
+        if self.strategy == "halving":
+            return self._cost(self.rungs())
+        known = [one.get("rounds", self.longest) for one in self.chosen]
+        return len(self.seeds) * (sum(known) + (self.count - len(known)) * self.longest)
 
     def _cost(self, rungs: list[tuple[int, int]]) -> int:
         before = [0, *(rounds for _, rounds in rungs[:-1])]
@@ -117,8 +124,11 @@ def define(
     trials: int | None = None,
     budget: int | None = None,
     settings: Sequence[str] = (),
+    objectives: Sequence[str] = (),
 ) -> Sweep:
-    """A checked sweep: every trial's plan is valid, there are validation data, the budget fits."""
+    """A checked sweep: its plans are valid, there are validation data, the budget fits. Of what TPE
+    is going to draw, every value and both ends of a range are checked, each with the first values
+    of the other keys."""
     plan: PlanHeader = load(source, settings)
     if plan.grid:
         raise PlanError(f"plan '{plan.name}' has a [grid]; a sweep varies what --over says")
@@ -127,26 +137,73 @@ def define(
     axes = tuple(parse_over(text) for text in over)
     if len({axis.key for axis in axes}) < len(axes):
         raise PlanError("--over names a key twice; list its values in one --over")
-    sampled = strategy == "random" or any(axis.is_range for axis in axes) or trials is not None
     if strategy == "grid" and trials is not None:
-        raise PlanError("--trials is for --strategy random or halving; a grid tries everything")
-    if strategy != "grid" and sampled:
-        affordable = (budget or 0) // (rounds_of(plan) * len(plan.seeds or (1,)))
-        number = trials or (affordable if strategy == "random" and budget else 16)
-        chosen = sample(axes, max(1, number), seeds_of(plan)[0])
-    else:
-        chosen = grid(axes)
-    plans = [(one, _with(plan, one)) for one in chosen]
-    made = Sweep(plan, axes, strategy, trials, budget, tuple(over), plans)
+        raise PlanError("--trials is for --strategy random, tpe and halving; a grid tries all")
+    drawing = strategy in ("random", "tpe") or any(axis.is_range for axis in axes)
+    sampled = drawing or trials is not None
     if strategy == "halving" and not hasattr(plan, "rounds"):
         raise PlanError(f"--strategy halving: a plan of kind '{plan.kind}' has no rounds")
-    analysis_of(plans[0][1]).require_score()
+    if strategy == "halving" and any(axis.key == "rounds" for axis in axes):
+        raise PlanError(
+            "--over rounds: halving decides how long a trial runs; use another strategy"
+        )
+    aims = _objectives(plan, objectives, strategy)
+    made = Sweep(plan, axes, strategy, trials, budget, tuple(over), aims)
+    if strategy == "grid" or not sampled:
+        chosen = grid(axes)
+    else:
+        affordable = (budget or 0) // (made.longest * len(made.seeds))
+        made = replace(made, count=trials or (strategy != "halving" and affordable) or _TRIALS)
+        chosen = _ends(axes) if strategy == "tpe" else _drawn(made)
+    plans = [_with(plan, one) for one in chosen]
+    if strategy == "tpe":
+        samplers.optuna()
+    else:
+        made = replace(made, count=len(chosen), chosen=tuple(chosen))
+    for one in plans:
+        analysis_of(one).require_score()
+        if "epsilon" in aims and not analysis_of(one).private:
+            raise PlanError("--objective epsilon: nothing protects the sites' answers; set privacy")
     if budget is not None and made.cost() > budget:
         raise PlanError(
             f"--budget {budget}: the sweep needs {made.cost():,} rounds; raise the budget, lower "
             "--trials or the plan's rounds, or use --strategy halving"
         )
     return made
+
+
+def _objectives(plan: PlanHeader, given: Sequence[str], strategy: str) -> tuple[str, ...]:
+    """The metric first; by default it alone."""
+    metric = analysis_of(plan).metric or "result"
+    for name in given:
+        if name not in (metric, *COSTS):
+            raise PlanError(f"--objective {name}: choose from {', '.join((metric, *COSTS))}")
+    if len(set(given)) < len(given):
+        raise PlanError("--objective names one twice")
+    if given and metric not in given:
+        raise PlanError(
+            f"--objective {given[0]}: name {metric}, too; without it, sending nothing wins"
+        )
+    if len(given) > 1 and strategy == "halving":
+        raise PlanError("--strategy halving ranks by one objective; use grid, random or tpe")
+    return (metric, *(name for name in COSTS if name in given))
+
+
+def _drawn(made: Sweep) -> list[dict[str, Any]]:
+    """Settings that do not depend on results."""
+    trials: list[Trial] = []
+    while len(trials) < made.count and (chosen := made.draw(trials)) is not None:
+        trials.append(Trial("", chosen, []))
+    return [trial.settings for trial in trials]
+
+
+def _ends(axes: Sequence[Over]) -> list[dict[str, Any]]:
+    """Every value once, of ranges both ends."""
+    known = {
+        axis.key: axis.values or (axis.typed(axis.low), axis.typed(axis.high)) for axis in axes
+    }
+    first = {key: values[0] for key, values in known.items()}
+    return [{**first, key: value} for key, values in known.items() for value in values]
 
 
 def _with(plan: PlanHeader, chosen: dict[str, Any], **more: Any) -> PlanHeader:
@@ -164,23 +221,43 @@ def sweep(
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Carry a sweep out, or go on with it. Returns (and writes) its summary, sweep.json."""
-    folder = Path(folder)
-    claim(folder, "sweep", definition.definition())
-    trials = [
-        Trial(_label(chosen, definition.over), chosen, folders_of(folder, i, definition.seeds))
-        for i, (chosen, _) in enumerate(definition.plans, 1)
-    ]
-    write_list(folder, ((t.label, t.settings, t.folders) for t in trials), definition.seeds)
-    scores, alive = _Scores(folder), list(range(len(trials)))
+    folder, scores = Path(folder), _Scores(Path(folder))
+    goes_on = definition.strategy in ("random", "tpe")
+    claim(folder, "sweep", definition.definition(), grows="trials" if goes_on else "")
+    before = listed(folder, len(definition.seeds))  # an older version may have drawn otherwise
+    trials: list[Trial] = []
+
+    def add(chosen: dict[str, Any]) -> None:
+        own = folders_of(folder, len(trials) + 1, definition.seeds)
+        trials.append(Trial(_label(chosen, definition.over), chosen, own))
+
+    def attempt(number: int, rounds: int) -> None:
+        trial = trials[number]
+        rounds = trial.settings.get("rounds", rounds)
+        if not scores.recall(trial, rounds):
+            tell(f"{trial.label}: to round {rounds} (trial {number + 1} of {definition.count})")
+            _try(trial, definition, rounds, progress)
+            scores.keep(trial)
+
+    def write() -> None:
+        entries = ((t.label, t.settings, t.folders) for t in trials)
+        write_list(folder, entries, definition.seeds)
+
+    for chosen in [*before, *definition.chosen[len(before) :]][: definition.count]:
+        add(chosen)
+    write()
+    alive = list(range(len(trials)))
     for step, (keep, rounds) in enumerate(definition.rungs()):
         if step:
             scored = [(i, trials[i]) for i in alive if trials[i].score is not None]
             alive = _ranked(scored, definition.plan)[:keep]
         for i in alive:
-            if not scores.recall(trials[i], rounds):
-                tell(f"{trials[i].label}: to round {rounds} (trial {i + 1} of {len(trials)})")
-                _try(trials[i], definition.plans[i][1], definition.seeds, rounds, progress)
-                scores.keep(trials[i])
+            attempt(i, rounds)
+    while len(trials) < definition.count and (found := definition.draw(trials)) is not None:
+        add(found)
+        write()  # before it runs: a resume goes on with it
+        alive.append(len(trials) - 1)
+        attempt(alive[-1], rounds_of(definition.plan))
     summary = _summary(definition, trials, alive)
     write_atomically(folder / "sweep.json", json.dumps(summary, indent=2))
     if summary["best"]:
@@ -190,22 +267,31 @@ def sweep(
     return summary
 
 
-def _try(
-    trial: Trial, plan: PlanHeader, seeds: Sequence[int], rounds: int, progress: Watch | None
-) -> None:
-    """Run a trial up to `rounds` for every seed; divergence is a result, other errors stop."""
-    scores: list[float] = []
+def _try(trial: Trial, definition: Sweep, rounds: int, progress: Watch | None) -> None:
+    """Run a trial up to `rounds` for every seed; divergence is a result, and so is a combination
+    that no plan allows; other errors stop."""
+    runs: list[tuple[RunFolder, float]] = []
     trial.score = trial.reason = None
-    for seed, path in zip(seeds, trial.folders):
+    try:
+        plan = _with(definition.plan, trial.settings)
+    except PlanError as error:
+        trial.reason = str(error)
+        return
+    for seed, path in zip(definition.seeds, trial.folders):
         length = {"rounds": rounds} if hasattr(plan, "rounds") else {}
         one = plan.change({"seed": seed, **length})
         try:
-            scores.append(judged(one, path, progress, anew=not lengthen(path, one))[1])
+            runs.append(judged(one, path, progress, anew=not lengthen(path, one)))
         except FederationError as error:
             trial.reason = str(error)
             return
     trial.rounds = rounds
-    trial.score = sum(scores) / len(scores)
+    trial.score = sum(score for _, score in runs) / len(runs)
+    trial.bytes = sum(found.bytes_sent for found, _ in runs) / len(runs)
+    spent: list[Any] = [(one.result.get("privacy") or {}).get("epsilon") for one, _ in runs]
+    trial.epsilon = None if None in spent else max(spent)
+    if values([trial], definition.objectives) == [None]:
+        trial.score, trial.reason = None, "its epsilon is not known"
 
 
 def rounds_of(plan: PlanHeader) -> int:
@@ -236,19 +322,23 @@ class _Scores:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "scores.json"
-        self.known: dict[str, float] = (
-            json.loads(self.path.read_text("utf-8")) if self.path.exists() else {}
-        )
+        found = json.loads(self.path.read_text("utf-8")) if self.path.exists() else {}
+        self.known: dict[str, dict[str, float | None]] = {
+            key: one if isinstance(one, dict) else {"score": one} for key, one in found.items()
+        }  # earlier versions kept the score alone
 
     def recall(self, trial: Trial, rounds: int) -> bool:
-        score = self.known.get(f"{trial.folders[0].name}@{rounds}")
-        if score is not None:
-            trial.score, trial.rounds = score, rounds
-        return score is not None
+        known = self.known.get(f"{trial.folders[0].name}@{rounds}")
+        for name, value in (known or {}).items():
+            setattr(trial, name, value)
+        if known:
+            trial.rounds = rounds
+        return known is not None
 
     def keep(self, trial: Trial) -> None:
         if trial.score is not None:
-            self.known[f"{trial.folders[0].name}@{trial.rounds}"] = trial.score
+            facts = {name: getattr(trial, name) for name in ("score", *COSTS)}
+            self.known[f"{trial.folders[0].name}@{trial.rounds}"] = facts
             write_atomically(self.path, json.dumps(self.known, indent=2))
 
 
@@ -267,13 +357,15 @@ def _summary(definition: Sweep, trials: list[Trial], alive: list[int]) -> dict[s
     return {
         "name": definition.plan.name,
         "strategy": definition.strategy,
-        "metric": analysis_of(definition.plan).metric or "result",
+        "metric": definition.objectives[0],
+        "objectives": list(definition.objectives),
         "judged_on": "validation data",
         "over": [{"key": a.key, "values": list(a.values), "log": a.log} for a in definition.over],
         "rungs": [{"trials": n, "rounds": r} for n, r in rungs],
         "rounds": definition.cost(),
         "seeds": list(definition.seeds),
         "best": best.summary() if best.score is not None else None,
+        "front": [trial.label for trial in front(trials, definition.objectives)],
         "trials": [trials[i].summary() for i in order],
         "privacy": NOT_CHARGED,
     }

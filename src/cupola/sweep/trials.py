@@ -67,6 +67,13 @@ def write_list(
     write_atomically(folder / "runs.json", json.dumps(entries, indent=2))
 
 
+def listed(folder: Path, seeds: int) -> list[dict[str, Any]]:
+    """The settings of the trials that a folder's list names, in their order."""
+    path = folder / "runs.json"
+    entries = json.loads(path.read_text("utf-8"))[::seeds] if path.exists() else []
+    return [{k: v for k, v in one["settings"].items() if k != "seed"} for one in entries]
+
+
 def judged(
     plan: PlanHeader, folder: Path, progress: Watch | None, *, anew: bool = False
 ) -> tuple[RunFolder, float]:

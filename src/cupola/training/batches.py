@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupola.base.randomness import permutation, permutations, uniforms
 from cupola.errors import PlanError
 from cupola.federation.message import Question
-from cupola.federation.randomness import permutation, permutations, uniforms
 from cupola.federation.site import SiteContext
 from cupola.training.choices import Local, Participation
 from cupola.training.mechanisms import mechanism_for

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from cupola.base.held_objects import is_absent, is_object
 from cupola.base.importing import imported
 from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
 from cupola.data.lazy import Owners
 from cupola.data.partition import partition
+from cupola.data.stored_rows import Rows, first_unusable
 from cupola.data.transform import check_images, copy_steps, transforms
 from cupola.errors import DataError, PlanError
 from cupola.federation.program import Program
@@ -32,6 +35,7 @@ from cupola.training.loop import Training
 from cupola.training.methods import method_of
 from cupola.training.methods.base import Method
 from cupola.training.plan import Loss, Plan
+from cupola.training.plan_objects import try_out
 from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
@@ -53,6 +57,13 @@ def federated_data(plan: Plan) -> FederatedData:
     return source
 
 
+def partition_kind(plan: Plan) -> str:
+    """How the data are cut into sites; those that were passed as sites are not."""
+    if is_object(plan.data.name) and isinstance(_loaded(plan), FederatedData):
+        return "as given"
+    return plan.data.partition.kind
+
+
 def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
     """A plan whose public data are files of a coordinator: whoever hands a plan in has no say in
     what else is read there."""
@@ -65,6 +76,11 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return loading.load(choice.name, **choice.options)
+    if is_object(choice.name):
+        held: Source | Owners | FederatedData = imported(
+            choice.name, f"data.name = '{choice.name}'", DataError
+        )
+        return held
     made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
@@ -82,6 +98,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("vocabulary", data.vocabulary)
     if data.words and "words" in building.options(plan.model.name):
         options.setdefault("words", data.words)
+    if data.kind == "language" and "padding" in building.options(plan.model.name):
+        options.setdefault("padding", data.padding)
     if plan.model.name == "pretrained":
         options |= _source_options(plan, data)
     build = partial(
@@ -101,9 +119,25 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         device=plan.device,
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
-        tokens=data.vocabulary,
+        tokens=_tokens(plan, data, build),
+        metrics={
+            name: imported(path, f"evaluation.metrics.{name}")
+            for name, path in (plan.evaluation.metrics or {}).items()
+            if not is_absent(path)  # a model can be opened without; a run needs all
+        },
+        precision=plan.precision,
+        device_noise=plan.device_noise,
     )
     return partly(whole, plan.trainable, plan.seed)
+
+
+def _tokens(plan: Plan, data: FederatedData, build: Callable[[], nn.Module]) -> int | None:
+    """How many token ids there are: the data's, or those that a model of transformers knows."""
+    if data.vocabulary is not None or not (
+        plan.model.name == "huggingface" or ":" in plan.model.name
+    ):
+        return data.vocabulary
+    return getattr(build(), "tokens", None)
 
 
 def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:
@@ -141,7 +175,9 @@ def host(plan: Plan) -> TrainingHost:
     from cupola.training.spending import book
 
     kind = CheckedHost if ":" in plan.data.name else TrainingHost
-    return kind(problem(plan, data), data, book(plan))
+    made = problem(plan, data)
+    try_out(plan, made, data)
+    return kind(made, data, book(plan))
 
 
 class CheckedHost(TrainingHost):
@@ -152,12 +188,12 @@ class CheckedHost(TrainingHost):
         for part in ("train", "validation", "test"):
             rows: Dataset = getattr(held, part)
             for what, values in (("inputs", rows.x), ("targets", rows.y)):
-                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                    wrong = (~torch.isfinite(values.reshape(len(values), -1))).any(1)
+                # Inputs in files are checked once, when they are loaded: not for every question.
+                wrong = None if isinstance(values, Rows) else first_unusable(values)
+                if wrong is not None:
                     raise DataError(
                         f"site {site} ({self.sites.site_name(site)}): {part} {what} hold NaN or "
-                        f"infinity, first in row {int(wrong.nonzero()[0])}; correct these rows "
-                        "or leave them out"
+                        f"infinity, first in row {wrong}; correct these rows or leave them out"
                     )
         return held
 
@@ -182,6 +218,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         evaluation=plan.evaluation,
         privacy=resolved(plan, of),
         sum=plan.sum,
+        transforms=plan.transforms,
         method=own_method(plan),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
@@ -214,7 +251,8 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
     if ask is not None and sites and not possible(sites, ask.question):
         raise PlanError(
             f"engine.mode = '{mode}': sites cannot be computed together in this form here (random "
-            "or batch-dependent layers, or an unsupported choice); use 'auto'"
+            "or batch-dependent layers, inputs that stay in their files, or an unsupported "
+            "choice); use 'auto'"
         )
 
 

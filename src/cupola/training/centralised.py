@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from cupola.base.randomness import derive
 from cupola.data.dataset import Dataset, FederatedData
 from cupola.federation.message import Arrays, Question
-from cupola.federation.randomness import derive
 from cupola.federation.site import SiteContext, StateStore
 from cupola.training.batches import share_out
 from cupola.training.loop import Training

@@ -128,7 +128,7 @@ def public_labels(
     module = build("pretrained", input_shape, classes, seed, **{**options, "adapt": "reprogram"})
     assert isinstance(module, Adapted)
     assert classes is not None
-    guessed = Features(module, torch.device("cpu"), torch.float32).of(public).x.argmax(1)
+    guessed = Features(module, torch.device("cpu"), torch.float32).of(public).inputs().argmax(1)
     counts = np.zeros((classes, module.width))
     np.add.at(counts, (public.y.numpy(), guessed.numpy()), 1)
     return frequent_labels(counts, options.get("per_class", 1))

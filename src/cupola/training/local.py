@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.randomness import derive
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Contribution, Declined, Question
-from cupola.federation.randomness import derive
 from cupola.federation.site import Charge, Partial, SiteContext, task
 from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
@@ -31,6 +31,7 @@ from cupola.training.methods.local_steps import LocalSteps
 from cupola.training.methods.own_parts import staying, with_own_parts
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer
+from cupola.training.transforms.pipeline import packed_answer, packed_layout, unpacked_question
 from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace, workspace_of
 
@@ -50,11 +51,13 @@ def train(site: SiteContext, question: Question) -> Contribution:
 
     Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
     'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss',
+    'transforms' (what is done to the update before it leaves; see `transforms.pipeline`),
     'method' (a plan's [method]).
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
     'buffer/...' new buffers, what methods add ('steps' for FedNova, 'variate/...' for SCAFFOLD),
     'below' (the clip), 'loss' (of the received model, where it is asked for).
     """
+    question = unpacked_question(question, workspace_of(site))
     turn = turn_of(site, question)
     work = share_out([site], question, turn.local)[0]
     if work.declined:
@@ -103,11 +106,12 @@ def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays 
 def _layout(question: Question, space: Workspace) -> Arrays:
     """Arrays like those of an answer by a site that trains in this workspace."""
     own = {f"{part}/{name}" for part in ("model", "variate") for name in space.names}
-    return {
+    layout = {
         name: question.arrays.get(name, np.zeros(()))
         for name in question.expects
         if name in own or not name.startswith(("model/", "variate/"))
     }
+    return packed_layout(space, question, layout)
 
 
 def _train(turn: Turn, work: Work) -> Contribution:
@@ -138,12 +142,15 @@ def _train(turn: Turn, work: Work) -> Contribution:
         for name, tensors in method.keep(turn, work.steps).items():
             named = space.named(method.named(name), tensors)
             kept |= {n: array.copy() for n, array in named.items()}
+    answer = Contribution(arrays, float(work.used) if local.weighting == "samples" else 1.0)
+    if finite:
+        answer, unsent = packed_answer(turn, answer)
+        kept |= unsent
     if kept:
         site.keep(question, kept)
     if not finite:
         raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
-    weight = float(work.used) if local.weighting == "samples" else 1.0
-    return Contribution(arrays, weight)
+    return answer
 
 
 def _descended(
@@ -166,7 +173,10 @@ def _descended(
         return space.split(space.start - space.flat), own
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
-    for step, (index, alpha) in enumerate(zip(work.batches, coefficients), 1):
+    batches = work.batches
+    if local.work != "gradient":  # all that a site has is not to be in memory at once
+        space.soon(site.data.train, batches)
+    for step, (index, alpha) in enumerate(zip(batches, coefficients), 1):
         grads = gradient(index, augment)
         for correct in corrections:
             correct(grads)
@@ -222,7 +232,9 @@ def gradient_of(
     if in_one or loss is not None or not space.loss_is_per_sample(data):
         return space.gradient(*space.batch(data, torch.from_numpy(index), augment), loss)
     total: list[Tensor] = []
-    for part in np.array_split(index, -(-len(index) // MICRO_BATCH)):
+    parts = np.array_split(index, -(-len(index) // MICRO_BATCH))
+    space.soon(data, parts)
+    for part in parts:
         grads = space.gradient(*space.batch(data, torch.from_numpy(part), augment))
         share = len(part) / len(index)
         if total:

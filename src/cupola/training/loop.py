@@ -31,6 +31,7 @@ from cupola.training.metrics import confusion, count, expected, metrics, require
 from cupola.training.optimizers import server_step
 from cupola.training.participation import draw, require_sites
 from cupola.training.privacy_promise import require_possible
+from cupola.training.transforms import Transform, pipeline
 from cupola.training.upcycle import (
     extrapolated,
     factor,
@@ -64,7 +65,8 @@ class Training:
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
     (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
-    masked sums need bounds, which go into the questions. method: the plan's own, if it has one.
+    masked sums need bounds, which go into the questions. method: the plan's own, if any.
+    transforms: of updates on their way.
     """
 
     problem: Problem
@@ -79,6 +81,7 @@ class Training:
     privacy: Privacy = field(default_factory=Privacy)
     sum: Sum = field(default_factory=Sum)
     method: Method | None = None
+    transforms: tuple[Transform, ...] = ()
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
     members: tuple[int, ...] | None = None
@@ -89,10 +92,11 @@ class Training:
         self._space: Workspace | None = None
         self.levels = levels(self)
         self.mechanism = mechanism_of(self.privacy)
-        self.methods = Methods(self)
+        self.methods = Methods(self, pipeline.unpacked_total)
         require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
+        pipeline.require_packable(self)
         self.coordinator = self.mechanism.coordinator.of(self)
         require_judged(self)
         require_sites(self.participation, self.sites, self.training_rounds, self.sum)
@@ -204,6 +208,7 @@ class Training:
         )
         if self.sum.masked:
             question = self.mechanism.bounds(question, self, clip)
+        question = pipeline.packed_question(question, self, state, round)
         return self.methods.asked(question, state, self._drawn(round))
 
     def _drawn(self, round: int) -> list[int]:
@@ -220,6 +225,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays, values = self.coordinator.step(self, state, total, round)
+        arrays |= pipeline.next_ranges(total, self, state, round)
         record |= values
         if upcycle is not None and upcycle.adaptive and total.weight > 0:
             record["received_loss"] = loss = float(total.mean("loss"))

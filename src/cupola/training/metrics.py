@@ -9,15 +9,15 @@ over all numbers as one column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.data.dataset import Dataset
-from cupola.errors import PlanError
+from cupola.errors import CupolaError, PlanError
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
 from cupola.federation.site import Partial, SiteContext, task
 from cupola.training.choices import Evaluation
@@ -118,8 +118,10 @@ def _batches(
     parts: list[tuple[Tensor, Tensor]] = []
     held = 0
     for dataset in data:
-        for start in range(0, len(dataset), size):
-            parts.append(space.batch(dataset, slice(start, start + size)))
+        slices = [slice(start, start + size) for start in range(0, len(dataset), size)]
+        space.soon(dataset, slices)
+        for part in slices:
+            parts.append(space.batch(dataset, part))
             held += len(parts[-1][0])
             if held >= size:
                 yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
@@ -159,6 +161,7 @@ def _require_measured(problem: Problem, judge: Evaluation) -> None:
         problem.kind, ["loss", "accuracy", "class_accuracy", "miou"]
     )
     known += ["auroc"] if judge.auroc and problem.kind != "regression" else []
+    known += problem.metrics
     if judge.metric not in known:
         raise PlanError(
             f"evaluation.metric = '{judge.metric}' is not measured here; measured: "
@@ -169,6 +172,7 @@ def _require_measured(problem: Problem, judge: Evaluation) -> None:
 def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:
     yield "samples", Spec((), "int")
     yield "loss", Spec(())
+    yield from ((f"metric/{name}", Spec(())) for name in problem.metrics)
     if problem.kind == "regression":
         yield "squared_error", Spec(())
         yield "targets", Spec((2,))
@@ -191,6 +195,8 @@ def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Te
     sums["samples"] += len(y)
     loss = problem.loss(output, y).cpu().double()  # in this order: some devices have no float64
     sums["loss"] += loss.sum() if loss.dim() else loss * len(y)
+    for name, metric in problem.metrics.items():
+        sums[f"metric/{name}"] += measured(name, metric, output, y).cpu().double().sum()
     if problem.kind == "regression":
         target = y.reshape(len(y), -1).cpu().double()
         error = output.reshape(len(y), -1).cpu().double() - target
@@ -226,12 +232,33 @@ def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Te
                 sums["scores"][c, side] += torch.bincount(place[rows, c], minlength=bins).cpu()
 
 
+def measured(name: str, metric: Callable[..., Any], output: Tensor, y: Tensor) -> Tensor:
+    """A user's metric on a batch, (n,): a value for each sample, so that sums stay sums."""
+    try:
+        values = torch.as_tensor(metric(output, y))
+    except CupolaError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"metrics['{name}'] does not take outputs {tuple(output.shape)} and targets "
+            f"{tuple(y.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    if values.shape != (len(y),):
+        raise PlanError(
+            f"metrics['{name}'] gives the shape {tuple(values.shape)} for {len(y)} samples; it "
+            "must give one value per sample, whose mean over all sites is the metric"
+        )
+    return values
+
+
 def metrics(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Metrics from total counts."""
     samples = float(sums["samples"])
     if not samples:
         return {}
     result = {"loss": float(sums["loss"]) / samples, "samples": samples}
+    own = (name for name in sums if name.startswith("metric/"))
+    result |= {name.removeprefix("metric/"): float(sums[name]) / samples for name in own}
     if "squared_error" in sums:
         mean, square = sums["targets"] / samples
         result["rmse"] = float(np.sqrt(sums["squared_error"] / samples))

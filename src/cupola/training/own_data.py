@@ -79,11 +79,15 @@ def _with_paths(options: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def describe(path: Path, target: str | None) -> dict[str, Any]:
-    """The settings of a data set that is a table. target: the column that is to be predicted."""
+    """The settings of a data set that is a table, or a folder of .npy files. target: the column
+    that is to be predicted."""
+    if path.is_dir() and any(path.glob("*.npy")):
+        return {"loader": "npy", "folder": str(path), "test": 0.0}
     if not path.is_file():
         raise DataError(f"{path} is no file")
     if path.suffix == ".npz":
         return {"loader": "npz", "path": str(path), "test": 0.0}
     if not target:
         raise PlanError(f"{path}: say which column is to be predicted (--target)")
-    return {"loader": "csv", "path": str(path), "target": target, "test": 0.0}
+    loader = "parquet" if path.suffix in (".parquet", ".arrow", ".feather") else "csv"
+    return {"loader": loader, "path": str(path), "target": target, "test": 0.0}

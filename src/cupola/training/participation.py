@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupola.base.randomness import generator, permutation
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator, permutation
 
 if TYPE_CHECKING:
     from cupola.training.choices import Participation, Sum

@@ -17,6 +17,7 @@ from cupola.analysis.header import checked as _checked
 from cupola.analysis.overrides import changed as changed
 from cupola.analysis.overrides import flat, merge, plain
 from cupola.analysis.overrides import normal as normal
+from cupola.base.held_objects import named_objects, word_of
 from cupola.data.partition import IID, Partition
 from cupola.errors import CupolaError, PlanError
 from cupola.training import plan_names
@@ -31,6 +32,8 @@ from cupola.training.choices import (
     Trainable,
 )
 from cupola.training.personalise.personal_choices import Personalise, require_tellable
+from cupola.training.precision import Precision
+from cupola.training.transforms import AnyTransform
 
 
 class Named(BaseModel):
@@ -98,16 +101,21 @@ _ALTERNATIVES = ({"factor", "damping"},)  # of what a recipe sets, the user's ch
 class Plan(PlanHeader):
     """One training experiment. Unknown keys are refused.
 
-    twin: also run the centralised twin.
+    twin: also run the centralised twin. transforms: what is done to an update on its way, in order.
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
-        "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "dtype", "twin",
+        "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "device_noise",
+        "dtype", "precision", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "engine", "link", "personalise", "seeds",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "track", "link",
+        "personalise", "seeds",
     )  # fmt: skip
-    own_affair: ClassVar[tuple[str, ...]] = ("engine", "device", "twin", "checkpoint_seconds")
+    own_affair: ClassVar[tuple[str, ...]] = (
+        "engine", "track", "device", "device_noise", "twin", "checkpoint_seconds",
+    )  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
+        "model.always_drop": "model.kernel_evaluation",
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",
     }
@@ -119,7 +127,9 @@ class Plan(PlanHeader):
     method: MethodChoice | None = None
     task: Annotated[str, Field(pattern=r"^(train|[\w.]+:\w+)$")] = "train"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = "auto"
+    device_noise: bool = False
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "full"
     twin: bool = False
     data: Data
     model: Model
@@ -130,6 +140,7 @@ class Plan(PlanHeader):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     privacy: Privacy = Privacy()
+    transforms: tuple[AnyTransform, ...] = ()
     link: Link = Link()
     personalise: Personalise | None = None
 
@@ -166,13 +177,33 @@ class Plan(PlanHeader):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        if self.transforms and self.engine.mode not in ("auto", "one-by-one"):
+            raise ValueError(
+                f"engine.mode = '{self.engine.mode}' adds up sites before they answer; transforms "
+                "are of every site's own update: use 'auto'"
+            )
         check_changes(self)
         _checked(self, plan_names.check_copies)
+        _checked(self.evaluation, plan_names.check_metrics)
+        _checked(self, _reaches_objects)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
+        if self.dtype == "float64" and self.precision != "full":
+            raise ValueError(f"precision = '{self.precision}' is for dtype = 'float32'")
+        if self.device_noise and self.device in ("cpu", "mps"):
+            raise ValueError(
+                "device_noise draws noise on a CUDA device (the CPU draws its own, MPS has no "
+                f"float64); device = '{self.device}' has none: leave device_noise out"
+            )
         if self.personalise is not None:
             require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
+
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        found = super().to_dict(lasting=lasting)
+        if not self.transforms:  # plans without any are what they were before there were some
+            found.pop("transforms", None)
+        return found
 
     def adaptation(self) -> Plan:
         """The plan by which groups train: the same with other rounds, and what `adapt` changes."""
@@ -185,6 +216,18 @@ class Plan(PlanHeader):
             given["participation"] = {k: own[k] for k in own if k not in ("fraction", "count")}
         settings = {"rounds": choice.rounds, "twin": False, **changes}
         return Plan.model_validate(changed(given, settings))
+
+
+def _reaches_objects(plan: Plan) -> None:
+    """Refuse engines whose sites are in other processes, where objects of this one are not."""
+    found = next(named_objects(plan.model_dump(mode="json")), None)
+    if found is not None and plan.engine.kind != "in-process":
+        key = found[0].removesuffix(".name")
+        raise PlanError(
+            f"engine.kind = '{plan.engine.kind}': {key} ({word_of(found[1])}) is an object of this "
+            "Python program, and neither code nor pickles cross to another process; use "
+            "engine.kind = 'in-process', or name it as 'module:name'"
+        )
 
 
 def _adaptable(plan: Plan) -> None:

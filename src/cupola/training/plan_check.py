@@ -34,7 +34,7 @@ def deviation(plan: Plan, question: Question) -> str | None:
 
 def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     known = {"local", "lr", "participation", "privacy", "pattern", "report_loss", "shares",
-             "method", HANDED}  # fmt: skip
+             "method", "transforms", HANDED}  # fmt: skip
     if not options.keys() <= known:
         return _MORE
     asked = Local.model_validate(options.get("local", {}))
@@ -53,7 +53,17 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
+    if _listed(options.get("transforms")) != [
+        step.model_dump(mode="json") for step in plan.transforms
+    ]:
+        return "transforms are not the plan's"
     return _privacy(plan, options.get("privacy") or {})
+
+
+def _listed(told: object) -> object:
+    """The transforms that a question names; range and seed are the coordinator's to choose, since
+    clip and noise come before them."""
+    return told.get("list") if isinstance(told, Mapping) else []
 
 
 def _method(plan: Plan) -> dict[str, Any] | None:

@@ -69,7 +69,12 @@ class Guarantee:
 
 def require_possible(training: Training) -> None:
     """Refuse what a mechanism cannot protect, with the way out."""
-    privacy, mechanism = training.privacy, training.mechanism
+    privacy, mechanism, problem = training.privacy, training.mechanism, training.problem
+    if problem.device_noise and not mechanism.per_example:
+        raise PlanError(
+            "device_noise is for noise that is drawn at every step (privacy.mechanism = 'dp-sgd'); "
+            "leave it out"
+        )
     if not mechanism.on:
         if privacy.budget is not None:
             raise PlanError(
@@ -87,6 +92,11 @@ def require_possible(training: Training) -> None:
         raise PlanError(
             f"{mechanism.key}: {reason}; no single example can be protected there. Use a model "
             "with group or layer normalisation"
+        )
+    if mechanism.per_example and problem.precision != "full":
+        raise PlanError(
+            f"precision = '{problem.precision}': what {mechanism.key} clips is proven for float32 "
+            "and float64 arithmetic, not for products of fewer bits; use precision = 'full'"
         )
     mechanism.check(training)
     if privacy.budget is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
-from cupola.federation.message import Question
-from cupola.federation.site import SiteContext
-from cupola.training.choices import Local
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cupola.federation.message import Question
+    from cupola.federation.site import SiteContext
+    from cupola.training.choices import Local
     from cupola.training.workspace import Workspace
 
 

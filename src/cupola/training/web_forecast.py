@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from cupola.analysis.preview import simulated_roster
 from cupola.base.formatting import count, number, size, text, times
 from cupola.data.dataset import FederatedData, SiteData
@@ -62,7 +64,7 @@ def _alike(plan: Plan, known: FederatedData, samples: int) -> TrainingHost:
     """Sites that hold so many samples each, of the plan's kind."""
     none = known.site(0).train
     shape = none.x.shape[1:]
-    x = none.x.new_zeros(1, *shape).expand(samples, *shape)  # one row in memory
+    x = torch.zeros((1, *shape), dtype=none.x.dtype).expand(samples, *shape)  # one row in memory
     some = replace(none, x=x, y=none.y.new_zeros(samples))
     data = FederatedData(
         len(known), lambda _: SiteData(some, test=some), kind=known.kind, classes=known.classes,

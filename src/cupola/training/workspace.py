@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Accounts, SiteContext
+from cupola.nn.adapters import settle
 from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
@@ -25,6 +26,7 @@ from cupola.nn.reprogram import Adapted
 from cupola.training.choices import Trainable
 from cupola.training.features import Features
 from cupola.training.frozen import FrozenPart, frozen_names, level_of
+from cupola.training.precision import Precision, autocast, set_products
 
 Example = tuple[Tensor, Tensor]
 LIGHT = 1_000_000  # parameters below which a network without convolutions is light
@@ -59,6 +61,8 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    metrics: the user's own, (outputs, targets) -> one value per sample, by name.
+    precision: of products. device_noise: simulated noise of single steps is drawn on the device.
     trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
     `frozen.partly`, which also wraps `build`.
     """
@@ -72,11 +76,15 @@ class Problem:
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
     tokens: int | None = None
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     trainable: Trainable = field(default_factory=Trainable)
     frozen_seed: int = 0
+    precision: Precision = "full"
+    device_noise: bool = False
 
     def module(self) -> nn.Module:
-        return self.build().to(pick_device(self.device, self.dtype), self.dtype)
+        module = settle(self.build().to(pick_device(self.device, self.dtype), self.dtype))
+        return autocast(module) if self.precision == "bfloat16" else module
 
     @cached_property
     def properties(self) -> Properties:
@@ -121,8 +129,9 @@ class Workspace:
             parameter.data = view
             self.params.append(parameter)
             start += parameter.numel()
-        self.buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        counters = (b for b in self.module.buffers() if not b.is_floating_point())
+        moving = {n: b for n, b in self.module.named_buffers() if n not in self.frozen.resting}
+        self.buffers = {name: b for name, b in moving.items() if b.is_floating_point()}
+        counters = (b for b in moving.values() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
         self.lock = Lock()
@@ -193,6 +202,7 @@ class Workspace:
 
         The frozen part is made here, from its seed; nobody else's values are taken for it.
         """
+        set_products(self.device, self.problem.precision)
         theirs = {n[6:] for n in arrays if n.startswith("model/")}
         if more := theirs.difference(self.names, self.received):
             raise FederationError(f"'model/{min(more)}' is no trainable parameter of this model")
@@ -269,6 +279,7 @@ class Workspace:
             and generator is None
             and self._is_ready(data)
         ):
+            assert isinstance(data.x, Tensor)
             return data.x, data.y  # thousands of small sites pass here every round
         x, y = data.inputs(index), data.y[index]
         if generator is not None and data.transform is not None:
@@ -283,9 +294,16 @@ class Workspace:
         y = y.to(self.device, self.problem.dtype) if y.is_floating_point() else y.to(self.device)
         return x, y
 
+    def soon(self, data: Dataset, batches: Iterable[Any]) -> None:
+        """These batches are wanted next, one after the other."""
+        if self._features is None:
+            data.soon(batches)
+
     def _is_ready(self, data: Dataset) -> bool:
         """Whether the model takes the data set's tensors as they are."""
         x, y, dtype = data.x, data.y, self.flat.dtype
+        if not isinstance(x, Tensor):
+            return False
         same_type = x.dtype == dtype and (y.dtype == dtype or not y.is_floating_point())
         return same_type and data.prepare is None and x.device == y.device == self.flat.device
 

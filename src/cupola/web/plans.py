@@ -26,6 +26,7 @@ LONGEST, DOTS, KEYS, NAME = 200_000, 250, 1000, 100  # characters; in a line; in
 _REFUSED = {  # of every plan
     "seeds": "a study is one run; give seed",
     "grid": "a study is one run; `cupola sweep` tries many settings",
+    "track": "leave it out: this server writes to no tracker",
     "engine.kind": "leave it out: the server decides",
     "engine.workers": "leave it out: the server decides",
     "engine.address": "leave it out: the server decides",

@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from torch.nn import functional as F
 
 import cupola
+from cupola.base.randomness import permutations
 from cupola.errors import PlanError
-from cupola.federation.randomness import permutations
 from cupola.training import Local, Participation, Privacy, Server, Upcycle
 from cupola.training.choices import Sum
 from cupola.training.methods import METHODS, Method, method_of, told_of

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small
 import torch
+from cupola.federation.randomness import permutations
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,7 +14,6 @@ import cupola
 from cupola.errors import PlanError
 from cupola.federation import drive
 from cupola.federation.message import Declined, Spec
-from cupola.federation.randomness import permutations
 from cupola.training import Evaluation, Local, Participation, Privacy, Server, Upcycle
 from cupola.training.choices import Sum
 from cupola.training.forecast import foresee

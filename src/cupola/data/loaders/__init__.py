@@ -1,6 +1,7 @@
 """Loaders, one short function for each data set; importing this registers them all."""
 
 from cupola.data.loaders import (  # noqa: F401
+    array_files,
     bundled,
     cityscapes,
     csv_npz,
@@ -8,6 +9,7 @@ from cupola.data.loaders import (  # noqa: F401
     folders,
     images,
     leaf,
+    parquet,
     shakespeare,
     synthetic,
     tff,

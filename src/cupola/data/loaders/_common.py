@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -11,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 SPLIT_SEED = 0  # public test sets that Cupola cuts itself are the same for everybody
 
@@ -60,12 +61,12 @@ def read_image(path: Any, mode: str, where: str = "") -> Any:
         raise DataError(f"{where or path}: not a readable image ({error})") from None
 
 
-def need(stored: dict[str, np.ndarray], keys: list[str], path: Path) -> None:
-    """Refuse an npz that lacks an array."""
+def need(stored: Mapping[str, Any], keys: list[str], path: Path, each: str = "array") -> None:
+    """Refuse an npz that lacks an array (or a folder that lacks such a file)."""
     missing = [key for key in keys if key not in stored]
     if missing:
         has = ", ".join(sorted(stored)) or "nothing"
-        raise DataError(f"{path}: no array {missing[0]!r} in it; it has {has}")
+        raise DataError(f"{path}: no {each} {missing[0]!r} in it; it has {has}")
 
 
 def split(data: Dataset, share: float, labels: np.ndarray | None = None) -> np.ndarray:

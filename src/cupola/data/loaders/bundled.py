@@ -59,10 +59,11 @@ def diabetes(test: float = 0.2) -> Source:
 
 def standardised(train: Dataset, test: Dataset | None) -> tuple[Dataset, Dataset | None]:
     """Float32 features with mean 0 and deviation 1 in `train`; constant features become 0."""
-    mean, std = train.x.double().mean(0), train.x.double().std(0)
+    x = train.inputs().double()
+    mean, std = x.mean(0), x.std(0)
     std = torch.where(std > 0, std, torch.ones_like(std))
 
     def scaled(data: Dataset) -> Dataset:
-        return Dataset(((data.x.double() - mean) / std).float(), data.y)
+        return Dataset(((data.inputs().double() - mean) / std).float(), data.y)
 
     return scaled(train), None if test is None else scaled(test)

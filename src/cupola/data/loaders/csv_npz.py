@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv as csv_module
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from cupola.data.dataset import Dataset, Kind, Source, kind_of
 from cupola.data.loaders._common import images, need, numbered, public_split, read_npz
 from cupola.data.loaders.bundled import standardised
 from cupola.data.loading import dataset
+from cupola.data.stored_rows import Rows, blocks
 from cupola.errors import DataError
 
 
@@ -132,18 +133,29 @@ def npz(path: str | Path, kind: Kind | None = None, test: float = 0.2) -> Source
     is read off the types if not given. class_names may be stored too.
     """
     file = Path(path).expanduser()
-    stored = read_npz(file)
+    return from_arrays(file, read_npz(file), kind, test, as_inputs)
+
+
+def from_arrays(
+    file: Path,
+    stored: Mapping[str, Any],
+    kind: Kind | None,
+    test: float,
+    inputs: Callable[[Any], Tensor | Rows],
+    each: str = "array",
+) -> Source:
+    """A data set from its named arrays. inputs: makes a data set's inputs of what is stored."""
     if "x_train" in stored:
-        need(stored, ["y_train"], file)
-        train = Dataset(_inputs(stored["x_train"]), _targets(stored["y_train"], kind))
+        need(stored, ["y_train"], file, each)
+        train = Dataset(inputs(stored["x_train"]), _targets(stored["y_train"], kind))
         held = None
         if "x_test" in stored:
-            need(stored, ["y_test"], file)
-            held = Dataset(_inputs(stored["x_test"]), _targets(stored["y_test"], kind))
+            need(stored, ["y_test"], file, each)
+            held = Dataset(inputs(stored["x_test"]), _targets(stored["y_test"], kind))
         kept = np.ones(len(train), bool)
     else:
-        need(stored, ["x", "y"], file)
-        data = Dataset(_inputs(stored["x"]), _targets(stored["y"], kind))
+        need(stored, ["x", "y"], file, each)
+        data = Dataset(inputs(stored["x"]), _targets(stored["y"], kind))
         plain = not data.y.is_floating_point() and data.y.ndim == 1
         train, held, kept = public_split(data, test, data.y.numpy() if plain else None)
     kind = kind or kind_of(train)
@@ -164,13 +176,14 @@ def npz(path: str | Path, kind: Kind | None = None, test: float = 0.2) -> Source
     )  # fmt: skip
 
 
-def _inputs(array: np.ndarray) -> Tensor:
+def as_inputs(array: np.ndarray) -> Tensor:
+    """What models take: uint8 images with channels first, float32 features, int64 tokens."""
     if array.dtype == np.uint8 and array.ndim >= 3:
         return images(array)
     if np.issubdtype(array.dtype, np.floating):
-        return torch.from_numpy(array.astype(np.float32))
+        return torch.from_numpy(array.astype(np.float32, copy=False))
     if np.issubdtype(array.dtype, np.integer):
-        return torch.from_numpy(array.astype(np.int64))
+        return torch.from_numpy(array.astype(np.int64, copy=False))
     raise DataError(f"inputs must be numbers, not {array.dtype}")
 
 
@@ -184,7 +197,9 @@ def _targets(array: np.ndarray, kind: Kind | None) -> Tensor:
 
 
 def _vocabulary(train: Dataset, test: Dataset | None) -> int:
-    parts = [d for d in (train, test) if d is not None and d.x.numel()]
-    if any(int(d.x.min()) < 0 for d in parts):
+    low, top = 0, -1
+    for x in (block for d in (train, test) if d is not None for block in blocks(d.x) if len(block)):
+        low, top = min(low, int(x.min())), max(top, int(x.max()))
+    if low < 0:
         raise DataError("tokens must be 0 or more; store features as floats")
-    return max((int(d.x.max()) for d in parts), default=-1) + 1
+    return top + 1

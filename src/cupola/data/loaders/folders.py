@@ -5,18 +5,21 @@ from __future__ import annotations
 import io
 import itertools
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
 
 from cupola.data.dataset import Dataset, Source, joined
 from cupola.data.download import Files, Remote
 from cupola.data.loaders._common import classes, images, need, public_split, read_image, read_npz
 from cupola.data.loading import dataset
+from cupola.data.stored_rows import Rows, first_unusable, threads
 from cupola.errors import DataError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -42,13 +45,25 @@ _WORDNET = {
 
 @dataset("image_folder")
 def image_folder(
-    files: Files, size: PositiveInt = 64, grey: bool = False, test: float = 0.0
+    files: Files,
+    size: PositiveInt = 64,
+    grey: bool = False,
+    test: float = 0.0,
+    in_memory: bool = True,
+    cache: NonNegativeInt = 0,
+    check: bool = True,
 ) -> Source:
     """Your own images, a folder per class: folder/class/file, or folder/train/class/file with test/
     (or val/) beside it. Images are scaled and cut centrally to size x size.
 
-    test: public share to take from the training images if there is no test folder.
+    test: public share to take from the training images if there is no test folder. in_memory: false
+    decodes images when their batch is asked for, by some threads, the next batch meanwhile. cache:
+    MB of decoded images to keep then. check: decode every image once when the set is loaded, so
+    that a damaged one is refused before a run and not in it.
     """
+    if in_memory and (cache or not check):
+        raise DataError("image_folder: cache and check are for in_memory = false")
+    on_demand = None if in_memory else OnDemand(cache << 20, check)
     if files.folder is None:
         raise DataError("image_folder needs the option 'folder'")
     root = files.folder
@@ -59,11 +74,11 @@ def image_folder(
     if not names:
         raise DataError(f"image_folder: no class folders in {base}")
     held_root = next((root / n for n in ("test", "val") if (root / n).is_dir()), None)
-    data = _folder(base, names, size, grey)
+    data = _folder(base, names, size, grey, on_demand)
     if base is root or held_root is None:
         train, held, _ = public_split(data, test, data.y.numpy())
     else:
-        train, held = data, _folder(held_root, names, size, grey)
+        train, held = data, _folder(held_root, names, size, grey, on_demand)
     return Source(root.name, "classification", train, held, len(names), names)
 
 
@@ -138,7 +153,16 @@ def _by_domain(
     )  # fmt: skip
 
 
-def _folder(root: Path, names: tuple[str, ...], size: int, grey: bool) -> Dataset:
+class OnDemand(NamedTuple):
+    """Images are decoded when they are asked for; see `image_folder`. cache: in bytes."""
+
+    cache: int
+    check: bool
+
+
+def _folder(
+    root: Path, names: tuple[str, ...], size: int, grey: bool, on_demand: OnDemand | None = None
+) -> Dataset:
     """Images of root/class/**, in the order of their names; a class may be absent."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder")
@@ -152,7 +176,52 @@ def _folder(root: Path, names: tuple[str, ...], size: int, grey: bool) -> Datase
         labels += [label] * len(found)
     if not paths:
         raise DataError(f"{root}: no images in its class folders")
-    return Dataset(_pixels(paths, size, grey), classes(np.array(labels)))
+    y = classes(np.array(labels))
+    if on_demand is None:
+        return Dataset(_pixels(paths, size, grey), y)
+    if on_demand.check:
+        first_unusable(Rows(ImageFiles(paths, size, grey)))  # keeps nothing: the cache is for runs
+    return Dataset(Rows(ImageFiles(paths, size, grey, on_demand.cache)), y)
+
+
+class ImageFiles:
+    """Reader of image files: decoded by some threads, scaled and cut centrally to size x size.
+
+    cache: bytes of decoded images to keep. The first ones stay: rounds go over a site's images
+    again and again, where forgetting those not used for longest would forget each before its turn.
+    """
+
+    def __init__(self, paths: Sequence[Path], size: int, grey: bool, cache: int = 0) -> None:
+        self._paths, self._size, self._mode = [str(p) for p in paths], size, "L" if grey else "RGB"
+        self._left, self._kept, self._lock = cache, dict[int, np.ndarray](), Lock()
+        self.dtype = torch.uint8
+        self.shape = (len(paths), 1 if grey else 3, size, size)
+
+    def read(self, places: np.ndarray) -> Tensor:
+        made = np.empty((len(places), *self.shape[1:]), np.uint8)
+        for at, pixels in enumerate(threads("decode").map(self._image, places.tolist())):
+            made[at] = pixels
+        return torch.from_numpy(made)
+
+    def _image(self, place: int) -> np.ndarray:
+        kept = self._kept.get(place)
+        if kept is not None:
+            return kept
+        pixels = fitted_image(self._paths[place], self._size, mode=self._mode)
+        with self._lock:
+            if pixels.nbytes <= self._left:
+                self._left -= pixels.nbytes
+                self._kept[place] = np.ascontiguousarray(pixels)
+        return pixels
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}, "_lock": None, "_left": self._left + self._held()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+
+    def _held(self) -> int:
+        return sum(pixels.nbytes for pixels in self._kept.values())
 
 
 def _archive(path: Path, names: tuple[str, ...], size: int) -> list[Dataset]:
@@ -182,6 +251,12 @@ def _pixels(paths: Iterable[Any], size: int, grey: bool, where: str = "") -> Any
     mode = "L" if grey else "RGB"
     stacked = np.stack([_fitted(read_image(path, mode, where), size) for path in paths])
     return images(stacked if grey else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+
+
+def fitted_image(path: Any, size: int, where: str = "", mode: str = "RGB") -> np.ndarray:
+    """An image file (or its bytes) as uint8 pixels (1 or 3, size, size)."""
+    pixels = _fitted(read_image(path, mode, where), size)
+    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
 def _fitted(image: Any, size: int) -> np.ndarray:

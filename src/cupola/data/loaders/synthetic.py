@@ -14,9 +14,9 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from scipy.special import ndtri
 
+from cupola.base.randomness import generator, uniforms
 from cupola.data.dataset import Dataset, FederatedData, SiteData, Source, joined
 from cupola.data.loading import dataset
-from cupola.federation.randomness import generator, uniforms
 
 
 @dataclass(frozen=True)

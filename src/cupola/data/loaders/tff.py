@@ -18,6 +18,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 
 from cupola.base.files import replacing
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset, SiteData, joined
 from cupola.data.download import Files, cache_folder
 from cupola.data.lazy import Owners
@@ -26,7 +27,6 @@ from cupola.data.loaders.leaf import LETTERS
 from cupola.data.loading import dataset
 from cupola.data.words import Vocabulary, most_frequent, rows, windows
 from cupola.errors import DataError
-from cupola.federation.randomness import generator
 
 MANY_OWNERS = 10_000  # from here on, their sizes are remembered in the cache
 _SHUFFLE = 0  # the owners behind public rows are the same for everybody

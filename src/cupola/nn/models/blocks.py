@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
 from cupola.nn.activations import Activation, activation
-from cupola.nn.kernelnorm import KernelNorm2d, KNConv2d
+from cupola.nn.kernelnorm import Evaluation, KernelNorm2d, KNConv2d
 from cupola.nn.models.building import model
 from cupola.nn.normalisation import Norm, norm
 
@@ -20,8 +20,17 @@ Shape = tuple[int, ...]
 Size = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-#: torch: the layers' own defaults; he: normal by fan-out with zero bias, as torchvision does.
-Init = Literal["torch", "he"]
+#: torch: the layers' own defaults; he: convolutions normal by fan-out with zero bias, as
+#: torchvision does; he-zero: the bias of the head is zero, too, as published for KNResNets.
+Init = Literal["torch", "he", "he-zero"]
+
+
+def _once_a_switch(value: Any) -> Any:
+    """What `always_drop` was: true or false."""
+    return ("random" if value else "off") if isinstance(value, bool) else value
+
+
+KernelEvaluation = Annotated[Evaluation, BeforeValidator(_once_a_switch)]
 
 #: low: for small images, without early down-sampling; auto: low below `LOW_RESOLUTION` pixels.
 Stem = Literal["auto", "low", "high"]
@@ -75,18 +84,19 @@ class Layers:
     """How a model's layers are made; one place for all normalisations.
 
     norm: with "kernel" convolutions normalise what they see (and have a bias), and no layer follows
-        or precedes them; `dropout` and `always` are theirs, `last_dropout` that of `last`.
+        or precedes them; `dropout` and `evaluation` are theirs, `last_dropout` that of `last`.
+    group_size, groups: of GroupNorm: channels in a group, or the number of groups.
     bias: of convolutions, with any other norm. low: whether images are small, so that the model
         begins without down-sampling.
     """
 
     norm: Norm
     activation: Activation = "relu"
-    group_size: int = 32
+    group_size: int | None = 32
     groups: int | None = None
     bias: bool = False
     dropout: float = 0.1
-    always: bool = False
+    evaluation: Evaluation = "expected"
     last_dropout: float = 0.0
     low: bool = False
 
@@ -119,7 +129,7 @@ class Layers:
             return [
                 KNConv2d(
                     inputs, outputs, size, stride, padding, groups=groups, dropout=self.dropout,
-                    always=self.always,
+                    evaluation=self.evaluation,
                 )
             ]  # fmt: skip
         if isinstance(padding, int):
@@ -150,7 +160,7 @@ class Layers:
     def last(self, channels: int) -> list[nn.Module]:
         """Normalisation of the features that the head sees, each place by itself with "kernel"."""
         if self.kernel:
-            return [KernelNorm2d(1, dropout=self.last_dropout, always=self.always)]
+            return [KernelNorm2d(1, dropout=self.last_dropout, evaluation=self.evaluation)]
         return self.normal(channels)
 
 
@@ -175,19 +185,22 @@ class Residual(nn.Module):
 
 def initialise(module: nn.Module, init: Init) -> nn.Module:
     """Initialise convolutions as asked; the other layers keep their defaults."""
-    if init == "he":
-        for part in module.modules():
-            if isinstance(part, nn.modules.conv._ConvNd):
-                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+    if init == "torch":
+        return module
+    for part in module.modules():
+        if isinstance(part, nn.modules.conv._ConvNd):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        zeroed = nn.Linear if init == "he-zero" else ()
+        if isinstance(part, (nn.modules.conv._ConvNd, zeroed)) and part.bias is not None:
+            nn.init.zeros_(part.bias)
     return module
 
 
 #: Options that image models have in common, in the order in which they are listed.
 _OPTIONS: dict[str, Any] = {
-    "norm": Norm, "activation": Activation, "stem": Stem, "group_size": Size, "groups": Size,
-    "kernel_dropout": Share, "last_dropout": Share, "always_drop": bool, "init": Init,
+    "norm": Norm, "activation": Activation, "stem": Stem, "group_size": Size | None,
+    "groups": Size | None, "kernel_dropout": Share, "last_dropout": Share,
+    "kernel_evaluation": KernelEvaluation, "init": Init,
 }  # fmt: skip
 
 
@@ -207,12 +220,14 @@ def image_model(
         from which stem = "auto" is high. bias: of convolutions; None: where there is no
         normalisation, which brings a shift of its own.
     defaults: of common options; None: the model does not have it. All have norm, activation,
-        group_size (unless they have groups), kernel_dropout, always_drop and init.
+        group_size and groups (by default the one or the other), kernel_dropout, kernel_evaluation
+        and init.
     """
-    usual = {"activation": "relu", "kernel_dropout": 0.1, "always_drop": False, "init": "torch"}
-    groups = {} if "groups" in defaults else {"group_size": 32}
-    taken = {**usual, **groups, **defaults}
-    common = {key: taken[key] for key in _OPTIONS if taken.get(key) is not None}
+    usual: dict[str, Any] = {"activation": "relu", "kernel_dropout": 0.1, "init": "torch"}
+    usual |= {"kernel_evaluation": "expected"}
+    grouping = {"group_size": None if "groups" in defaults else 32, "groups": None}
+    taken = {**usual, **grouping, **defaults}
+    common = {k: taken[k] for k in _OPTIONS if taken.get(k) is not None or k in grouping}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(function, include_extras=True)
@@ -223,18 +238,18 @@ def image_model(
         }
 
         def make_model(input_shape: Shape, classes: int | None, **given: Any) -> nn.Module:
-            option = {**common, **given}
+            option = {**common, **given, **_grouped(common, given)}
             stem = option.get("stem", "high")
             low = stem == "low" or (stem == "auto" and min(input_shape[1:], default=0) < below)
             shape = image(name, input_shape, least if isinstance(least, int) else least[not low])
             make = Layers(
                 option["norm"],
                 option["activation"],
-                option.get("group_size", 32),
-                option.get("groups"),
+                option["group_size"],
+                option["groups"],
                 bias=option["norm"] == "none" if bias is None else bias,
                 dropout=option["kernel_dropout"],
-                always=option["always_drop"],
+                evaluation=option["kernel_evaluation"],
                 last_dropout=option.get("last_dropout", 0.0),
                 low=low,
             )
@@ -250,6 +265,18 @@ def image_model(
         return function
 
     return register
+
+
+def _grouped(common: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """GroupNorm's groups, by their size or their number: the one that is given, or the default."""
+    keys = ("group_size", "groups")
+    wanted = {key: given[key] for key in keys if given.get(key) is not None}
+    if len(wanted) == 2:
+        raise PlanError(
+            f"model.group_size = {given['group_size']} and model.groups = {given['groups']} both "
+            "say how GroupNorm's channels are grouped: give one of them"
+        )
+    return {key: wanted.get(key) for key in keys} if wanted else {k: common[k] for k in keys}
 
 
 def _option(key: str, default: Any) -> inspect.Parameter:

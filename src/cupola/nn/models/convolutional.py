@@ -74,36 +74,43 @@ def small_cnn(
     )
 
 
+#: Channels of convolutions, in multiples of the first one's; max-pooling.
 _POOL = 0
-_VGG6 = (64, _POOL, 128, _POOL, 256, _POOL, 512, 512)
-_VGG11 = (64, _POOL, 128, _POOL, 256, 256, _POOL, 512, 512, _POOL, 512, 512, _POOL)
+_VGG6 = (1, _POOL, 2, _POOL, 4, _POOL, 8, 8)
+_VGG11 = (1, _POOL, 2, _POOL, 4, 4, _POOL, 8, 8, _POOL, 8, 8, _POOL)
 
 
 @image_model(
     "vgg6", "VGG-6: five 3x3 convolutions, average pooling (utility preservation, KernelNorm)",
     least=8, norm="none",
 )  # fmt: skip
-def vgg6(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
-    """Images of at least 8x8; 3,915,914 parameters for CIFAR-10, 3,917,386 with group norm."""
-    return [*_features(shape[0], _VGG6, make), *pooled(512, classes)]
+def vgg6(make: Layers, shape: Shape, classes: int | None, *, width: Size = 64) -> list[nn.Module]:
+    """Images of at least 8x8; 3,915,914 parameters for CIFAR-10, 3,917,386 with group norm.
+
+    width: channels of the first convolution; the others have two to eight times as many.
+    """
+    return [*_features(shape[0], _VGG6, make, width), *pooled(8 * width, classes)]
 
 
 @image_model(
     "vgg11", "VGG-11 with global average pooling in place of its dense layers (PFA)",
     least=32, bias=True, norm="none", init="he",
 )  # fmt: skip
-def vgg11(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
-    """Images of at least 32x32; 9,225,610 parameters for 10 classes, 9,231,114 with a norm."""
-    return [*_features(shape[0], _VGG11, make), *pooled(512, classes)]
+def vgg11(make: Layers, shape: Shape, classes: int | None, *, width: Size = 64) -> list[nn.Module]:
+    """Images of at least 32x32; 9,225,610 parameters for 10 classes, 9,231,114 with a norm.
+
+    width: channels of the first convolution; the others have two to eight times as many.
+    """
+    return [*_features(shape[0], _VGG11, make, width), *pooled(8 * width, classes)]
 
 
-def _features(channels: int, layout: Sequence[int], make: Layers) -> list[nn.Module]:
-    """Convolution blocks of the layout's widths; max-pooling where it says `_POOL`."""
+def _features(channels: int, layout: Sequence[int], make: Layers, width: int) -> list[nn.Module]:
+    """Convolution blocks, as the layout has them; max-pooling where it says `_POOL`."""
     layers: list[nn.Module] = []
-    for width in layout:
-        if width == _POOL:
+    for times in layout:
+        if times == _POOL:
             layers.append(nn.MaxPool2d(2))
         else:
-            layers += make.block(channels, width)
-            channels = width
+            layers += make.block(channels, times * width)
+            channels = times * width
     return layers

@@ -85,6 +85,14 @@ def _trunk(plan: Architecture, channels: int, make: Layers) -> list[nn.Module]:
     return layers
 
 
+def knresnet_layers(
+    plan: Architecture, channels: int, classes: int | None, make: Layers
+) -> list[nn.Module]:
+    """A whole KNResNet for images of so many channels."""
+    layers = [*_trunk(plan, channels, make), *make.last(plan.features), make.act()]
+    return [*layers, *pooled(plan.features, classes)]
+
+
 def _knresnet(number: int) -> None:
     """Register one depth."""
     plan = ARCHITECTURES[number]
@@ -98,8 +106,7 @@ def _knresnet(number: int) -> None:
     def knresnet(make: Layers, shape: Shape, classes: int | None) -> list[nn.Module]:
         """stem: low: 3x3 convolution, for images of at least 16x16; high: 7x7 of stride 2 and
         max-pooling, for at least 96x96; auto: low below that."""
-        layers = _trunk(plan, shape[0], make)
-        return [*layers, *make.last(plan.features), make.act(), *pooled(plan.features, classes)]
+        return knresnet_layers(plan, shape[0], classes, make)
 
 
 # Parameters with kernel norm for CIFAR-100: 11,215,840, 21,323,450 and 23,681,570;

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from cupola.nn.models.blocks import Layers, Residual, Shape, image_model, pooled
+from cupola.nn.models.blocks import Layers, Residual, Shape, Size, image_model, pooled
 
 
 class Depth(NamedTuple):
@@ -70,8 +70,11 @@ class Preactivated(nn.Module):
         return self.body(y) + (x if self.shortcut is None else self.shortcut(y))
 
 
-def preactivated(depth: Depth, channels: int, make: Layers, shortcut: int) -> list[nn.Module]:
-    """A pre-activation ResNet without its head; shortcut: size of its convolutions."""
+def preactivated(
+    depth: Depth, channels: int, make: Layers, shortcut: int, *, pooling: bool
+) -> list[nn.Module]:
+    """A pre-activation ResNet without its head; shortcut: size of its convolutions; pooling: of
+    the high stem."""
 
     def block(inputs: int, width: int, stride: int) -> nn.Module:
         outputs = width * (4 if depth.bottleneck else 1)
@@ -89,7 +92,7 @@ def preactivated(depth: Depth, channels: int, make: Layers, shortcut: int) -> li
         return Preactivated(before, nn.Sequential(*body), across)
 
     first = make.bare(channels, 64, 3) if make.low else make.bare(channels, 64, 7, 2)
-    return [*first, *_early_pooling(make.low), *_stages(depth, block)]
+    return [*first, *_early_pooling(make.low or not pooling), *_stages(depth, block)]
 
 
 def _early_pooling(low: bool) -> list[nn.Module]:
@@ -133,13 +136,15 @@ def _resnet(number: int) -> None:
         *,
         shortcut: Literal[1, 2] = 1,
         last_norm: bool = True,
+        stem_pooling: bool = True,
     ) -> list[nn.Module]:
         """stem: as for `resnet`; for images of at least 16x16 (low) or 64x64 (high).
 
         shortcut: size of the convolutions in shortcuts that halve the resolution.
         last_norm: normalisation and activation before the last pooling.
+        stem_pooling: max-pooling in the high stem; false: none, as published for Imagenette.
         """
-        layers = preactivated(depth, shape[0], make, shortcut)
+        layers = preactivated(depth, shape[0], make, shortcut, pooling=stem_pooling)
         if last_norm:
             layers += [*make.last(depth.features), make.act()]
         return [*layers, *pooled(depth.features, classes)]
@@ -169,21 +174,25 @@ class Level(nn.Module):
     "ResNet-18 for 24x24 crops: early down-sampling, then stride 1 (FedPT's CIFAR)",
     least=8, bias=False, norm="group", groups=2, init="he",
 )  # fmt: skip
-def crop_resnet18(make: Layers, shape: Shape, classes: int | None) -> nn.Module:
+def crop_resnet18(
+    make: Layers, shape: Shape, classes: int | None, *, width: Size = 64
+) -> nn.Module:
     """Images of at least 8x8; 11,227,812 parameters for 100 classes, 11,181,642 for 10.
 
     Pre-activation, as in Reddi et al. (2021): a 7x7 stem of stride 2, max-pooling, four stages of
-    two blocks that keep the resolution, 1x1 projections with a norm. groups: of GroupNorm.
+    two blocks that keep the resolution, 1x1 projections with a norm.
+    width: channels of the first stage; every further one has twice as many.
     The 3x3 convolutions of the last stage are `stage4.0.conv1` to `stage4.1.conv2`.
     """
-    layers = {"stem": nn.Sequential(*make.block(shape[0], 64, 7, 2), *_early_pooling(low=False))}
-    inputs = 64
-    for stage, width in enumerate((64, 128, 256, 512), 1):
-        first = Level(inputs, width, make, first=stage == 1)
-        layers[f"stage{stage}"] = nn.Sequential(first, Level(width, width, make, first=False))
-        inputs = width
-    layers["end"] = nn.Sequential(*make.normal(512), make.act())
-    layers["head"] = nn.Sequential(*pooled(512, classes))
+    stem = make.block(shape[0], width, 7, 2)
+    layers = {"stem": nn.Sequential(*stem, *_early_pooling(low=False))}
+    inputs = width
+    for stage, outputs in enumerate((width, 2 * width, 4 * width, 8 * width), 1):
+        first = Level(inputs, outputs, make, first=stage == 1)
+        layers[f"stage{stage}"] = nn.Sequential(first, Level(outputs, outputs, make, first=False))
+        inputs = outputs
+    layers["end"] = nn.Sequential(*make.normal(inputs), make.act())
+    layers["head"] = nn.Sequential(*pooled(inputs, classes))
     return nn.Sequential(OrderedDict(layers))
 
 

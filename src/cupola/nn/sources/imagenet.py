@@ -9,9 +9,8 @@ from torch import nn
 
 from cupola.nn.models.blocks import Layers, Residual, initialise, pooled
 from cupola.nn.models.resnets import DEPTHS, Depth, trunk
-from cupola.nn.sources.trained import Entry, Preprocessing, add
+from cupola.nn.sources.trained import TORCHVISION, Entry, Preprocessing, add
 
-_TORCHVISION = Preprocessing(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _KERAS = Preprocessing(
     224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255, 1 / 255, 1 / 255), unit=58.0
 )
@@ -69,7 +68,7 @@ for _name, _depth in _DEEPER.items():
             _ABOUT.get(_name, f"ResNet-{_name[6:]} with torchvision's weights"),
             partial(_resnet, _depth, 1e-3 if _keras else 1e-5),
             partial(_resnet_layers, _depth),
-            _KERAS if _keras else _TORCHVISION,
+            _KERAS if _keras else TORCHVISION,
             ("resnet50_imagenet_keras_fp16.safetensors", "resnet50_keras.safetensors")
             if _keras
             else (f"{_name.removesuffix('-torchvision')}.pth", f"{_name}.safetensors"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from cupola.base.registry import Registry
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
+from cupola.nn.kernelnorm import KNConv2d
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Preprocessing:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+
+#: ImageNet's mean and deviation, as torchvision has them.
+TORCHVISION = Preprocessing(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ class Entry:
 
 
 def _register() -> None:
-    import cupola.nn.sources.imagenet  # noqa: F401 (registers its models when imported)
+    import cupola.nn.sources.imagenet
+    import cupola.nn.sources.knresnets  # noqa: F401 (both register their models when imported)
 
 
 _SOURCES: Registry[Entry] = Registry("model.source", kind=Entry, own=False, fill=_register)
@@ -221,15 +228,17 @@ def _tensors(path: Path, changed: int) -> Mapping[str, Tensor]:
 
             found: dict[str, Any] = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals([Namespace]):  # of a training script
+                found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise PlanError(f"{path} cannot be read as weights: {reason}") from None
-    found = found.get("state_dict", found)
+    for key in ("state_dict", "model"):  # a checkpoint, with an optimizer and its command line
+        found = found[key] if isinstance(found.get(key), Mapping) else found
     return {n: t.float() for n, t in found.items() if isinstance(t, Tensor) and t.dim()}
 
 
-_KINDS = (nn.Conv2d, nn.BatchNorm2d, nn.Linear)
+_KINDS = (nn.Conv2d, KNConv2d, nn.BatchNorm2d, nn.Linear)
 _PARTS = ("weight", "bias", "running_mean", "running_var")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from cupola.nn.kernelnorm import KNConv, KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import Affine
@@ -31,10 +30,10 @@ class KNConvRule(ConvolutionRule):
         return x, *saved
 
     def windows(self, layer: KNConv, kept: Kept, g: Tensor) -> Windows:
-        """Centred at mu: x with uneven padding added, and g s."""
+        """Centred at mu: x with the padding that a convolution cannot add, and g s."""
         x, mu, scale = kept
         if layer.around:
-            padded = F.pad(x.flatten(0, 1), layer.around)
+            padded = layer.surrounded(x.flatten(0, 1))
             x = padded.reshape(*x.shape[:2], *padded.shape[1:])
         return Windows(x, g * scale.to(g.dtype), layer.geometry.padding, mu.to(g.dtype))
 

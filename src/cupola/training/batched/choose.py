@@ -86,9 +86,13 @@ def _form(
     space, mode = workspace_of(sites[0]), sites[0].mode
     if not space.independent or not all(m.stackable for m in methods_for(question)):
         return None
+    if "transforms" in question.options:  # what one site sends is rounded before it is added up
+        return None
+    if space.problem.precision == "bfloat16":  # gradients by hand know nothing of autocast
+        return None
     if not mechanism.stackable or mechanism.privacy.augmentations != 1:
         return None
-    if any(site.data.train.transform is not None for site in sites):
+    if any(s.data.train.transform is not None or not s.data.train.in_memory for s in sites):
         return None
     held = next((site.data.train for site in sites if len(site.data.train)), None)
     if held is None or not space.loss_is_per_sample(held):

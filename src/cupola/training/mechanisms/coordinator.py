@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cupola.federation.federation import Total
 from cupola.federation.message import Arrays
 from cupola.training.participation import expected_sites
 
 if TYPE_CHECKING:
+    from cupola.federation.federation import Total
     from cupola.federation.program import State
     from cupola.training.choices import Participation, Privacy, Server
     from cupola.training.frozen import Levels
@@ -100,7 +100,7 @@ class SiteCoordinator(Coordinator):
     def step(self, training: Training, state: State, total: Total, round: int) -> Moved:
         update, values = self.mean(state, total, round)
         share = self.expected / self.sites  # of the total itself, methods see nothing
-        return training.methods.step(state, update, Total(), round, share), values
+        return training.methods.step(state, update, None, round, share), values
 
 
 def parameter_names(arrays: Mapping[str, np.ndarray]) -> list[str]:

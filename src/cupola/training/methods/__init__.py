@@ -116,5 +116,5 @@ def told_of(method: Method) -> dict[str, Any]:
     """What a question says of a method: its name, and options that are not the defaults."""
     kind = type(method)
     name = method_name(kind)
-    _USED.setdefault(name, kind)
+    _USED[name] = kind  # the latest: a notebook's cell may have made the class anew
     return {"name": name, **method.model_dump(exclude_defaults=True, mode="json")}

@@ -7,17 +7,17 @@ random groups are asked one after the other; what has been told of a round waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupola.base.randomness import permutation
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question, Spec
 from cupola.federation.program import Ask, Reply, State
-from cupola.federation.randomness import permutation
 from cupola.training.methods import methods_of, told_of
 from cupola.training.methods.base import Method, Round, overrides
 from cupola.training.methods.own_parts import HANDED, staying
@@ -30,10 +30,12 @@ TOLD = "told/"  # before the arrays of groups that have answered in this round
 
 
 class Methods:
-    """All methods of one training."""
+    """All methods of one training. undone: takes the plan's transforms off a total."""
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
+    def __init__(
+        self, training: Training, undone: Callable[[Total, Training, State, int], Total]
+    ) -> None:
+        self.training, self._undone = training, undone
         self.all = methods_of(training.local, training.method)
         self.own = training.method
         self.stay: frozenset[str] = frozenset()
@@ -124,16 +126,23 @@ class Methods:
         """All of a round's answers as one total, and the state without what was waiting."""
         if self.asks == "sum":
             assert isinstance(reply, Total)
-            return state, reply
+            return state, self._unpacked(reply, state)
         if self.asks == "gather":
             assert isinstance(reply, dict)
-            return state, self._aggregated([_alone(s, c) for s, c in reply.items()])
+            return state, self._aggregated(
+                [self._unpacked(_alone(s, c), state) for s, c in reply.items()]
+            )
         assert isinstance(reply, Total)
         state = self.waiting(state, reply)
-        parts = [_part(state, number) for number in range(_answered(state))]
+        parts = [self._unpacked(_part(state, i), state) for i in range(_answered(state))]
         arrays = {n: a for n, a in state.arrays.items() if not n.startswith(TOLD)}
         values = {name: value for name, value in state.values.items() if name != "told"}
         return State(state.step - 1, arrays, values), self._aggregated(parts)
+
+    def _unpacked(self, total: Total, state: State) -> Total:
+        """A round's total, or the part of a site or group, as if nothing had been transformed."""
+        round = self.training.training_round(state.values["round"] + 1)
+        return self._undone(total, self.training, state, round)
 
     def _aggregated(self, parts: Sequence[Total]) -> Total:
         """One total whose mean is what the method makes of the parts' means."""
@@ -152,10 +161,13 @@ class Methods:
                 whole.arrays[f"model/{name}"] = array * whole.weights[f"model/{name}"]
         return whole
 
-    def step(self, state: State, update: Arrays, total: Total, round: int, share: float) -> Arrays:
-        """Model, optimizer and what methods keep, after a step along the mean update. share: of all
-        sites' weight."""
+    def step(
+        self, state: State, update: Arrays, total: Total | None, round: int, share: float
+    ) -> Arrays:
+        """Model, optimizer and what methods keep, after a step along the mean update. total: that
+        it is of, if methods may see it. share: of all sites' weight."""
         kept: Arrays = {}
+        total = Total() if total is None else total
         for method in self.all:
             own = {
                 n.removeprefix(f"{method.named()}/"): a

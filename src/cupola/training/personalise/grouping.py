@@ -16,7 +16,7 @@ import numpy as np
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from cupola.federation.randomness import generator
+from cupola.base.randomness import generator
 
 NARROW = 1e-3  # gaps below this share of the widest are all alike
 MOST_FOUND = 64  # groups that are looked for where their number is not given

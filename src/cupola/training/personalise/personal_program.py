@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from cupola.base.randomness import derive
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question, contribution_size
 from cupola.federation.program import Ask, Reply, State
-from cupola.federation.randomness import derive
 from cupola.training.choices import Evaluation
 from cupola.training.loop import Training, frozen_part
 from cupola.training.metrics import expected

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.spatial.distance import cdist, pdist, squareform
 
+from cupola.base.randomness import generator
 from cupola.errors import PlanError
-from cupola.federation.randomness import generator
 
 MOST_PAIRED = 10_000  # sites whose pairs (400 MB) and linkage are still made
 

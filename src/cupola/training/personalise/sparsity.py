@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from cupola.base.randomness import generator
 from cupola.data.dataset import Dataset
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
 from cupola.federation.program import State
-from cupola.federation.randomness import generator
 from cupola.federation.site import Charge, SiteContext, task
 from cupola.privacy.accounting import calibrate, epsilon
 from cupola.privacy.events import Gaussian, Neighbours

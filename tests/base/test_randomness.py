@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupola.federation.randomness import (
+from cupola.base.randomness import (
     _permutations,
     derive,
     generator,

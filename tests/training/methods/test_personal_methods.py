@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small
 import torch
-from cupola.federation.randomness import permutations
+from cupola.base.randomness import permutations
 from torch import nn
 from torch.nn import functional as F
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import small
 import torch
-from cupola.base.randomness import permutations
 from torch import nn
 from torch.nn import functional as F
 
 import cupola
+from cupola.base.randomness import permutations
 from cupola.errors import PlanError
 from cupola.federation import drive
 from cupola.federation.message import Declined, Spec
@@ -24,6 +24,7 @@ from cupola.training.methods.local_parts import FedBN, FedPer, FedRep
 from cupola.training.methods.own_parts import HANDED
 from cupola.training.methods.pfedme import PFedMe
 from cupola.training.plan_check import deviation
+from cupola.training.transforms.top_k import TopK
 
 SEED, SIZES, BATCH, RATE, EPOCHS, ROUNDS = 5, (20, 9, 14, 6), 6, 0.1, 2, 3
 LOCAL = Local(batch_size=BATCH, lr=RATE, epochs=EPOCHS, weighting="uniform", drop_last=True)
@@ -290,6 +291,7 @@ REFUSED = [
         mechanism="central", noise_multiplier=1)}),
     ("leave local.control_variates out", {"method": FedPer(), "local": Local(
         control_variates=True, weighting="uniform")}),
+    ("leave transforms out", {"method": FedRep(), "transforms": (TopK(share=0.5),)}),
     ("leaves nothing", {"method": FedPer(layers=3)}),
     ("all take part", {"method": FedPer(), "goes_on": True,
                        "participation": Participation(kind="fraction", fraction=0.5)}),

@@ -32,6 +32,11 @@ def _require_parts(own: Method, training: Training, stay: frozenset[str]) -> Non
             f"{own.key}: {mechanism.key} clips a site's update over all parameters, and some stay "
             "there; leave one of them out, or take method.name = 'ditto'"
         )
+    if training.transforms:
+        raise PlanError(
+            f"{own.key}: transforms pack a site's update as one vector of all parameters, and some "
+            "stay there; leave transforms out, or take method.name = 'ditto'"
+        )
     if training.levels is not None:
         raise PlanError(f"{own.key} with trainable.level: sites would keep parts that others train")
     if training.local.control_variates:

@@ -26,7 +26,7 @@ from packaging.version import Version
 
 HERE = Path(__file__).resolve().parent
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))
-ALONE = ("timm",)  # extras that are never in `dev`; pyproject.toml says why
+ALONE = ("timm", "triton")  # extras that are never in `dev`; pyproject.toml says why
 CI, BUILD = HERE / "ci.txt", HERE / "build.txt"
 
 

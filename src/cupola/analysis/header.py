@@ -110,6 +110,9 @@ class PlanHeader(BaseModel):
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "track", "checkpoint_seconds")
     #: Dotted keys by the names they had before. Old ones work for one release, with a warning.
     renamed: ClassVar[Mapping[str, str]] = {}
+    #: Dotted keys that earlier versions had not, with their defaults: where these stand, nothing is
+    #: written, so that a plan keeps its hash.
+    later: ClassVar[Mapping[str, Any]] = {}
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")] = "study"
@@ -211,12 +214,19 @@ class PlanHeader(BaseModel):
             yield ",".join(parts), chosen
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
-        """Plain values: all defaults written out, or for many runs only what was said. lasting: by
+        """Plain values: defaults written out, or for many runs only what was said. lasting: by
         names that stay as they are in every version, for hashes."""
         if self.many:
             return self.given()
         dump = self.model_dump(mode="json", exclude_none=True, exclude={"grid"}, by_alias=lasting)
         found = normal(dump)
+        for key, default in self.later.items():
+            *path, last = key.split(".")
+            place = found
+            for part in path:
+                place = place[part]
+            if place.get(last) == default:
+                del place[last]
         return {key: found[key] for key in (*self.key_order, *found) if key in found}
 
     def to_toml(self) -> str:

@@ -120,6 +120,10 @@ class Plan(PlanHeader):
         "personalise.release.noise": "personalise.release.noise_multiplier",
     }
 
+    later: ClassVar[Mapping[str, Any]] = {
+        "device_noise": False, "precision": "full", "transforms": [], "privacy.clip_shares": {},
+    }  # fmt: skip
+
     kind: Literal["training"] = "training"
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")]
     rounds: Annotated[int, Field(ge=1)]
@@ -198,12 +202,6 @@ class Plan(PlanHeader):
         if self.personalise is not None:
             require_tellable(self.personalise, self.privacy, self.sum, self.task)
         return self
-
-    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
-        found = super().to_dict(lasting=lasting)
-        if not self.transforms:  # plans without any are what they were before there were some
-            found.pop("transforms", None)
-        return found
 
     def adaptation(self) -> Plan:
         """The plan by which groups train: the same with other rounds, and what `adapt` changes."""

@@ -224,7 +224,7 @@ class PlanHeader(BaseModel):
             *path, last = key.split(".")
             place = found
             for part in path:
-                place = place[part]
+                place = place.get(part, {})
             if place.get(last) == default:
                 del place[last]
         return {key: found[key] for key in (*self.key_order, *found) if key in found}

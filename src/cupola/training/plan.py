@@ -122,6 +122,7 @@ class Plan(PlanHeader):
 
     later: ClassVar[Mapping[str, Any]] = {
         "device_noise": False, "precision": "full", "transforms": [], "privacy.clip_shares": {},
+        "personalise.options": {},
     }  # fmt: skip
 
     kind: Literal["training"] = "training"

@@ -140,7 +140,7 @@ def test_commands_exist(note: str, text: str) -> None:  # noqa: ARG001
     """Every `cupola ...` line names a command and options that it has."""
     from cupola.cli import app
 
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["python"]:
             assert (ROOT / words[1]).is_file(), line

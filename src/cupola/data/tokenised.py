@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from cupola.errors import DataError
-
-#: Fields in the order in which they are stacked.
-FIELDS = ("input_ids", "attention_mask", "token_type_ids")
+from cupola.nn.huggingface import FIELDS
 
 
 def stacked(fields: Mapping[str, Any]) -> Tensor:

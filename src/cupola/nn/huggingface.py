@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cupola.data.tokenised import FIELDS
 from cupola.errors import PlanError
+
+#: Fields of a tokeniser, in the order in which `cupola.data.tokenised` stacks them.
+FIELDS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class HuggingFace(nn.Module):

@@ -133,9 +133,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
 
 def _tokens(plan: Plan, data: FederatedData, build: Callable[[], nn.Module]) -> int | None:
     """How many token ids there are: the data's, or those that a model of transformers knows."""
-    if data.vocabulary is not None or not (
-        plan.model.name == "huggingface" or ":" in plan.model.name
-    ):
+    own = ":" in plan.model.name and not is_object(plan.model.name)
+    if data.vocabulary is not None or not (own or plan.model.name == "huggingface"):
         return data.vocabulary
     return getattr(build(), "tokens", None)
 

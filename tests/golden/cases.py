@@ -26,8 +26,6 @@ NOISED = {
 }
 MASKED, PAIRWISE = "sum.kind=masked", "sum.protocol=pairwise"
 
-#: Came after the file was recorded; they join when it is made anew, on a machine of its probe.
-LATER = {("trainable", "lora"), ("trainable", "lora-sb")}
 #: Combinations that meet in real plans.
 TOGETHER: dict[str, tuple[str, ...]] = {
     "scaffold, masked": ("recipe=scaffold", MASKED),
@@ -54,11 +52,9 @@ def plans() -> dict[str, tuple[str, ...]]:
         for name in RECIPES
     }
     for choice, values in CHOICES.items():
-        if choice in ("recipe", "transforms"):  # what came later is not compared with what was
+        if choice == "recipe":
             continue
         for value in values:
-            if (choice, value) in LATER:
-                continue
             given = settings((choice, value), source="SOURCE")
             if not any("SOURCE" in text for text in given):  # those need a trained source's folder
                 found[f"{choice} {value}"] = tuple(given)

@@ -33,7 +33,7 @@ from cupola.training.features import public_labels
 from cupola.training.frozen import partly
 from cupola.training.loop import Training
 from cupola.training.methods import method_of
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.plan import Loss, Plan
 from cupola.training.plan_objects import try_out
 from cupola.training.workspace import Problem, TrainingHost

@@ -26,8 +26,8 @@ from cupola.training.mechanisms import mechanism_for
 from cupola.training.mechanisms.base import Mechanism
 from cupola.training.methods import methods_for, own_of
 from cupola.training.methods.accumulation import accumulation_coefficients
-from cupola.training.methods.base import OWN, BatchLoss, Method, overrides
 from cupola.training.methods.local_steps import LocalSteps
+from cupola.training.methods.method import OWN, BatchLoss, Method, overrides
 from cupola.training.methods.own_parts import staying, with_own_parts
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer

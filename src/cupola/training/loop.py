@@ -25,7 +25,7 @@ from cupola.training.frozen import SEED, levels, require_trainable
 from cupola.training.masking_bounds import bounded_counts
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.coordinator import parameter_names
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.methods.rounds import Methods
 from cupola.training.metrics import confusion, count, expected, metrics, require_judged
 from cupola.training.optimizers import server_step

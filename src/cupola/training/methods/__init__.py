@@ -1,4 +1,4 @@
-"""Methods, one file each (see `base.Method`): what [method] in a plan names, and choices of [local]
+"""Methods, one file each (see `method.Method`): what [method] in a plan names, and choices of [local]
 that are methods, too.
 
 A new one is a file here and a line below; a user's own is named by a plan as 'module:Class'.
@@ -16,9 +16,6 @@ from cupola.base.suggest import hint
 from cupola.errors import PlanError
 from cupola.federation.message import Question
 from cupola.training.choices import Local
-from cupola.training.methods.base import Method as Method
-from cupola.training.methods.base import Round as Round
-from cupola.training.methods.base import method_name as method_name
 from cupola.training.methods.ditto import Ditto
 from cupola.training.methods.feddyn import FedDyn
 from cupola.training.methods.fednova import FedNova
@@ -27,6 +24,9 @@ from cupola.training.methods.fedprox import FedProx
 from cupola.training.methods.geometric_median import GeometricMedian
 from cupola.training.methods.krum import Krum
 from cupola.training.methods.local_parts import FedBN, FedPer, FedRep
+from cupola.training.methods.method import Method as Method
+from cupola.training.methods.method import Round as Round
+from cupola.training.methods.method import method_name as method_name
 from cupola.training.methods.moon import Moon
 from cupola.training.methods.pfedme import PFedMe
 from cupola.training.methods.scaffold import Scaffold

@@ -17,7 +17,7 @@ import torch
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.training.choices import NonNegative
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

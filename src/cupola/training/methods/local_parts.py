@@ -19,7 +19,7 @@ from torch import nn
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.training.frozen import is_norm
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import nn
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
 from cupola.training.choices import Local
-from cupola.training.methods.base import OWN, Method, overrides
+from cupola.training.methods.method import OWN, Method, overrides
 from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cupola.errors import PlanError
-from cupola.training.methods.base import Method, overrides
+from cupola.training.methods.method import Method, overrides
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training

@@ -20,7 +20,7 @@ from pydantic import Field
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays
 from cupola.secure.sum_choice import Positive
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

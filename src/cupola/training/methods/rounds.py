@@ -19,7 +19,7 @@ from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question, Spec
 from cupola.federation.program import Ask, Reply, State
 from cupola.training.methods import methods_of, told_of
-from cupola.training.methods.base import Method, Round, overrides
+from cupola.training.methods.method import Method, Round, overrides
 from cupola.training.methods.own_parts import HANDED, staying
 from cupola.training.methods.personal_limits import require_personal
 

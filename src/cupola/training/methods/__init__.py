@@ -1,5 +1,5 @@
-"""Methods, one file each (see `method.Method`): what [method] in a plan names, and choices of [local]
-that are methods, too.
+"""Methods, one file each (see `method.Method`): what [method] in a plan names, and choices of
+[local] that are methods, too.
 
 A new one is a file here and a line below; a user's own is named by a plan as 'module:Class'.
 """

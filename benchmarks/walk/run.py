@@ -4,8 +4,8 @@
 
 A round is `cupola run` of a tiny plan, from the command line to the report, in this process: every
 Python function of the package that is entered, once all files are loaded. `outside` leaves out what
-`drive` calls. Functions are those with a name, which a reader looks up; `frames` counts lambdas and
-comprehensions too, each of which has a frame of its own in Python 3.11.
+`drive` (or `driven`) calls. Functions are those with a name, which a reader looks up; `frames`
+counts lambdas and comprehensions too, each of which has a frame of its own in Python 3.11.
 
 Chains are of imports at the top of files: how many files deep the deepest one is. What a package
 passes on counts for the package; a module imported from its package counts for itself alone.
@@ -53,7 +53,7 @@ class Walk:
         code = frame.f_code
         if not code.co_filename.startswith(str(PACKAGE)) or code.co_name == "<module>":
             return
-        drives = code.co_name == "drive"
+        drives = code.co_name in ("drive", "driven")  # a generator is entered for every step
         if event == "call":
             entered = (code.co_filename, code.co_qualname)
             self.all.add(entered)

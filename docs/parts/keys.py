@@ -10,6 +10,7 @@ from cupola.nn import losses
 from cupola.training.methods import METHODS
 from cupola.training.plan import Plan
 from cupola.training.recipes import RECIPES
+from cupola.training.transforms import TRANSFORMS
 from parts.markdown import code, first_sentence, meanings, pairs, table
 
 
@@ -88,6 +89,17 @@ def partitions() -> str:
     return "\n".join(text)
 
 
+def transforms() -> str:
+    """The options of every kind of transform."""
+    text = []
+    for kind, of in TRANSFORMS.items():
+        schema = of.model_json_schema()
+        told = _section("transforms", schema, skip=("kind",))
+        text += [f'`kind = "{kind}"`: {_about(schema["description"])}', "", told, ""]
+    kind = {"type": "string"}
+    return "\n".join([_section("transforms", {"properties": {"kind": kind}}), "", *text])
+
+
 def _about(docstring: str) -> str:
     """The first paragraph; keys are explained in the table."""
     text = " ".join(docstring.split("\n\n")[0].split())
@@ -153,10 +165,11 @@ def recipe_names() -> str:
 _DEFINED = {"method": "MethodChoice"}  # where the class is not called like its section
 _SECTIONS = ("plan", "data", "local", "schedule", "server", "upcycle", "participation",
              "evaluation", "privacy", "budget", "sum", "engine", "track", "link", "trainable",
-             "level", "personalise", "release", "model", "method", "loss")  # fmt: skip
+             "level", "adapter", "personalise", "release", "model", "method", "loss")  # fmt: skip
 PARTS = {
     **{f"keys-{name}": (lambda name=name: section(name)) for name in _SECTIONS},
     "keys-partition": partitions,
+    "keys-transforms": transforms,
     "models": models,
     "losses": loss_table,
     "datasets": datasets,

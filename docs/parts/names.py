@@ -23,6 +23,7 @@ LAYERS = {
     "cupola.training.utility": "Whether a training equals centralised training.",
     "cupola.training.privacy_promise": "What a training promises, and the noise it needs.",
     "cupola.training.mechanisms": "Privacy mechanisms: one object each.",
+    "cupola.privacy": "Pieces to use alone: a private loop, the accountant.",
     "cupola.privacy.events": "What mechanisms did, as values that add up.",
     "cupola.privacy.accounting": "Epsilon, delta and noise of lists of events.",
     "cupola.privacy.budget": "The book of what sites have spent, and their limit.",

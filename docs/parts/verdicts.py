@@ -64,11 +64,21 @@ def _noise(recipe: Recipe) -> tuple[str, ...]:
     return ("privacy.noise_multiplier=1.0",) if recipe.privacy else ()
 
 
+_JUDGED = ("data.partition.test=0.25", "evaluation.on=sites")  # there each has its own model
+_DEEP = {
+    "fedper": (*_JUDGED, "model=mlp"),
+    "fedrep": (*_JUDGED, "model=mlp"),
+    "fedbn": (*_JUDGED, "model={name='resnet8',norm='group'}"),
+}
+
 HEAD = ["", "equals centralised training", "what fails first", "difference in the probe"]
 
 
 def algorithms() -> str:
-    rows = [_row(f"`{r.name}`", f"recipe={r.name}", *_noise(r)) for r in RECIPES.values()]
+    rows = [
+        _row(f"`{r.name}`", f"recipe={r.name}", *_noise(r), *_DEEP.get(r.name, ()))
+        for r in RECIPES.values()
+    ]
     rows += [
         _row("`fedavg`, one batch and one epoch", *ONE_STEP),
         _row("`fedprox`, one batch and one epoch", *ONE_STEP, "local.proximal=0.1"),

@@ -6,8 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cupola.analysis.checked import check as check
     from cupola.analysis.plan_file import load as load
     from cupola.analysis.run_folder import Run as Run
+    from cupola.analysis.session import iterate as iterate
     from cupola.analysis.session import resume as resume
     from cupola.analysis.session import run as run
     from cupola.analysis.session import run_all as run_all
@@ -18,12 +20,24 @@ __version__ = "0.1.0"
 _HOME = {
     "Plan": "cupola.training.plan",
     "Run": "cupola.analysis.run_folder",
+    "check": "cupola.analysis.checked",
+    "iterate": "cupola.analysis.session",
     "load": "cupola.analysis.plan_file",
     "resume": "cupola.analysis.session",
     "run": "cupola.analysis.session",
     "run_all": "cupola.analysis.session",
 }
-__all__ = ["Plan", "Run", "__version__", "load", "resume", "run", "run_all"]
+__all__ = [
+    "Plan",
+    "Run",
+    "__version__",
+    "check",
+    "iterate",
+    "load",
+    "resume",
+    "run",
+    "run_all",
+]
 
 
 def __getattr__(name: str) -> Any:

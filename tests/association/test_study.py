@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 import cupola
 from cupola.analysis.plan_file import load
 from cupola.association.compare import compare_results, read_results
-from cupola.association.plan import StudyPlan
-from cupola.association.withdrawal import leave
+from cupola.association.plan import StudyPlan, leave
 from cupola.base.chain import read_result
 from cupola.cli import app
 from cupola.errors import DataError, PlanError

@@ -6,7 +6,7 @@ import numpy as np
 
 from cupola.privacy import distributed
 from cupola.privacy import perturbation as convex
-from cupola.privacy.persample import PerSample
+from cupola.privacy.persample import PerSample, clipping
 from cupola.training import loop as training_of
 from cupola.training.mechanisms import central, dp_ftrl, dp_sgd, site_level
 from cupola.training.mechanisms import convex as convex_task
@@ -51,7 +51,7 @@ def less_noise(kind, patch, factor):
         honest = dp_ftrl.source
         patch.setattr(dp_ftrl, "source", lambda *names: Scaled(honest(*names), factor))
     else:
-        module = {"dp-sgd": dp_sgd, "central": central, "output": convex}[name]
+        module = {"dp-sgd": clipping, "central": central, "output": convex}[name]
         add = module.add_noise
         patch.setattr(
             module,

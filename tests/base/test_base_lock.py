@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from cupola.base.lock import is_held, take
+from cupola.base.files import is_held, take
 
 HOLD = """
 import sys, time
-from cupola.base.lock import take
+from cupola.base.files import take
 file = open(sys.argv[1], "ab")
 print(take(file), flush=True)
 time.sleep(float(sys.argv[2]))

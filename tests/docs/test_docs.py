@@ -105,6 +105,17 @@ def test_toml_blocks_are_plans_or_tables(note: str, text: str, tmp_path: Path) -
         load(text)
 
 
+@pytest.mark.parametrize("name", ["pieces", "python"])
+def test_blocks_that_say_so_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as somebody would who reads the page."""
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    found = _FENCE.findall((ROOT / "docs" / f"{name}.md").read_text("utf-8"))
+    known: dict[str, Any] = {"__name__": "page"}
+    ran = [exec(compile(text, name, "exec"), known) for _, note, text in found if note == "run"]
+    assert ran
+
+
 @pytest.mark.parametrize(("note", "text"), blocks("python"))
 def test_python_blocks_compile(note: str, text: str) -> None:  # noqa: ARG001
     compile(text, "documentation", "exec")
@@ -129,7 +140,7 @@ def test_commands_exist(note: str, text: str) -> None:  # noqa: ARG001
     """Every `cupola ...` line names a command and options that it has."""
     from cupola.cli import app
 
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["python"]:
             assert (ROOT / words[1]).is_file(), line

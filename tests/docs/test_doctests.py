@@ -13,17 +13,24 @@ import pytest
 from cupola.federation.site import _TASKS
 
 ENTRY_POINTS = [
+    "cupola.analysis.checked:check",
     "cupola.analysis.plan_file:load",
     "cupola.analysis.protocol:Analysis",
     "cupola.analysis.run_folder:Run",
+    "cupola.analysis.session:iterate",
     "cupola.analysis.session:resume",
     "cupola.analysis.session:run",
+    "cupola.data.indices:partition_indices",
     "cupola.engines.in_process:InProcess",
+    "cupola.engines.one_sum:masked_sum",
     "cupola.engines.secure_sums:masked_sums",
     "cupola.federation.program:drive",
     "cupola.nn:KNConv2d",
     "cupola.nn:kernel_normalise",
     "cupola.privacy.accounting:epsilon",
+    "cupola.privacy.dp_sgd_budget:epsilon",
+    "cupola.privacy.dp_sgd_budget:noise_multiplier",
+    "cupola.privacy.plain_loop:make_private",
     "cupola.report:table",
     "cupola.testing:check_analysis",
 ]

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 for beside in ("plan", "association"):  # plans there name code in these folders
     sys.path.insert(0, str(HERE.parent / beside))
 
-from choice_pairs import BASE, CHOICES, settings  # noqa: E402
+from choice_pairs import BASE, CHOICES, NEEDS, settings  # noqa: E402
 from cohorts import cut, people, write_bim  # noqa: E402
 
 from cupola.training.recipes import RECIPES  # noqa: E402
@@ -47,7 +47,10 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 
 def plans() -> dict[str, tuple[str, ...]]:
     """Name -> settings on top of `choice_pairs.BASE`."""
-    found = {f"recipe {name}": (f"recipe={name}", *NOISED.get(name, ())) for name in RECIPES}
+    found = {
+        f"recipe {name}": (f"recipe={name}", *NOISED.get(name, ()), *NEEDS.get(name, ()))
+        for name in RECIPES
+    }
     for choice, values in CHOICES.items():
         if choice == "recipe":
             continue

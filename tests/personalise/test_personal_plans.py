@@ -88,11 +88,12 @@ def test_tables_measure_methods_and_groups(finished):
 
 
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(finished, tmp_path, monkeypatch):
+    from cupola.analysis import carry_out
     from cupola.analysis import session as runs
 
     steps = 0
 
-    def stopping(self, state, reach, after=runs._Session._after):
+    def stopping(self, state, reach, after=carry_out.Session._after):
         nonlocal steps
         steps += 1
         after(self, state, reach)
@@ -100,7 +101,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_stopped(finished, tmp_p
             self._save(reach)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs._Session, "_after", stopping)
+    monkeypatch.setattr(carry_out.Session, "_after", stopping)
     with pytest.raises(KeyboardInterrupt):
         cupola.run(plan(), tmp_path / "run")
     assert Run.open(tmp_path / "run").status == "stopped"

@@ -43,6 +43,13 @@ Value = tuple[str, str]  # choice, value
 Pair = tuple[Value, Value]
 
 UNIFORM = "local.weighting=uniform"
+JUDGED = "evaluation.on=sites", "data.partition.test=0.3"
+#: What a recipe needs beside its name: a part of the model stays at the sites.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "fedper": (*JUDGED, "model={name='mlp',hidden=[6]}"),
+    "fedrep": (*JUDGED, "model={name='mlp',hidden=[6]}"),
+    "fedbn": (*JUDGED, "model={name='choice_pairs:normed'}", "local.drop_last=true"),
+}
 PFA = ("personalise.rounds=2", "personalise.methods=['pfa']")
 SITES = "privacy.noise_multiplier=0.8", UNIFORM
 
@@ -52,8 +59,9 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         **{
             name: (f"recipe={name}",)
             for name in ("fedprox", "upcycled-fedavg", "fedavgm", "fedadam", "fednova", "scaffold",
-                         "fedfgd", "fedcmb+wga")
+                         "fedfgd", "fedcmb+wga", "ditto", "pfedme")
         },
+        "fedrep": ("recipe=fedrep", "evaluation.on=sites"),
         "adaptive upcycling": ("recipe=upcycled-fedprox",
                                "server.upcycle={damping=0.04,adaptive=true}"),
     },
@@ -97,6 +105,7 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
                                 "personalise.adapt.participation.kind=all"),
         "random": ("personalise.rounds=2", "personalise.methods=['pfa','random']"),
         "alone": ("personalise.rounds=2", "personalise.methods=['finetune','scratch']"),
+        "together": ("personalise.rounds=2", "personalise.methods=['ditto','fedper']"),
         "rivals": ("personalise.rounds=2", "personalise.methods=['distill','ewc']"),
     },
     "trainable": {
@@ -104,6 +113,8 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "only": ("trainable.only=['3']",),
         "a level by share": ("trainable.level=[{share=0.5,freeze=['1']}]",),
         "a level by site": ("trainable.level=[{sites=[0,3],freeze=['1']}]",),
+        "lora": ("trainable.adapter={kind='lora',rank=2}",),
+        "lora-sb": ("trainable.adapter={kind='lora-sb',rank=2,modules_to_save=['3']}",),
     },
     "model": {
         "linear": ("model={name='linear'}",),
@@ -148,6 +159,15 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "float64": ("dtype=float64",),
         "twin": ("twin=true",),
         "own task": ("task=choice_pairs:half",),
+    },
+    "transforms": {
+        "quantise": ("transforms=[{kind='quantise',bits=7}]",),
+        "both ways": ("transforms=[{kind='quantise',bits=10,download=8}]",),
+        "a random part": ("transforms=[{kind='sparsify',share=0.3}]",),
+        "a part, quantised": ("transforms=[{kind='sparsify',share=0.5,feedback=false},"
+                              "{kind='quantise',bits=8}]",),
+        "top-k": ("transforms=[{kind='top-k',share=0.1}]",),
+        "top-k, forgetful": ("transforms=[{kind='top-k',share=0.1,feedback=false}]",),
     },
     "engine": {
         "one by one": ("engine.mode=one-by-one", "engine.workers=2"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choice_pairs import BASE, CHOICES, as_foreseen
+from choice_pairs import BASE, CHOICES, NEEDS, as_foreseen
 from typer.testing import CliRunner
 
 import cupola
@@ -53,7 +53,7 @@ def noise_for(recipe: str) -> list[str]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe(tmp_path: Path, recipe: str) -> None:
-    exact(tmp_path, f"recipe={recipe}", *noise_for(recipe))
+    exact(tmp_path, f"recipe={recipe}", *noise_for(recipe), *NEEDS.get(recipe, ()))
 
 
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
@@ -61,6 +61,17 @@ def test_every_recipe(tmp_path: Path, recipe: str) -> None:
 def test_masked_sums_of_either_protocol(tmp_path: Path, recipe: str, protocol: str) -> None:
     sums = ["sum.kind=masked", f"sum.protocol={protocol}", "evaluation.on=both"]
     exact(tmp_path, f"recipe={recipe}", *noise_for(recipe), *sums)
+
+
+@pytest.mark.parametrize("transforms", CHOICES["transforms"])
+def test_every_transform(tmp_path: Path, transforms: str) -> None:
+    exact(tmp_path, *CHOICES["transforms"][transforms], "rounds=3")
+
+
+@pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
+def test_masked_and_transformed(tmp_path: Path, protocol: str) -> None:
+    both = CHOICES["transforms"]["a part, quantised"]
+    exact(tmp_path, *both, "sum.kind=masked", f"sum.protocol={protocol}")
 
 
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from choice_pairs import NEEDS
 from safetensors.numpy import load_file
 from samples import SMALL
 from test_run import forked, go, kill_often, same, spawned, stop_after
@@ -36,7 +37,7 @@ def compare(one: Path, other: Path, within: float = 1e-6) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_ends_where_it_ends_with_plain_sums(tmp_path: Path, recipe: str) -> None:
-    settings = ["rounds=3", f"recipe={recipe}"]
+    settings = ["rounds=3", f"recipe={recipe}", *NEEDS.get(recipe, ())]
     if RECIPES[recipe].privacy:
         settings += ["privacy.noise_multiplier=0.5"]
     run = go(tmp_path / "masked", *settings, plan=MASKED)

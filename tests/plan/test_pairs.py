@@ -43,6 +43,8 @@ def test_some_pairs(pair: Pair, source: str, tmp_path: Path) -> None:
          ("trainable", "freeze"), ("stragglers", "dropouts")],
         [("mechanism", "restarts"), ("sum", "pairwise"), ("personalise", "alone"),
          ("evaluation", "each site"), ("participation", "rotation")],
+        [("transforms", "both ways"), ("sum", "pairwise"), ("local", "float64")],
+        [("transforms", "top-k"), ("recipe", "scaffold")],
     ],
 )  # fmt: skip
 def test_sites_in_processes_of_their_own(chosen: list[Value], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from samples import SMALL
 
 from cupola.analysis.plan_file import load, parse_setting
@@ -289,3 +290,16 @@ def test_a_copy_with_other_values_is_checked_when_it_is_loaded():
     assert load(plan.model_copy(update={"rounds": 7})).rounds == 7
     with pytest.raises(PlanError, match="rounds"):
         load(plan.model_copy(update={"rounds": -1}))
+
+
+def test_transforms_are_of_every_sites_own_update() -> None:
+    given = {"name": "t", "rounds": 1, "data": "digits", "model": "mlp"}
+    steps = [{"kind": "sparsify", "share": 0.5}, {"kind": "quantise", "bits": 6}]
+    plan = Plan.model_validate({**given, "transforms": steps})
+    assert load(plan.to_toml()) == plan
+    assert [step.kind for step in plan.transforms] == ["sparsify", "quantise"]
+    assert "transforms" not in Plan.model_validate(given).to_dict(), "hashes stay what they were"
+    with pytest.raises(ValidationError, match=r"engine\.mode = .stacked.* transforms"):
+        Plan.model_validate({**given, "transforms": steps, "engine": {"mode": "stacked"}})
+    with pytest.raises(ValidationError, match="'quantize' is not known; did you mean 'quantise'"):
+        Plan.model_validate({**given, "transforms": [{"kind": "quantize"}]})

@@ -205,3 +205,28 @@ def test_the_command_says_which_sources_are_here_and_how_to_get_the_others(
     assert {heads[n] for n in ("resnet50", "resnet101", "resnet152", "resnext50")} == {20_490}
     said = CliRunner().invoke(app, ["sources"]).output
     assert "resnet34, resnet50-torchvision, resnext101, resnext50: save torchvision's" in said
+
+
+def test_the_border_has_its_own_share_of_the_clip(plan: dict[str, Any], tmp_path: Path) -> None:
+    """Jointly clipped it has next to none. What is promised stays as it is."""
+    small = {**plan, "rounds": 1, "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 0.05}}
+    moved, told = [], []
+    for name, shares in (("jointly", {}), ("apart", {"border": 0.5})):
+        chosen = {**small, "privacy": {**small["privacy"], "clip": 0.1, "clip_shares": shares}}
+        run = go(tmp_path / name, plan=chosen)
+        start = build.training(load(chosen)).start().arrays["model/border.theta"]
+        saved = load_file(run.folder / "model.safetensors")["border.theta"]
+        moved.append(float(np.linalg.norm(saved - start)))
+        told.append(run.result.privacy.epsilon)
+    assert moved[1] > 2 * moved[0] > 0
+    assert told[0] == told[1]
+
+
+def test_the_report_shows_the_border(done: Path) -> None:
+    from cupola.pages.folder import open_run
+    from cupola.training.border_picture import border_section
+
+    shown = border_section(open_run(done))
+    inner = round(200 / 224 * 16)
+    assert shown.count("<rect") == 16 * 16 - inner * inner
+    assert "The trained border" in shown

@@ -25,8 +25,8 @@ LARGE = 5_000_000  # parameters above which one normalisation must do
 HUGE = 10_000_000  # the same layers once more: with the models' own normalisation, as slow tests
 #: Values of options that a model cannot do without.
 NEEDED = {"vocabulary": 20}
-#: Models that are built on another one: tests/nn/test_nn_reprogram.py has their gradients.
-ELSEWHERE = {"pretrained"}
+#: Models built on another one: test_nn_reprogram.py and test_persample_adapters.py have theirs.
+ELSEWHERE = {"pretrained", "huggingface"}
 #: Small inputs, tried in turn.
 SHAPES = [(3, 8, 8), (3, 16, 16), (3, 32, 32), (3, 64, 64), (6,)]
 

@@ -12,7 +12,7 @@ from cupola import report
 from cupola.base import formatting
 from cupola.base.formatting import Unit
 from cupola.errors import DataError
-from cupola.pages.axes import log_ticks, ticks
+from cupola.pages.charts import log_ticks, ticks
 
 
 def test_rows_group_seeds(tmp_path):

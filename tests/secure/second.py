@@ -346,6 +346,8 @@ def layout_of(inner, sites):
     entries = [entry("#weight", *weight), entry("#beyond", (), "int", 1 + numbers, sites)]
     for name in sorted(inner.expects):
         shape, kind, bound, *bits = inner.expects[name]
+        if len(bits) > 1:
+            raise Refused("a compact array cannot be masked")
         entries.append(entry(name, shape, kind, bound, sites, *bits))
         if inner.partial:
             entries.append(entry(f"#weight/{name}", *weight))

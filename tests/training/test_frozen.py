@@ -239,7 +239,7 @@ def test_another_way_of_drawing_is_found_out(monkeypatch):
     question = question_of(program)
     import cupola.training.frozen as module
 
-    last = lambda *facts: np.nextafter(values(*facts), 9)  # noqa: E731  one bit of every number
+    last = lambda *facts, **how: np.nextafter(values(*facts, **how), 9)  # noqa: E731  one bit of every number
     monkeypatch.setattr(module, "values", last)
     with (
         small.engine(program, data) as reach,

@@ -25,6 +25,7 @@ FOREIGN = {
     "noise_multiplier": 1.0,
     "answer_epsilon": 1.0,
     "augmentations": 2,
+    "clip_shares": {"0": 0.5},
     "quantile": 0.5,
     "counts_noise": 1.0,
     "colluders": 1,

@@ -175,6 +175,7 @@ def test_pages_name_no_other_host_and_forbid_scripts_from_there(world, places):
         links = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
         assert links
         assert all(x.startswith(("/", "#", "?")) and not x.startswith("//") for x in links)
+        assert answer.headers["x-frame-options"] == "DENY"
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "script-src 'self';" in policy

@@ -12,7 +12,7 @@ import pytest
 import cupola
 from cupola.analysis.session import run
 from cupola.association import Association
-from cupola.association.data_sets import data_sets
+from cupola.association.simulated_cohorts import data_sets
 from cupola.training import Training
 from cupola.training.personalise import Personalisation
 from cupola.web import worker

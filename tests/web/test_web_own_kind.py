@@ -12,6 +12,7 @@ from web_world import World
 from cupola.web import worker
 from cupola.web.launcher import Job
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLAN = 'kind = "counting:Counting"\nname = "how many"\ntimes = 5\n'
 
 
@@ -40,10 +41,10 @@ class HereAndNow:
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A server that allows the module, which is installed."""
+    """A server that allows modules which are installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("signal.alarm", lambda _: None)
-    made = World(tmp_path / "web", modules=("counting",))
+    made = World(tmp_path / "web", modules=("counting", "pooled_regression"))
     made.launcher = made.app.state.launcher = HereAndNow()
     yield made
     made.app.state.sessions.kw["bind"].dispose()
@@ -135,3 +136,20 @@ def test_a_study_whose_code_is_no_longer_allowed_is_not_opened(own, tmp_path):
     assert ada.get("/").status_code == 200
     assert "counting" not in sys.modules
     later.app.state.sessions.kw["bind"].dispose()
+
+
+def test_the_example_of_the_docs_is_one(own):
+    ada, plan = own.visitor("ada"), (EXAMPLES / "pooled_regression.toml").read_text()
+    where = own.post(ada, "/studies/upload", text=plan).headers["location"]
+    assert "being worked out" in ada.get(where).text
+    page = ada.get(where).text
+    assert "moments" in page
+    assert "every site&#x27;s own sums" in page
+    assert own.post(ada, f"{where}/start").status_code == 303
+    own.sweep()
+    own.sweep()
+    folder = own.settings.run_folder(where.rsplit("/", 1)[-1], 1)
+    found = json.loads((folder / "run" / "result.json").read_text())
+    assert found["status"] == "finished"
+    assert found["beta"]["bmi"] == pytest.approx(787.2, abs=0.1)
+    assert "finished" in ada.get(f"{where}/runs/1").text

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -25,6 +26,7 @@ from cupola.federation.program import State
 
 FILE = "state.safetensors"
 _EMPTY = "0" * 32  # where the checksum will stand
+_PLAIN = ("lengths", "seconds", "files", "tails", "heads", "plan")  # early ones have but the first
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,7 @@ class Checkpoint:
             "values": self.state.values,
             "order": list(self.state.arrays),  # safetensors sorts names
             "groups": groups,
-            "lengths": dict(self.lengths),
-            "seconds": self.seconds,
-            "files": dict(self.files),
-            "tails": dict(self.tails),
-            "heads": dict(self.heads),
-            "plan": self.plan,
+            **{name: getattr(self, name) for name in _PLAIN},
         }
         folder.mkdir(exist_ok=True)
         data = save(arrays, {"cupola": json.dumps(facts), "checksum": _EMPTY})
@@ -87,22 +84,12 @@ class Checkpoint:
         state = State(
             facts["step"], {n: arrays[f"state/{n}"] for n in facts["order"]}, facts["values"]
         )
-        counts = {
+        counts: dict[str, Any] = {
             name: dict(zip(*(column.tolist() for column in arrays[f"bytes/{name}"])))
             for name in ("down", "up")
         }
-        return cls(
-            state,
-            _unstacked(arrays, facts["groups"]),
-            counts["down"],
-            counts["up"],
-            facts["lengths"],
-            facts["seconds"],
-            facts.get("files", {}),
-            facts.get("tails", {}),
-            facts.get("heads", {}),
-            facts.get("plan", ""),
-        )
+        plain = {name: facts[name] for name in _PLAIN if name in facts}
+        return cls(state, _unstacked(arrays, facts["groups"]), **counts, **plain)
 
 
 _PLACE = b'"checksum":"'

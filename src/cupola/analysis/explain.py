@@ -70,7 +70,7 @@ def explain(
     """One line per problem of what should be a `whole`."""
     lines = []
     for key, text in problems(error, whole):
-        origin = "--set" if any(key and _covers(s, key) for s in settings) else where
+        origin = "--set" if any(f"{key}.".startswith(f"{s}.") for s in settings) else where
         line = f"{origin}: {text}"
         if line not in lines:
             lines.append(line)
@@ -82,10 +82,6 @@ def problems(error: ValidationError, whole: type[BaseModel]) -> Iterator[tuple[s
     for problem in error.errors():
         path = _path(problem["loc"], whole)
         yield ".".join(path), _sentence(problem, path, whole)
-
-
-def _covers(setting: str, key: str) -> bool:
-    return key == setting or key.startswith(setting + ".")
 
 
 def _path(loc: tuple[int | str, ...], whole: type[BaseModel]) -> list[str]:

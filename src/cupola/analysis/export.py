@@ -8,23 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.overrides import flat
 from cupola.errors import CupolaError
 from cupola.pages.folder import RunFolder
 
 
-def flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """A record as 'test/accuracy' -> value; lists are left out."""
-    for key, value in record.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}/")
-        elif not isinstance(value, list):
-            yield prefix + key, value
+    return (found for found in flat(record, between="/") if not isinstance(found[1], list))
 
 
 def to_csv(runs: list[RunFolder], path: Path) -> None:
     """One line per round; several runs are told apart by the column 'run'."""
     rows = [
-        ({"run": run.path.name} if len(runs) > 1 else {}) | dict(flat(record))
+        ({"run": run.path.name} if len(runs) > 1 else {}) | dict(_values(record))
         for run in runs
         for record in run.history
     ]
@@ -51,6 +48,6 @@ def to_tensorboard(runs: list[RunFolder], folder: Path) -> None:
         place = folder / run.path.name if len(runs) > 1 else folder
         with SummaryWriter(str(place)) as writer:
             for record in run.history:
-                for key, value in flat(record):
+                for key, value in _values(record):
                     if isinstance(value, int | float) and key != "round":
                         writer.add_scalar(key, value, record["round"])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cupola.analysis.checkpoint import write_sealed
 from cupola.base.chain import read_sealed
+from cupola.base.files import take
 from cupola.base.jsonl import read_lines as read_lines
-from cupola.base.lock import take
 from cupola.errors import CupolaError, PlanError
 
 LOCK = ".lock"

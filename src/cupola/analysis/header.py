@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from cupola.analysis.overrides import changed, normal, with_new_names
+from cupola.base.held_objects import Held, keep
 from cupola.base.renaming import warn_renamed
 from cupola.errors import CupolaError
 from cupola.federation.site import Mode
@@ -109,6 +110,9 @@ class PlanHeader(BaseModel):
     own_affair: ClassVar[tuple[str, ...]] = ("engine", "track", "checkpoint_seconds")
     #: Dotted keys by the names they had before. Old ones work for one release, with a warning.
     renamed: ClassVar[Mapping[str, str]] = {}
+    #: Dotted keys that earlier versions had not, with their defaults: where these stand, nothing is
+    #: written, so that a plan keeps its hash.
+    later: ClassVar[Mapping[str, Any]] = {}
 
     kind: str
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")] = "study"
@@ -123,6 +127,7 @@ class PlanHeader(BaseModel):
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _elsewhere: bool = PrivateAttr(default=False)
     _copied: bool = PrivateAttr(default=False)  # with other values, which nobody has checked
+    _objects: tuple[Held, ...] = PrivateAttr(default=())  # that it names: there while it is
 
     @model_validator(mode="wrap")
     @classmethod
@@ -132,6 +137,7 @@ class PlanHeader(BaseModel):
         given = with_new_names(normal(value), cls.renamed)
         plan: Self = handler(cls.with_defaults(given))
         plan._given = given
+        plan._objects = keep(given)
         plan._elsewhere = is_elsewhere(info)
         plan.require_possible()
         return plan
@@ -208,12 +214,19 @@ class PlanHeader(BaseModel):
             yield ",".join(parts), chosen
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
-        """Plain values: all defaults written out, or for many runs only what was said. lasting: by
+        """Plain values: defaults written out, or for many runs only what was said. lasting: by
         names that stay as they are in every version, for hashes."""
         if self.many:
             return self.given()
         dump = self.model_dump(mode="json", exclude_none=True, exclude={"grid"}, by_alias=lasting)
         found = normal(dump)
+        for key, default in self.later.items():
+            *path, last = key.split(".")
+            place = found
+            for part in path:
+                place = place.get(part, {})
+            if place.get(last) == default:
+                del place[last]
         return {key: found[key] for key in (*self.key_order, *found) if key in found}
 
     def to_toml(self) -> str:

@@ -101,9 +101,12 @@ def merge(
     return found
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(
+    tree: Mapping[str, Any], prefix: str = "", between: str = "."
+) -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted keys and their values."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}{between}", between)
         else:
             yield prefix + key, value

@@ -19,7 +19,7 @@ import numpy as np
 from cupola.engines.in_process import InProcess
 from cupola.errors import CupolaError
 from cupola.federation.federation import Total
-from cupola.federation.message import Contribution, Question, contribution_size
+from cupola.federation.message import Contribution, Question, blank, contribution_size
 from cupola.federation.program import State, drive
 from cupola.federation.site import Accounts, Charge, Host
 from cupola.privacy.budget import Book
@@ -67,8 +67,7 @@ def answer_row(
     else:
         types: dict[str, Any] = {"float": np.float32, "int": whole, "bool": np.bool_}
         arrays: dict[str, np.ndarray] = {
-            n: np.broadcast_to(np.zeros((), types[s.kind]), s.shape)
-            for n, s in question.expects.items()
+            n: blank(s, np.zeros((), types[s.kind])) for n, s in question.expects.items()
         }
         size, who = contribution_size(arrays), "coordinator: this site's own answer"
         how = question.protection

@@ -323,6 +323,17 @@ class Analysis(WebHooks, Generic[P]):
 
         return played(self, site, roster)
 
+    # Objects in Python
+
+    @classmethod
+    def with_objects(
+        cls, given: Mapping[str, Any], objects: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """A plan's values with names in the place of objects (see `cupola.base.held_objects`), and
+        what must be held on to until the plan is made."""
+        del given
+        raise PlanError(f"{next(iter(objects))}=: a plan of kind '{cls.kind}' takes no objects")
+
     # A run
 
     def prepare(self, folder: Path, real: bool) -> None:

@@ -29,6 +29,7 @@ from cupola.federation.message import (
     Question,
     blank,
     contribution_size,
+    opened,
     question_fields,
 )
 from cupola.federation.program import Ask, Program, State
@@ -290,7 +291,7 @@ class AnsweredRehearsal(Rehearsal):
             return self._told
         total = Total()
         for site, answer in self._told.items():
-            total.add(site, answer)
+            total.add(site, opened(answer, ask.question))
         return total
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from cupola.analysis.checkpoint import json_line
+from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.folder_lock import ASIDE, HIDDEN, Aside, read_lines, remove
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, find_kind
-from cupola.analysis.plan_file import load
+from cupola.analysis.overrides import flat
+from cupola.analysis.plan_file import Objects, load, require_known
 from cupola.analysis.protocol import Analysis
 from cupola.base.chain import checkpoint_facts, damaged, mark, read_json, read_result, read_sealed
+from cupola.base.held_objects import is_absent, named_objects, word_of
 from cupola.base.renaming import reading_kept
 from cupola.errors import CupolaError, DataError, PlanError
 
@@ -49,24 +51,25 @@ class Run:
         self.plan = plan
 
     @classmethod
-    def open(cls, folder: str | Path) -> Run:
-        """The run in this folder."""
+    def open(cls, folder: str | Path, **objects: Unpack[Objects]) -> Run:
+        """The run in this folder. Its model, if it is an object's, needs that object again."""
         folder = Path(folder)
         if (folder / "runs.json").exists():
             raise CupolaError(f"{folder} holds several runs; open one of its folders")
         if plan_file(folder) is None:
             raise CupolaError(f"{folder} holds no run (there is no {PLAN})")
-        return cls(folder, held_plan(folder, elsewhere=True))  # its sites may be real
+        plan = held_plan(folder, elsewhere=True)  # its sites may be real
+        return cls(folder, with_same_objects(plan, folder, objects))
 
     @property
     def analysis(self) -> Analysis[Any]:
         return analysis_of(self.plan)
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> History:
         """One record per finished round."""
         path = self.folder / "history.jsonl"
-        return list(read_lines(path)) if path.exists() else []
+        return History(read_lines(path) if path.exists() else ())
 
     @property
     def result(self) -> Any:
@@ -86,14 +89,32 @@ class Run:
     @property
     def resume(self) -> str:
         """The command that goes on with this run."""
-        return resume_command(self.folder)
+        return resume_command(self.folder, self.plan)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.status})"
 
 
-def resume_command(folder: Path) -> str:
+class History(list[dict[str, Any]]):
+    """Records of rounds, as a list; `frame` makes a table of them."""
+
+    def frame(self) -> Any:
+        """A `pandas.DataFrame` with a row for each round, and a column for each number by its
+        dotted name ('test.accuracy'). Needs pandas: `pip install 'cupola[pandas]'`."""
+        try:
+            import pandas
+        except ImportError:
+            raise CupolaError(
+                "history.frame() needs pandas: pip install 'cupola[pandas]'"
+            ) from None
+        return pandas.DataFrame([dict(flat(record)) for record in self])
+
+
+def resume_command(folder: Path, plan: PlanHeader | None = None) -> str:
+    """How to go on with a run: a command, or a call where it was begun with objects."""
     text = str(folder)
+    if plan is not None and (keywords := _keywords(plan)):
+        return f"cupola.resume({text!r}, {', '.join(f'{key}=...' for key in keywords)})"
     return f"cupola resume {text!r}" if " " in text else f"cupola resume {text}"
 
 
@@ -130,6 +151,68 @@ def held_plan(folder: Path, elsewhere: bool = False) -> Any:
     if checkpoint_facts(folder).get("plan") not in (None, "", likeness(plan)):
         raise damaged(path, "the checkpoint beside it is of another plan")
     return plan
+
+
+def begin(
+    plan: PlanHeader, folder: Path, resume: bool, overwrite: bool, real: bool = False
+) -> Aside | None:
+    """Make this folder the plan's; the run that it replaces."""
+    require_objects(plan, folder)
+    if resume and holds(folder):
+        if held_plan(folder, real) != plan:
+            raise PlanError(f"{folder} holds a run of another plan; choose another folder")
+        return None
+    old = claim(folder, plan, overwrite)
+    with old or nullcontext():
+        write_sealed(folder / PLAN, plan.to_toml())
+    return old
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether there is nothing left to do: what is damaged of a finished run is made again."""
+    try:
+        return read_result(folder, whole=True).get("status") == "finished"
+    except DataError:
+        if not (folder / "checkpoint").exists():
+            raise
+        return False
+
+
+def _keywords(plan: PlanHeader) -> dict[str, str]:
+    """The keywords by which a plan's objects are passed, and what people call them."""
+    found: dict[str, str] = {}
+    for key, name in named_objects(plan.to_dict()):
+        keyword = "metrics" if key.startswith("evaluation.metrics") else key.partition(".")[0]
+        found[keyword] = f"{found[keyword]}, {word_of(name)}" if keyword in found else word_of(name)
+    return found
+
+
+def require_objects(plan: PlanHeader, folder: Path) -> None:
+    """PlanError if objects that the plan names are not here."""
+    if any(is_absent(name) for _, name in named_objects(plan.to_dict())):
+        told = ", ".join(f"{key} ({word})" for key, word in _keywords(plan).items())
+        raise PlanError(
+            f"plan '{plan.name}' was made with objects of a Python program, which are not here: "
+            f"{told}; pass them again: {resume_command(folder, plan)}"
+        )
+
+
+def with_same_objects(plan: Any, folder: Path, objects: Mapping[str, Any]) -> Any:
+    """A plan that was read from a folder, with the objects that it was begun with; PlanError if
+    these are others."""
+    if not objects:
+        return plan
+    require_known(objects)
+    names, _held = find_kind(plan.kind).with_objects({}, objects)
+    told = dict(flat(plan.to_dict()))
+    for key, name in flat(names):
+        if told.get(key) != name:
+            raise PlanError(
+                f"{folder} was begun with {key} = '{told.get(key)}', and this is '{name}': a run "
+                "goes on only with the same code, weights and rows (their hash is after '#'). "
+                "Pass what it was begun with, or begin a new run in another folder"
+            )
+    return load(plan, **objects)
 
 
 def likeness(plan: PlanHeader) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from cupola.analysis.checkpoint import json_line
-from cupola.analysis.export import flat
 from cupola.analysis.header import PlanHeader, Track
 from cupola.analysis.kinds import find_kind
 from cupola.analysis.overrides import flat as dotted
@@ -159,7 +158,9 @@ class _Tracked:
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:
     """Of a record, what can be drawn: 'validation/accuracy' -> value."""
-    return {key: value for key, value in flat(record) if key != "round" and finite(value)}
+    return {
+        key: value for key, value in dotted(record, between="/") if key != "round" and finite(value)
+    }
 
 
 def _named(track: Track | None) -> list[str]:

@@ -183,7 +183,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.weaker_limits(self.plan, rules)
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        return own_cohort.is_cohort(data)
+        return bool({"bfile", "bed"} & data.keys())
 
     def describe(self, path: Path, target: str | None) -> dict[str, Any]:
         del target
@@ -290,7 +290,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     @classmethod
     def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:
-        from cupola.association.data_sets import data_sets
+        from cupola.association.simulated_cohorts import data_sets
 
         return data_sets(folder)
 

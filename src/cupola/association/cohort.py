@@ -16,7 +16,6 @@ import numpy as np
 from cupola.association.bed import Bed
 from cupola.association.files import (
     CohortError,
-    People,
     Variants,
     fam_trait,
     numbers,
@@ -143,7 +142,10 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         loaded &= share <= wanted.mind
         if not loaded.any():
             raise CohortError("mind-nobody", str(files.bed), "nobody has enough calls")
-    trait = _trait(files, wanted, people)
+    if wanted.trait is None:
+        trait = fam_trait(people, files.fam)
+    else:
+        trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
     if not wanted.ambiguous_sex:
         trait = np.where(people.sex == 0, np.nan, trait)
     if not (loaded & ~np.isnan(trait)).any():
@@ -205,12 +207,6 @@ def _table_file(files: Files, wanted: Wanted, what: str) -> Path:
             f"the study asks for {asked}, but the cohort names no {what} file",
         )
     return path
-
-
-def _trait(files: Files, wanted: Wanted, people: People) -> np.ndarray:
-    if wanted.trait is None:
-        return fam_trait(people, files.fam)
-    return _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
 
 
 def _numbers(

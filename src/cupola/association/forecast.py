@@ -36,7 +36,6 @@ from cupola.secure.replayed_totals import told_answers_size, told_size
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
-PHASE = "study"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import Any
 
 import numpy as np
 
@@ -171,13 +170,7 @@ class Released:
 
     def entries(self) -> dict[str, float]:
         """Numbers per person, by study."""
-        return {str(study): float(share) for study, share in self._lines()}
-
-    def _lines(self) -> list[list[Any]]:
-        found: list[list[Any]] = []
-        while (line := self.memory.get(str(len(found)))) is not None:
-            found.append(line)
-        return found
+        return {str(study): float(share) for study, share in self.memory.listed("")}
 
     def charge(self, people: int) -> None:
         """Enter this study, durably; Declined if it would tell more than is allowed. One that was
@@ -188,7 +181,7 @@ class Released:
             return
         if sum(entries.values()) - before + share > self._most:
             raise Declined("too-many-numbers-released")
-        self.memory.setdefault(str(len(self._lines())), [self._study, share])
+        self.memory.setdefault(str(len(self.memory.listed(""))), [self._study, share])
 
     def close(self) -> None:
         self.memory.close()

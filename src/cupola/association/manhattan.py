@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from cupola.base.formatting import PLAIN, text
-from cupola.pages.axes import Scale, ticks
 from cupola.pages.charts import (
     BOTTOM,
     LEFT,
@@ -16,9 +15,11 @@ from cupola.pages.charts import (
     TOP,
     WIDTH,
     Axis,
+    Scale,
     _drawings,
     _svg,
     _y_grid,
+    ticks,
 )
 
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}

@@ -3,7 +3,6 @@ what it was asked, and what the study would tell of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from cupola.association.files import Variants, read_people, read_variants
 from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
-from cupola.association.site import Site, Workspace, most_iterations, released_numbers
+from cupola.association.site import Site, most_iterations, released_numbers
 from cupola.association.study_program import Association
 from cupola.association.tasks import OPENLY, withheld_for_cells
 from cupola.errors import DataError
@@ -40,16 +39,11 @@ class OwnCohort:
     def data(self, site: int) -> Site:  # noqa: ARG002
         return self.site
 
-    def workspace(self) -> Workspace:
-        return Workspace()
+    def workspace(self) -> None:
+        """There is but one cohort here."""
 
     def close(self) -> None:
         self.site.close()
-
-
-def is_cohort(data: Mapping[str, Any]) -> bool:
-    """Whether a data set of a site's settings is the files of a cohort."""
-    return bool({"bfile", "bed"} & data.keys())
 
 
 def cohort_files(site: OwnSite) -> Files:

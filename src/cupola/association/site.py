@@ -229,10 +229,6 @@ class Site:
             raise Declined("too-few-people")
 
 
-class Workspace:
-    """Nothing is shared between cohorts."""
-
-
 @dataclass
 class StudyHost:
     """The cohorts of a simulated study. A cohort remembers what it was asked."""
@@ -246,8 +242,8 @@ class StudyHost:
     def data(self, site: int) -> Site:
         return self.cohorts[site]
 
-    def workspace(self) -> Workspace:
-        return Workspace()
+    def workspace(self) -> None:
+        """Nothing is shared between cohorts."""
 
 
 def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[..., Any]:

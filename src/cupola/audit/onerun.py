@@ -72,17 +72,14 @@ def one_run_audit(
         truth.append(present)
         if step is not None:
             step("many canaries", run + 1, runs)
-    found = _judged(np.concatenate(scores), np.concatenate(truth), _claims(subject, events), level)
+    claims = [(delta, subject.epsilon(events, delta)) for delta in DELTAS]
+    found = _judged(np.concatenate(scores), np.concatenate(truth), claims, level)
     return {
         "canaries": many,
         "runs": runs,
         **found,
         "seconds": round(time.monotonic() - began, 3),
     }
-
-
-def _claims(subject: Subject, events: tuple[Event, ...]) -> list[tuple[float, float]]:
-    return [(delta, subject.epsilon(events, delta)) for delta in DELTAS]
 
 
 def _run(subject: Subject, site: int, many: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

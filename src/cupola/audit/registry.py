@@ -19,19 +19,19 @@ from cupola.training.mechanisms.output_perturbation import OutputPerturbation
 
 
 class Audited(NamedTuple):
-    """tests(run, seed): of the mechanism's parts. canaries(run, site, seed): all that fit it."""
+    """tests: of the mechanism's parts, by run and seed. canaries(run, site, seed): all that fit."""
 
-    tests: Callable[[Subject, int], Iterator[Test]]
+    tests: tuple[Callable[[Subject, int], Iterator[Test]], ...]
     canaries: Callable[[Subject, int, int], list[Experiment]]
 
 
 AUDITED: dict[type[Mechanism], Audited] = {
-    DpSgd: Audited(stepwise.tests, canaries.of_examples),
-    Central: Audited(totals.central_tests, canaries.of_sites),
-    DpFtrl: Audited(totals.correlated_tests, canaries.of_sites),
-    Distributed: Audited(totals.shares_tests, canaries.of_updates),
-    OutputPerturbation: Audited(minimisers.output_tests, canaries.of_solutions),
-    ObjectivePerturbation: Audited(minimisers.objective_tests, canaries.of_solutions),
+    DpSgd: Audited((stepwise.tests,), canaries.of_examples),
+    Central: Audited((totals.fresh_noise, totals.clipped_sums), canaries.of_sites),
+    DpFtrl: Audited((totals.correlated_noise, totals.clipped_sums), canaries.of_sites),
+    Distributed: Audited((totals.shares, totals.divided_sums), canaries.of_updates),
+    OutputPerturbation: Audited((minimisers.output_tests,), canaries.of_solutions),
+    ObjectivePerturbation: Audited((minimisers.objective_tests,), canaries.of_solutions),
 }
 
 

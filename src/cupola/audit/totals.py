@@ -55,28 +55,13 @@ CASES = 12
 ROWS = 32  # of a crafted site
 
 
-def central_tests(subject: Subject, seed: int) -> Iterator[Test]:
-    yield from _fresh_noise(subject, seed)
-    yield from _clipped_sums(subject, seed)
-
-
-def correlated_tests(subject: Subject, seed: int) -> Iterator[Test]:
-    yield from _correlated_noise(subject, seed)
-    yield from _clipped_sums(subject, seed)
-
-
-def shares_tests(subject: Subject, seed: int) -> Iterator[Test]:
-    yield from _shares(subject, seed)
-    yield from _divided_sums(subject, seed)
-
-
-def _clipped_sums(subject: Subject, seed: int) -> Iterator[Test]:
+def clipped_sums(subject: Subject, seed: int) -> Iterator[Test]:
     yield _clip(subject, seed)
     yield from _together(subject, seed)
-    yield from _divided_sums(subject, seed)
+    yield from divided_sums(subject, seed)
 
 
-def _divided_sums(subject: Subject, seed: int) -> Iterator[Test]:
+def divided_sums(subject: Subject, seed: int) -> Iterator[Test]:
     yield _division(subject, seed)
     yield from _participation(subject, seed)
 
@@ -107,7 +92,7 @@ def _mean(coordinator: Coordinator, state: State, total: Total, round: int) -> n
 # central
 
 
-def _fresh_noise(subject: Subject, seed: int) -> Iterator[Test]:
+def fresh_noise(subject: Subject, seed: int) -> Iterator[Test]:
     privacy, coordinator = subject.privacy, replace(subject.program.coordinator, seed=seed)
     assert isinstance(coordinator, CentralCoordinator)
     places = Places.of(subject.space)
@@ -162,7 +147,7 @@ def _counts(subject: Subject, coordinator: CentralCoordinator, state: State) -> 
 # dp-ftrl
 
 
-def _correlated_noise(subject: Subject, seed: int) -> Iterator[Test]:
+def correlated_noise(subject: Subject, seed: int) -> Iterator[Test]:
     """Noise over rounds, multiplied by the inverse root of its promised covariance: fresh noise."""
     places, privacy = Places.of(subject.space), subject.privacy
     coordinator = replace(subject.program.coordinator, seed=seed)
@@ -301,7 +286,7 @@ def _together(subject: Subject, seed: int) -> Iterator[Test]:
 # distributed
 
 
-def _shares(subject: Subject, seed: int) -> Iterator[Test]:
+def shares(subject: Subject, seed: int) -> Iterator[Test]:
     privacy, space, coordinator = subject.privacy, subject.space, subject.program.coordinator
     assert isinstance(coordinator, DistributedCoordinator)
     shares = coordinator.shares

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from cupola.base.held_objects import find_object, is_object
 from cupola.base.suggest import closest
 from cupola.errors import CupolaError, PlanError
 
@@ -31,10 +32,13 @@ def imported(
     error: type[CupolaError] = PlanError,
     installed: bool = False,
 ) -> Any:
-    """The object at 'module:name'; the name may have dots. said: what the user wrote, for errors
-    of this kind. installed: it is ours, or an entry point of an installed package."""
+    """The object at 'module:name'; the name may have dots. 'object:...' is one that was passed in
+    Python. said: what the user wrote, for errors of this kind. installed: it is ours, or an entry
+    point of an installed package."""
     module, _, name = path.partition(":")
     said = path if said is None else said
+    if is_object(path):
+        return find_object(path, said, error)
     if _refused.get() and not installed:
         raise error(f"{said} names code to import; if you trust this folder, add --trust")
     try:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cupola.base.chain import AGAIN, Chain, Tail, damaged
-from cupola.base.files import sync_folder
-from cupola.base.lock import take
+from cupola.base.files import sync_folder, take
 from cupola.errors import DataError
 
 

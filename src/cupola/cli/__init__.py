@@ -10,9 +10,7 @@ from cupola.cli import (  # noqa: F401 (they register their commands)
     joining,
     reproduce,
     runs,
-    search,
     sites,
-    sources,
     web,
 )
 from cupola.cli.shell import app, main

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, Folder, Quiet
-from cupola.cli.shell import FAILED, Shell, app, print_json
+from cupola.cli.shell import FAILED, app, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,6 @@ def audit(
     from cupola.audit import audit as carry_out
     from cupola.cli.display import showing
 
-    Shell.json = as_json
     with showing(quiet or as_json) as step:
         found = carry_out(
             folder,

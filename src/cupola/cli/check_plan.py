@@ -1,4 +1,4 @@
-"""cupola check, data, recipes, models: what there is, and what a plan would do."""
+"""cupola check, data, recipes, models, sources: what there is, and what a plan would do."""
 
 from __future__ import annotations
 
@@ -8,28 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from cupola.cli.runs import AsJson, PlanFile, Settings
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import app, print_json
 
 
 @app.command()
 def check(plan: PlanFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Say what a plan will do, send, reveal and cost."""
-    from cupola.analysis.header import PlanHeader
-    from cupola.analysis.kinds import analysis_of
-    from cupola.analysis.plan_file import load
+    from cupola.analysis import checked
 
-    Shell.json = as_json
-    whole: PlanHeader = load(plan, settings or ())
-    runs = whole.expand()
-    analysis = analysis_of(runs[0][1])
-    facts = {"runs": len(runs), **analysis.check()}
+    found = checked.check(plan, settings=settings or ())
     if as_json:
-        print_json(facts)
+        print_json(dict(found))
         return
     from rich.console import Console
 
     console = Console(highlight=False)
-    for line in analysis.check_lines(facts):
+    for line in found.lines:
         console.print(line, soft_wrap=True)
 
 
@@ -92,6 +86,36 @@ def show(rows: list[dict[str, Any]], columns: list[str], as_json: bool) -> None:
 
 def _pairs(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}".lower() for key, value in options.items())
+
+
+@app.command()
+def sources(as_json: AsJson = False) -> None:
+    """List the trained models that the model `pretrained` can build on."""
+    from cupola.nn.sources.trained import table, weights_file
+
+    rows = [
+        {
+            "name": entry.name,
+            "summary": entry.about,
+            "input": entry.preprocessing.size,
+            "classes": entry.classes,
+            "head of 10": (entry.features + 1) * 10,
+            "weights": "missing" if weights_file(entry) is None else "here",
+            "where": entry.where,
+        }
+        for entry in table()
+    ]
+    show(rows, [key for key in rows[0] if key != "where"], as_json)
+    if as_json:
+        return
+    missing: dict[str, list[str]] = {}
+    for row in rows:
+        if row["weights"] == "missing":
+            missing.setdefault(str(row["where"]), []).append(str(row["name"]))
+    for where, named in missing.items():
+        typer.echo(f"{', '.join(named)}: {where}")
+    if missing:
+        typer.echo("Name the file as model.weights, or put it into the folder CUPOLA_WEIGHTS.")
 
 
 data_app = typer.Typer(help="List data sets, get them, and see who holds what.")

@@ -1,16 +1,20 @@
-"""cupola report, compare, sweep: looking at many runs, and making them."""
+"""cupola report, compare, sweep, search: looking at many runs, and making them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cupola.cli.runs import AsJson, Folder, PlanFile, Quiet, Settings
-from cupola.cli.shell import FAILED, Shell, app, print_json
+from cupola.cli.shell import FAILED, app, print_json
 from cupola.errors import PlanError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the runs.")
@@ -75,7 +79,6 @@ def compare(
     """Compare runs: what they reached, and what it cost to reach the target."""
     from cupola import report as reports
 
-    Shell.json = as_json
     if out is not None and out.suffix != ".html":
         raise PlanError(f"--out {out}: the report is an .html file")
     rows = reports.table(folders, target)
@@ -122,55 +125,138 @@ def sweep(
     from cupola.sweep.sweeps import define
     from cupola.sweep.sweeps import sweep as carry_out
 
-    Shell.json = as_json
     made = define(plan, over or (), strategy.value, trials, budget, settings or (), objective or ())
     folder = out or Path("runs") / f"{made.plan.name}-sweep"
     silent = quiet or as_json
     tell(silent, f"{made.count} settings, {made.cost():,} rounds in all, into {folder}")
     with watching(silent) as watch:
         found = carry_out(made, folder, watch)
-    if as_json:
-        print_json({"folder": str(folder), **found})
-    else:
-        _show_sweep(found, folder)
-    if not found["best"]:
-        raise typer.Exit(FAILED)
+    _conclude(found, folder, as_json, _show_sweep)
 
 
-def _show_sweep(found: dict[str, Any], folder: Path) -> None:
-    from rich.console import Console
+def _show_sweep(console: Console, found: dict[str, Any]) -> None:
     from rich.markup import escape
-    from rich.table import Table as Sheet
+    from rich.table import Table
 
-    from cupola.base import formatting
     from cupola.sweep.sweep_sections import cost
 
-    console = Console(highlight=False)
-    sheet = Sheet(title=f"sweep of {escape(found['name'])}", title_justify="left")
+    sheet = Table(title=f"sweep of {escape(found['name'])}", title_justify="left")
     sheet.add_column("setting", overflow="fold")
     sheet.add_column(f"{escape(found['metric'])}, validation", justify="right")
     costs = found["objectives"][1:]
     for heading in (*costs, "rounds"):
         sheet.add_column(heading, justify="right")
     for trial in found["trials"][:20]:
-        score = trial["score"]
-        said = formatting.metric(found["metric"], score) if score is not None else trial["reason"]
         spent = (cost(name, trial[name]) for name in costs)
         star = "* " if costs and trial["label"] in found["front"] else ""
-        what = (escape(star + trial["label"]), escape(said or "not run"), *spent)
+        what = (escape(star + trial["label"]), escape(_score(found, trial)), *spent)
         sheet.add_row(*what, str(trial["rounds"]))
     console.print(sheet)
     if costs:
         console.print("* on the Pareto front: nothing else is as good in all and better in one")
     if found["best"]:
         console.print(f"best: {found['best']['label']}", markup=False, style="bold")
-        console.print(f"plan: {folder / 'best.toml'}", soft_wrap=True, markup=False)
     else:
         console.print("no setting was measured on validation data", style="red")
-    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, markup=False)
-    console.print(found["privacy"], style="dim", markup=False)
+
+
+def _score(found: dict[str, Any], trial: dict[str, Any]) -> str:
+    """A trial's score, or why it has none."""
+    from cupola.base.formatting import metric
+
+    measured = trial["score"] is not None
+    return metric(found["metric"], trial["score"]) if measured else trial["reason"] or "not run"
+
+
+def _conclude(
+    found: dict[str, Any],
+    folder: Path,
+    as_json: bool,
+    show: Callable[[Console, dict[str, Any]], None],
+) -> None:
+    """The end of a command that chose among runs: its table, and where files are."""
+    from rich.console import Console
+
+    if as_json:
+        print_json({"folder": str(folder), **found})
+    else:
+        console = Console(highlight=False)
+        show(console, found)
+        if found["best"]:
+            console.print(f"plan: {folder / 'best.toml'}", soft_wrap=True, markup=False)
+        console.print(f"report: {folder / 'report.html'}", soft_wrap=True, markup=False)
+        console.print(found["privacy"], style="dim", markup=False)
+    if not found["best"]:
+        raise typer.Exit(FAILED)
 
 
 def tell(silent: bool, line: str) -> None:
     if not silent:
         typer.echo(line, err=True)
+
+
+search_app = typer.Typer(help="Search for what a plan could leave out.", no_args_is_help=True)
+app.add_typer(search_app, name="search")
+
+
+@search_app.callback()
+def search() -> None:
+    """Search for what a plan could leave out."""
+
+
+@search_app.command()
+def freeze(
+    plan: PlanFile,
+    budget: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="ROUNDS", help="Most rounds in all (default: 8 trials)."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="How much worse than full training is as good (accuracy: 0..1)."),
+    ] = 0.01,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Always train these; may be repeated."),
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find how much of a model need not be trained (FedPT); run it again to resume."""
+    from cupola.cli.display import watching
+    from cupola.sweep.freeze_search import define
+    from cupola.sweep.freeze_search import search as carry_out
+
+    made = define(plan, tolerance, budget, keep or (), settings or ())
+    folder = out or Path("runs") / f"{made.plan.name}-freeze"
+    silent = quiet or as_json
+    tell(silent, f"at most {made.trials} trials, {made.budget:,} rounds, into {folder}")
+    with watching(silent) as watch:
+        found = carry_out(made, folder, watch, lambda line: tell(silent, line))
+    _conclude(found, folder, as_json, _show_search)
+
+
+def _show_search(console: Console, found: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from cupola.base import formatting
+    from cupola.sweep.sweep_sections import frozen
+
+    sheet = Table(title=f"what to freeze in {escape(found['name'])}", title_justify="left")
+    sheet.add_column("frozen", overflow="fold")
+    for heading in ("trained", f"{escape(found['metric'])}, validation", "bytes", ""):
+        sheet.add_column(heading, justify="right")
+    for trial in found["trials"]:
+        best = found["best"] is not None and trial["freeze"] == found["best"]["freeze"]
+        sheet.add_row(
+            escape(frozen(trial)),
+            f"{100 * trial['trainable']:.2f} %",
+            escape(_score(found, trial)),
+            formatting.size(trial["bytes"]),
+            "best" if best else "as good" if trial["accepted"] else "worse",
+        )
+    console.print(sheet)
+    console.print(f"{found['ended']}; {found['rounds']:,} rounds", markup=False)

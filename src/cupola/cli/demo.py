@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cupola.cli.runs import AsJson, Quiet
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import app, print_json
 
 METHODS = ("centralised", "fedavg", "fedprox", "fedadam", "scaffold", "fedcmb-wga", "fedsmb")
 TARGET = 0.9
@@ -31,7 +31,6 @@ def demo(
     from cupola.analysis.session import run
     from cupola.cli.display import comparison, watching
 
-    Shell.json = as_json
     talk = Console(stderr=True, quiet=quiet or as_json, highlight=False)
     talk.print(
         "1,438 handwritten digits at ten sites, each of which sees mostly a few of the classes.\n"

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from cupola.cli.parties import compensator, site
-from cupola.cli.runs import AsJson, PlanFile, Quiet, Settings, show
-from cupola.cli.shell import Shell, app
-from cupola.errors import FederationError, PlanError
+from cupola.cli.runs import AsJson, Out, PlanFile, Quiet, Settings, show
+from cupola.cli.shell import app, compensator, site
+from cupola.errors import PlanError
 
 federation = typer.Typer(no_args_is_help=True, help="Set up a federation of real parties.")
 coordinator = typer.Typer(no_args_is_help=True, help="Run the coordinator.")
+app.add_typer(site, name="site")
+app.add_typer(compensator, name="compensator")
 app.add_typer(federation, name="federation")
 app.add_typer(coordinator, name="coordinator")
 
@@ -168,9 +169,7 @@ def submit(
         Path, typer.Option("--as", metavar="DIR", help="Folder with your own start-up kit.")
     ],
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -179,47 +178,33 @@ def submit(
     from cupola.analysis.header import PlanHeader
     from cupola.analysis.kinds import analysis_of
     from cupola.analysis.plan_file import load
-    from cupola.analysis.run_folder import Run, contents, free_folder
+    from cupola.analysis.run_folder import Run, free_folder
     from cupola.analysis.tracking import require_installed, tracked
     from cupola.cli.display import watching
     from cupola.engines.flare import launch
+    from cupola.engines.flare.jobs import Job
     from cupola.engines.flare.submit import submit as hand_in
-    from cupola.site.coordinator import checked, unpack
+    from cupola.site.coordinator import checked, take_over
 
-    Shell.json = as_json
     launch.check_installed()
     given: PlanHeader = load(plan, settings or (), elsewhere=True)
     require_installed(given)
     whole = analysis_of(given.change({"track": None})).for_real_sites()
     folder = free_folder(whole) if out is None else out
-    job = _job(whole.to_toml(), roster)
+    try:
+        job = Job.of(whole.to_toml(), roster.read_text())
+    except OSError as error:
+        raise PlanError(f"{roster}: {error.strerror}") from None
     checked(job)
     if folder.exists() and any(folder.iterdir()):
         raise PlanError(f"{folder} is not empty; choose another folder (--out)")
     with watching(quiet, log=not as_json) as watch:
         end, packed = hand_in(job, user, _follow(watch, folder))
-    if packed:
-        unpack(packed, folder, contents(whole))
-    if end["state"] != "finished" or not packed:
-        raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
+    take_over(end, packed, folder, whole)
     report.write(folder, analysis_of(whole))  # not by what the plan that came back may name
     with tracked(given, folder):
         pass  # all of it at once
     show([Run(folder, whole)], as_json, quiet)
-
-
-def _job(plan: str, roster: Path) -> Any:
-    from cupola.engines.flare.jobs import Job
-    from cupola.secure.roster import Roster
-
-    try:
-        text = roster.read_text()
-    except OSError as error:
-        raise PlanError(f"{roster}: {error.strerror}") from None
-    agreed = Roster.from_json(text)
-    names = [party.name for party in agreed.sites]
-    third = agreed.compensator.name if agreed.compensator else None
-    return Job(agreed.study, plan, names, third, text, len(names))
 
 
 def _follow(watch: Any, folder: Path) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from cupola.cli.check_plan import check
 from cupola.cli.runs import AsJson, Quiet, Settings, carry_out, resume
-from cupola.cli.shell import Shell, app, print_json
+from cupola.cli.shell import app, print_json
 from cupola.errors import PlanError
 
 gwas = typer.Typer(no_args_is_help=True, help="Association studies over cohorts.")
@@ -38,10 +38,8 @@ def run(
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
-    from cupola.association.plan import StudyPlan
-    from cupola.association.withdrawal import leave
+    from cupola.association.plan import StudyPlan, leave
 
-    Shell.json = as_json
     plan = load(study, settings or (), of=StudyPlan)
     folder = out or Path("runs") / plan.name
     if without:
@@ -62,7 +60,6 @@ def list_of_variants(
     from cupola.association import variant_list_codec
     from cupola.association.files import read_variants
 
-    Shell.json = as_json
     variants = read_variants(file)
     facts = {"variants": len(variants), "variants_hash": variant_list_codec.fingerprint(variants)}
     if as_json:
@@ -102,7 +99,6 @@ def split(
     from cupola.association.files import read_people
     from cupola.association.split import by_cases, by_column, by_covariate, write_keeps
 
-    Shell.json = as_json
     bed, bim, fam = (Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam"))
     files = Files("all", bed, bim, fam, pheno=table, cov=table)
     if cases is not None:
@@ -138,7 +134,6 @@ def compare(
     """Compare two result tables: correlation of -log10 p, largest difference, hits."""
     from cupola.association.compare import compare_results, read_results
 
-    Shell.json = as_json
     found = compare_results(read_results(result), read_results(reference, p))
     if as_json:
         print_json(found)

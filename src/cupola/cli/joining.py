@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson
-from cupola.cli.shell import Shell, print_json
+from cupola.cli.shell import compensator, print_json, site
 from cupola.cli.sites import Folder, _show
 from cupola.errors import CupolaError, FederationError, PlanError
 
@@ -84,7 +83,6 @@ def join(
     from cupola.site.dataset_settings import named_data
     from cupola.site.join import Choice
 
-    Shell.json = as_json
     if not _is_url(what):
         from cupola.site.consent import join_site
 
@@ -118,7 +116,6 @@ def join_third(
     """
     from cupola.site.join import Choice
 
-    Shell.json = as_json
     if not _is_url(what):
         from cupola.site.consent import join_compensator, nearly_before
 

@@ -13,7 +13,7 @@ import typer
 import cupola
 from cupola.cli.compare_runs import Out
 from cupola.cli.runs import AsJson, Quiet
-from cupola.cli.shell import Shell, app
+from cupola.cli.shell import app
 from cupola.errors import PlanError
 
 HERE = (Path("experiments"), Path())
@@ -35,7 +35,6 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run the plans behind a published table; run it again to resume."""
-    Shell.json = as_json
     tool = load_tool("command", *([plans] if plans else []), *HERE)
     if listing or name is None:
         tool.show_tables(plans, as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cupola.cli.shell import FAILED, Shell, app, print_json
+from cupola.cli.shell import FAILED, answer_in_json, app, print_json
 from cupola.errors import CupolaError, PlanError
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", callback=answer_in_json, help="Print one JSON document, nothing else."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 
 
@@ -31,9 +35,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 def run(
     plan: PlanFile,
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the run.")
-    ] = None,
+    out: Out = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the run that DIR holds.")] = False,
@@ -44,7 +46,6 @@ def run(
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
 
-    Shell.json = as_json
     whole: PlanHeader = load(plan, [*(settings or ()), *(["twin=true"] if twin else ())])
     carry_out(whole, out, overwrite, as_json, quiet)
 
@@ -74,7 +75,6 @@ def resume(folder: Folder, as_json: AsJson = False, quiet: Quiet = False) -> Non
     """Resume a run that was stopped or killed; the result is the same as without the stop."""
     from cupola.analysis.session import resume as go_on
 
-    Shell.json = as_json
     with _watching(quiet, as_json) as watch:
         runs = go_on(folder, progress=watch)
     show(runs, as_json, quiet)

@@ -66,6 +66,10 @@ app = typer.Typer(
     epilog="Begin with `cupola demo`. A plan is a TOML file; `cupola check PLAN` explains it.",
 )
 
+# Groups to which several modules add commands.
+site = typer.Typer(no_args_is_help=True, help="Run a site: what it joins, what it sent.")
+compensator = typer.Typer(no_args_is_help=True, help="Run the third party of masked sums.")
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -87,6 +91,12 @@ def common(
     del version
     Shell.debug = Shell.debug or debug
     Shell.json = False
+
+
+def answer_in_json(wanted: bool) -> bool:
+    """Errors of a command with --json are JSON, too."""
+    Shell.json = wanted
+    return wanted
 
 
 def main() -> None:

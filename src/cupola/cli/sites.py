@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from cupola.base.files import write_atomically
-from cupola.cli.parties import compensator, site
 from cupola.cli.runs import AsJson
-from cupola.cli.shell import Shell, print_json
+from cupola.cli.shell import compensator, print_json, site
 from cupola.errors import DataError, PlanError
 
 Folder = Annotated[
@@ -55,7 +54,6 @@ def init_site(name: Name, folder: Folder = Path(), as_json: AsJson = False) -> N
     """Make a site's settings and keys; the private keys never leave this folder."""
     from cupola.site.settings import SITE
 
-    Shell.json = as_json
     _init(folder, SITE, _SITE.format(name=json.dumps(name, ensure_ascii=False)), name, as_json)
 
 
@@ -64,7 +62,6 @@ def init_compensator(name: Name, folder: Folder = Path(), as_json: AsJson = Fals
     """Make a compensator's settings and keys."""
     from cupola.site.settings import COMPENSATOR
 
-    Shell.json = as_json
     text = (
         "# Nothing is answered without an entry under [studies], which "
         f"`cupola compensator join` writes.\nname = {json.dumps(name, ensure_ascii=False)}\n"
@@ -108,7 +105,6 @@ def preview(
     """Show every answer a study asks for, its size, protection and recipients. Joins nothing."""
     from cupola.site.consent_preview import preview as look
 
-    Shell.json = as_json
     found = look(folder, plan, roster, data)
     if as_json:
         print_json(found.as_dict())
@@ -258,7 +254,6 @@ def ledger(
     from cupola.site.ledger import as_csv, read_ledger, spent
     from cupola.site.settings import SITE
 
-    Shell.json = as_json
     lines = read_ledger(folder, study)
     cost = spent(folder, study) if (folder / SITE).exists() else None
     if out is not None:

@@ -9,6 +9,7 @@ Sites are made when asked for. Nothing is downloaded unless `download=True` is s
 """
 
 from cupola.data import loaders
+from cupola.data.conversion import converted
 from cupola.data.dataset import (
     NO_LABEL,
     Dataset,
@@ -20,6 +21,7 @@ from cupola.data.dataset import (
     pool,
 )
 from cupola.data.download import Files, Remote, fetch
+from cupola.data.indices import partition_indices
 from cupola.data.lazy import Owners
 from cupola.data.loaders.synthetic import synthetic_population
 from cupola.data.loading import dataset, describe, load, names, options
@@ -60,6 +62,7 @@ __all__ = [
     "Transform",
     "Transforms",
     "Types",
+    "converted",
     "dataset",
     "describe",
     "fetch",
@@ -70,6 +73,7 @@ __all__ = [
     "names",
     "options",
     "partition",
+    "partition_indices",
     "picture",
     "pool",
     "synthetic_population",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cupola.data.stored_rows import Index, Rows, first_unusable, joined_rows
+from cupola.data.tokenised import stacked
 from cupola.errors import DataError
 
 Kind = Literal["classification", "regression", "segmentation", "language"]
@@ -29,8 +30,9 @@ NO_LABEL = 255
 class Dataset:
     """Rows of inputs and targets, on the CPU; whoever computes moves them.
 
-    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T); `Rows` where they
-       stay in their files and are read batch by batch.
+    x: uint8 images (n, C, H, W), float features (n, d) or int64 tokens (n, T); a tokeniser's
+       fields {"input_ids": ..., "attention_mask": ...} are stacked to (n, fields, T); `Rows` where
+       they stay in their files and are read batch by batch.
     y: int64 classes (n,), int64 (n, H, W) segmentation, int64 (n, T) next tokens, or float32 (n,)
        or (n, k) regression.
     transform: random augmentation, for training only: `transform(inputs, generator)`.
@@ -43,6 +45,8 @@ class Dataset:
     prepare: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.x, Mapping):
+            object.__setattr__(self, "x", stacked(self.x))
         if len(self.x) != len(self.y):
             raise DataError(
                 f"{len(self.x)} inputs but {len(self.y)} targets: one for each is needed"

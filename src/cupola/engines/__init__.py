@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cupola.engines.in_process import InProcess as InProcess
+    from cupola.engines.one_sum import masked_sum as masked_sum
     from cupola.engines.processes import Processes as Processes
     from cupola.engines.processes import SeparateProcesses as SeparateProcesses
     from cupola.engines.ray_cluster import RayCluster as RayCluster
@@ -22,9 +23,17 @@ _HOME = {
     "Processes": "processes",
     "RayCluster": "ray_cluster",
     "SeparateProcesses": "processes",
+    "masked_sum": "one_sum",
     "masked_sums": "secure_sums",
 }
-__all__ = ["InProcess", "Processes", "RayCluster", "SeparateProcesses", "masked_sums"]
+__all__ = [
+    "InProcess",
+    "Processes",
+    "RayCluster",
+    "SeparateProcesses",
+    "masked_sum",
+    "masked_sums",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from cupola.base.importing import imported
 from cupola.engines.in_process import TOGETHER, InProcess
 from cupola.federation.federation import Answers, Total, is_broken, usable
-from cupola.federation.message import Arrays, Question
+from cupola.federation.message import Arrays, Question, opened
 from cupola.federation.site import Mode, Partial, StateStore, is_known, register
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ def add_up(question: Question, answers: Answers) -> list[Partial]:
     failed: dict[int, str] = {}
     broken: list[int] = []
     for site, answer in usable(question, answers, failed, broken):
-        totals.setdefault(layout_of(answer.arrays), Total()).add(site, answer)
+        total = totals.setdefault(layout_of(answer.arrays), Total())
+        total.add(site, opened(answer, question))
     partials = [
         Partial(total.arrays, total.weight, total.sites, {}, _blank(layout))
         for layout, total in totals.items()

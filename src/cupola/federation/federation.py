@@ -23,6 +23,7 @@ from cupola.federation.message import (
     Question,
     contribution_size,
     misfit,
+    opened,
     question_size,
     refusal,
 )
@@ -162,7 +163,7 @@ class Federation(ABC):
                 broken += partial.broken
         else:
             for site, answer in usable(question, self.ask(question, able), total.failed, broken):
-                total.add(site, answer)
+                total.add(site, opened(answer, question))
                 sizes.append(contribution_size(answer.arrays))
         self.record(question, "sum", total.sites, total.failed, sizes)
         self.require_quorum(question, len(total.sites), len(sites), total.failed, broken)
@@ -178,6 +179,7 @@ class Federation(ABC):
         sizes = [contribution_size(answer.arrays) for answer in answers.values()]
         self.record(question, "gather", list(answers), failed, sizes)
         self.require_quorum(question, len(answers), len(sites), failed, broken)
+        answers = {site: opened(answer, question) for site, answer in answers.items()}
         self.heard(question, answers or None)
         return answers
 

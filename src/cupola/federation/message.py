@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from cupola.errors import FederationError
+from cupola.federation.compact import Code, is_code, sent_as
+from cupola.federation.compact import opened as opened_array
 
 Arrays = dict[str, np.ndarray]
 
@@ -39,19 +41,23 @@ class Spec:
     """Shape and kind ('float', 'int' or 'bool') that a question allows for one array.
 
     For masked sums also the largest magnitude of what one site adds (weight included), and how many
-    bits a float gets.
+    bits a float gets. code: how the array is made smaller on its way (see `compact`); it is opened
+    when it arrives. Masked sums take none.
     """
 
     shape: tuple[int, ...]
     kind: str = "float"
     bound: float | None = None
     bits: int = 64
+    code: Code | None = None
 
     @classmethod
     def of(cls, array: np.ndarray, bound: float | None = None, bits: int = 64) -> Spec:
         return cls(tuple(array.shape), _kind(array.dtype), bound, bits)
 
     def fits(self, array: np.ndarray) -> bool:
+        if self.code is not None:
+            return (array.dtype, array.shape) == sent_as(self.code, self.shape)
         return array.shape == self.shape and _kind(array.dtype) == self.kind
 
 
@@ -180,16 +186,25 @@ def _is_spec(spec: Spec) -> bool:
         and isinstance(spec.kind, str)
         and (spec.bound is None or type(spec.bound) in (int, float))
         and type(spec.bits) is int
+        and (spec.code is None or is_code(spec.code, spec.shape))
     )
 
 
 def _spec_fields(spec: Spec) -> list[Any]:
+    if spec.code is not None:
+        return [list(spec.shape), spec.kind, spec.bound, spec.bits, list(spec.code)]
     bound = [] if spec.bound is None else [spec.bound, spec.bits]
     return [list(spec.shape), spec.kind, *bound]
 
 
-def _spec(shape: list[int], kind: str, bound: float | None = None, bits: int = 64) -> Spec:
-    return Spec(tuple(shape), kind, bound, bits)
+def _spec(
+    shape: list[int],
+    kind: str = "float",
+    bound: float | None = None,
+    bits: int = 64,
+    code: list[Any] | None = None,
+) -> Spec:
+    return Spec(tuple(shape), kind, bound, bits, None if code is None else (code[0], code[1]))
 
 
 def _pack(fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray], weight: float) -> bytes:
@@ -286,7 +301,11 @@ def content_digest(question: Question, with_round: bool) -> bytes:
 
 
 def blank(spec: Spec, like: np.ndarray | None = None) -> np.ndarray:
-    """Zeros of this shape in no memory: of the type of `like`, or of 64 bits."""
+    """Zeros of this shape in no memory: of the type of `like`, or of 64 bits; a compact array as it
+    travels."""
+    if spec.code is not None:
+        kind, shape = sent_as(spec.code, spec.shape)
+        return np.broadcast_to(np.zeros((), kind), shape)
     types = {"float": np.dtype(np.float64), "int": np.dtype(np.int64), "bool": np.dtype(bool)}
     dtype = types[spec.kind] if like is None else like.dtype
     return np.broadcast_to(np.zeros((), dtype), spec.shape)
@@ -328,10 +347,29 @@ def refusal(contribution: Contribution, question: Question) -> str | None:
     code = misfit(contribution.arrays, question)
     if code is not None:
         return code
-    for name, array in contribution.arrays.items():
+    try:
+        arrays = opened(contribution, question).arrays
+    except ValueError:
+        return "a compact array is not well formed"
+    for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"NaN or infinity in '{name}'"
     return None
+
+
+def opened(contribution: Contribution, question: Question) -> Contribution:
+    """An answer with its compact arrays as what they stand for; ValueError where that is
+    nothing."""
+    coded = {n: s.code for n, s in question.expects.items() if s.code is not None}
+    if not coded:
+        return contribution
+    arrays = {
+        name: array
+        if (code := coded.get(name)) is None
+        else opened_array(code, array, question.expects[name].shape)
+        for name, array in contribution.arrays.items()
+    }
+    return replace(contribution, arrays=arrays)
 
 
 def misfit(arrays: Mapping[str, np.ndarray], question: Question) -> str | None:

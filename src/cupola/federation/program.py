@@ -6,7 +6,7 @@ engine, and a test can play the federation's part by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Union
 
@@ -97,6 +97,17 @@ def drive(
     {'rows': 6}
     """
     state = program.start() if state is None else state
+    for reached in driven(program, federation, state):
+        state = reached
+        if after is None:
+            federation.confirm(state.step - 1)  # the question of state.step may come twice
+        else:
+            after(state)
+    return state
+
+
+def driven(program: Program, federation: Federation, state: State) -> Iterator[State]:
+    """The state after every step, until the program ends."""
     while (ask := program.ask(state)) is not None:
         reply: Reply = None
         if ask.kind == "sum":
@@ -106,8 +117,4 @@ def drive(
         elif ask.question.task:
             federation.bring(ask.question)
         state = program.answer(state, reply)
-        if after is None:
-            federation.confirm(state.step - 1)  # the question of state.step may come twice
-        else:
-            after(state)
-    return state
+        yield state

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cupola.base.chain import AGAIN, Chain, Tail, damaged, read_json, sealed_json
-from cupola.base.files import sync_folder, write_atomically
+from cupola.base.files import sync_folder, take, write_atomically
 from cupola.base.frames import RECEIPT, RECEIPT_SIZE
-from cupola.base.lock import take
+from cupola.base.jsonl import write_whole
 from cupola.errors import DataError
 
 _COPY = "restore this folder from its newest copy, or withdraw and join under a new name"
@@ -125,9 +125,7 @@ class Journal:
             holds = {"holds": held} if (held := dict(self._holds())) else {}
             data, _ = chain.line(json.dumps({**line, **holds, **first}))
             try:
-                sent = 0
-                while sent < len(data):  # on a full disk the first part may pass without an error
-                    sent += file.write(data[sent:]) or 0
+                write_whole(file, data)
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(self.path, self._size)

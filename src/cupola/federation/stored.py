@@ -15,8 +15,7 @@ from typing import IO
 import numpy as np
 
 from cupola.base.chain import checked, damaged, read_checked
-from cupola.base.files import write_atomically
-from cupola.base.lock import take
+from cupola.base.files import take, write_atomically
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Declined, Question, digest
 from cupola.federation.site import StateStore

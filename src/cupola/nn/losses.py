@@ -70,7 +70,7 @@ def cross_entropy(
     ignore_index: label of elements that do not count; a sample with none that counts has loss 0.
     """
     values = _cross_entropy(output, y, label_smoothing=label_smoothing, ignore_index=ignore_index)
-    return _mean(values, y != ignore_index)
+    return mean_of_sample(values, y != ignore_index)
 
 
 @_LOSSES.add("focal", "focal loss: cross-entropy times (1 - probability of the class) ^ gamma")
@@ -81,7 +81,7 @@ def focal(
     values = _cross_entropy(output, y, ignore_index=ignore_index)
     # 1 - p, exact for p near 1; the floor keeps the gradient finite where gamma is below 1.
     miss = (-torch.expm1(-values)).clamp_min(torch.finfo(values.dtype).tiny ** 0.5)
-    return _mean(miss**gamma * values, y != ignore_index)
+    return mean_of_sample(miss**gamma * values, y != ignore_index)
 
 
 @_LOSSES.add("log", "binary log loss on one logit or two")
@@ -110,7 +110,7 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
             f"squared error needs predictions of the targets' shape, "
             f"not {tuple(output.shape)} and {tuple(y.shape)}"
         )
-    return _mean((output - y.to(output.dtype)).square(), None)
+    return mean_of_sample((output - y.to(output.dtype)).square(), None)
 
 
 def _cross_entropy(output: Tensor, y: Tensor, **options: Any) -> Tensor:
@@ -122,7 +122,7 @@ def _cross_entropy(output: Tensor, y: Tensor, **options: Any) -> Tensor:
     return F.cross_entropy(output, y, reduction="none", **options)
 
 
-def _mean(values: Tensor, counted: Tensor | None) -> Tensor:
+def mean_of_sample(values: Tensor, counted: Tensor | None) -> Tensor:
     """Mean over each sample's own elements, (n, ...) to (n,); uncounted ones are zero already."""
     if values.dim() == 1:
         return values

@@ -142,11 +142,40 @@ def values(seed: int, name: str, shape: Sequence[int], scale: float, fill: float
     return (normals(seed, name, math.prod(shape)) * scale).reshape(tuple(shape))
 
 
+def orthonormal(seed: int, name: str, shape: Sequence[int]) -> np.ndarray:
+    """A tensor in float64 whose rows (of its flattened form; columns, if it is tall) are
+    orthonormal: normal numbers after Gram and Schmidt, twice, which is enough.
+
+    Sums go by halves, elementwise additions that IEEE 754 rounds in one way: a library's dot
+    product differs between machines in its last bits.
+    """
+    rows, columns = shape[0], math.prod(shape[1:])
+    drawn = normals(seed, name, rows * columns).reshape(rows, columns)
+    made = drawn.copy() if rows <= columns else np.ascontiguousarray(drawn.T)
+    for i, row in enumerate(made):
+        for _ in range(2):
+            shares = _sum(made[:i] * row)
+            row -= _sum((made[:i] * shares[:, None]).T)
+        row /= np.sqrt(_sum(row * row))
+    return (made if rows <= columns else made.T).reshape(tuple(shape))
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    """Sums over the last dimension, by halves."""
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        rest = values[..., 2 * half :]
+        values = np.concatenate([values[..., :half] + values[..., half : 2 * half], rest], -1)
+    return values[..., 0] if values.shape[-1] else np.zeros(values.shape[:-1])
+
+
 def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> bytes:
     """16 bytes over names, types, shapes and all bits of tensors, in the order of their names."""
     found = hashlib.blake2b(VERSION, digest_size=16)
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"\0{name}\0{array.dtype.name}\0{list(array.shape)}\0".encode())
+        tensor, kind = tensor.detach().cpu().contiguous(), str(tensor.dtype).removeprefix("torch.")
+        # numpy has no bfloat16: its bits stand for it
+        array = (tensor.view(torch.int16) if kind == "bfloat16" else tensor).numpy()
+        found.update(f"\0{name}\0{kind}\0{list(array.shape)}\0".encode())
         found.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
     return found.digest()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.analysis.overrides import flat
 from cupola.base.formatting import LOWER_IS_BETTER, finite, mean_spread
 from cupola.pages.folder import AXES, RunFolder, sent
 
@@ -164,11 +165,12 @@ def _labels(members: list[list[RunFolder]]) -> list[str]:
     ):
         if all(name) and len(set(name)) == len(name):
             return name
-    flat = [flatten({k: v for k, v in run.plan.items() if k not in _NEUTRAL}) for run in first]
+    plans = [{k: v for k, v in run.plan.items() if k not in _NEUTRAL} for run in first]
+    settings = [dict(flat(plan)) for plan in plans]
     one_recipe = len({run.recipe for run in first}) == 1
     labels = []
-    for run, mine in zip(first, flat):
-        peers = [f for r, f in zip(first, flat) if r.recipe == run.recipe]
+    for run, mine in zip(first, settings):
+        peers = [f for r, f in zip(first, settings) if r.recipe == run.recipe]
         keys = [k for k in mine if any(mine[k] != p.get(k) for p in peers) and k != "recipe"]
         leaves = [k.rsplit(".", 1)[-1] for k in keys]
         names = [leaf if leaves.count(leaf) == 1 else k for k, leaf in zip(keys, leaves)]
@@ -181,14 +183,3 @@ def _labels(members: list[list[RunFolder]]) -> list[str]:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

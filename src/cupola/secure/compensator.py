@@ -49,14 +49,6 @@ from cupola.secure.identity import Identity
 from cupola.secure.mask_stream import P, add_mask, mask_key, mask_residue
 from cupola.secure.roster import Roster
 
-__all__ = [
-    "CHUNK",
-    "Compensator",
-    "CompensatorHost",
-    "Request",
-    "compensator_host",
-]
-
 _OPEN = 4  # settled requests whose seeds are held
 
 

@@ -86,6 +86,11 @@ def layout_of(inner: Question, sites: int) -> Layout:
                 f"'{inner.task}' cannot be asked as a masked sum: nothing bounds its array "
                 f"'{name}' (give its Spec a bound)"
             )
+        if spec.code is not None:
+            raise FederationError(
+                f"'{inner.task}' cannot be asked as a masked sum: compact arrays such as '{name}' "
+                "are opened one by one"
+            )
         bits = spec.bits if spec.kind == "float" else None
         entries.append(entry(name, spec.shape, spec.kind, spec.bound, sites, bits))
         if inner.partial:

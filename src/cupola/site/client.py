@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from cupola.engines.flare.launch import runs
 
@@ -44,12 +43,7 @@ class Running:
                 env={**os.environ, **threads},
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         child, self._child = self._child, None
         if child is None:
             return

@@ -7,7 +7,7 @@ import re
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,15 @@ def handed_out(plan: PlanHeader) -> tuple[str, ...]:
     """What the sites of a plan get at its end."""
     own = (name for name in find_kind(plan.kind).files if Path(name).name == name)
     return tuple(dict.fromkeys((*SHARED, *own)))
+
+
+def take_over(end: Mapping[str, Any], packed: bytes, folder: Path, plan: PlanHeader) -> None:
+    """Write what a job has left into the folder of whoever handed it in; FederationError unless it
+    has finished."""
+    if packed:
+        unpack(packed, folder, contents(plan))
+    if end["state"] != "finished" or not packed:
+        raise FederationError(end.get("reason") or f"the run ended as '{end['state']}'")
 
 
 def unpack(data: bytes, folder: Path, allowed: Iterable[str]) -> None:

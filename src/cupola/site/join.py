@@ -35,8 +35,7 @@ from cupola.site.consent_preview import ConsentPreview, foresee
 from cupola.site.dataset_settings import settings_for, write_settings
 from cupola.site.open import make_keys
 from cupola.site.proposal import Proposal, read_proposal
-from cupola.site.saved_tokens import keep, kept
-from cupola.site.server import NotYet, Server, Unknown, plain
+from cupola.site.server import NotYet, Server, Unknown, keep, kept, plain
 from cupola.site.settings import (
     COMPENSATOR,
     KEYS,

@@ -1,11 +1,13 @@
-"""A party's own ledger, a hash chain: every question that reached it, and what it gave away."""
+"""A party's own ledger, a hash chain: every question that reached it, and what it gave away; and
+the book of what its data have spent."""
 
 from __future__ import annotations
 
 import csv
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from cupola.base.chain import read_chain
 from cupola.errors import DataError
 from cupola.federation.message import Declined, Question
 from cupola.federation.receipts import Journal, Receipt
-from cupola.privacy.budget import Book
+from cupola.federation.site import Charge
+from cupola.privacy.budget import Book, Limit
 from cupola.privacy.events import common_neighbours
 from cupola.site.consent import look, spent_file, study_folder
-from cupola.site.own_book import OWNER
 from cupola.site.settings import SiteSettings
 
 LEDGER = "ledger.jsonl"
+OWNER = 0  # under whom a data set's spending is booked
 
 
 class OwnLedger:
@@ -122,3 +125,30 @@ def as_csv(lines: list[dict[str, Any]]) -> str:
     for line in lines:
         writer.writerow({key: _harmless(value) for key, value in line.items()})
     return out.getvalue()
+
+
+@dataclass
+class OwnBook:
+    """The book of what a site's data set has spent, in all studies: it has one account, whatever
+    number its site has in a roster. A plan's own budget does not count here."""
+
+    book: Book
+
+    @classmethod
+    def open(cls, path: Path, data: str, study: str, settings: SiteSettings) -> OwnBook:
+        budget = settings.budget
+        limit = None
+        if budget is not None:
+            limit = Limit(budget.epsilon, budget.delta, budget.neighbours, budget.trust_coordinator)
+        return cls(Book(path, study=data, run=study, limit=limit, durable=True))
+
+    def charge(self, question: Question, charges: Mapping[int, Charge | None]) -> dict[int, str]:
+        refused = {}
+        for site, charge in charges.items():
+            told = self.book.charge(question, {OWNER: charge})
+            if told:
+                refused[site] = told[OWNER]
+        return refused
+
+    def close(self) -> None:
+        self.book.close()

@@ -28,9 +28,8 @@ from cupola.site.consent import (
     own_site,
     study_folder,
 )
-from cupola.site.ledger import LEDGER, OwnLedger
+from cupola.site.ledger import LEDGER, OwnBook, OwnLedger
 from cupola.site.log import own_log
-from cupola.site.own_book import OwnBook
 from cupola.site.proposal import matches
 from cupola.site.settings import KEYS, CompensatorSettings, SiteSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from cupola.analysis.header import PlanHeader
-from cupola.base.lock import take
+from cupola.base.files import take
 from cupola.engines.flare.jobs import ASK, HELLO, MARKS
 from cupola.engines.flare.jobs import RESULTS as HAND_OUT
 from cupola.errors import CupolaError

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, foreign_module, kind_of
 from cupola.analysis.plan_file import load, read_toml
 from cupola.analysis.protocol import Analysis
@@ -74,15 +75,10 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     _refuse_hidden(given)
     given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
-    plan = load_any(given)
+    plan: PlanHeader = load(given, elsewhere=True)
     if plan.many:
         raise PlanError("a plan for real sites stands for one run (no seeds, no grid)")
     return Proposal(plan, text)
-
-
-def load_any(source: str | Path | Mapping[str, Any], settings: Iterable[str] = ()) -> Any:
-    """A plan for sites that are elsewhere."""
-    return load(source, settings, elsewhere=True)
 
 
 def _refuse_hidden(given: dict[str, Any]) -> None:

@@ -12,13 +12,15 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from cupola.errors import FederationError, PlanError
+from cupola.base.files import write_atomically
+from cupola.errors import DataError, FederationError, PlanError
 
 LONGEST = 4 << 20  # bytes of an answer
 _FILE = 4 << 30
 BUSY = (10.0,) * 6  # a busy server is asked so often again, after so many seconds at most
 _HERE = ("localhost", "127.0.0.1", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+KEPT = "joining.json"
 
 
 class NotYet(FederationError):
@@ -163,3 +165,26 @@ def _said(body: bytes) -> str:
 def plain(text: Any, longest: int = 500) -> str:
     """Text of others, without what a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in str(text))[:longest]
+
+
+# What is kept of it
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What tokens were exchanged for and what was accepted, in the party's folder, so that a way
+    that was broken off goes on. For the owner's eyes only: it holds keys to the server."""
+    try:
+        found = json.loads((folder / KEPT).read_text("utf-8"))
+        return found if isinstance(found, dict) else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise DataError(f"{folder / KEPT} cannot be read") from None
+
+
+def keep(folder: Path, mark: str, facts: dict[str, Any] | None) -> None:
+    whole = kept(folder)
+    whole.pop(mark, None)
+    if facts is not None:
+        whole[mark] = facts
+    write_atomically(folder / KEPT, json.dumps(whole), private=True)

@@ -17,6 +17,7 @@ from cupola.training.choices import (
 from cupola.training.loop import Training
 from cupola.training.methods import METHODS, Method, Round, Turn
 from cupola.training.recipes import RECIPES, Recipe, find_recipe
+from cupola.training.transforms import Quantise, Sparsify, TopK, Transform
 from cupola.training.workspace import Problem, TrainingHost, Workspace, pick_device
 
 __all__ = [
@@ -30,13 +31,17 @@ __all__ = [
     "Participation",
     "Privacy",
     "Problem",
+    "Quantise",
     "Recipe",
     "Round",
     "Schedule",
     "Server",
+    "Sparsify",
+    "TopK",
     "Trainable",
     "Training",
     "TrainingHost",
+    "Transform",
     "Turn",
     "Upcycle",
     "Workspace",

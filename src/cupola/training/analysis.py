@@ -19,7 +19,9 @@ from cupola.data.dataset import FederatedData, SiteData
 from cupola.errors import PlanError
 from cupola.federation.message import Question
 from cupola.federation.program import Program, State
-from cupola.training import build, plan_names
+from cupola.nn.peft_format import write_peft
+from cupola.training import build, plan_names, plan_objects
+from cupola.training.adapters import base_name, metadata
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
 from cupola.training.loop import Training, without_matrices
@@ -48,11 +50,12 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     kind = "training"
     Plan = TrainingPlan
     Result = TrainingResult
-    fixed = ("partition.json",)
+    fixed = ("partition.json", plan_objects.FILE)
     files = (
-        "partition.json", "model.safetensors", "personal.json", "personal.safetensors",
+        "partition.json", plan_objects.FILE, "model.safetensors", "personal.json",
+        "personal.safetensors",
         "twin/plan.toml", "twin/history.jsonl", "twin/model.safetensors", "twin/result.json",
-        "twin",
+        "twin", "adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter",
     )  # fmt: skip
     progress_part = "round"
     comparable = True
@@ -62,6 +65,8 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
             "personal.safetensors": "the groups' models",
             "personal.json": "groups and results of every site",
             "partition.json": "who holds what",
+            "adapter/adapter_model.safetensors": "the adapter, as peft loads it",
+            plan_objects.FILE: "what was passed as objects: hashes of code, weights and rows",
         }
     )
     not_from_browsers = MappingProxyType(
@@ -72,6 +77,9 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
             "data.download": "this server downloads nothing; use `cupola data get` on it",
             "model.weights": "names a file of this server",
             "model.vectors": "names a file of this server",
+            "model.path": "names a folder of this server",
+            "model.download": "this server downloads nothing",
+            "trainable.adapter.base": "names a file of this server",
             "privacy.budget.file": "leave it out: budgets are kept with the study",
         }
     )
@@ -94,7 +102,11 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         self.whole: Program | None = None
         self._twin: dict[str, Any] | None = None
 
-    # Data and program
+    # Objects, data and program
+
+    @classmethod
+    def with_objects(cls, given: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
+        return plan_objects.with_names(given, objects)
 
     def host(self) -> TrainingHost:
         return build.host(self.plan)
@@ -119,6 +131,8 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
 
     def require_real(self) -> None:
         plan = self.plan
+        if reason := plan_objects.refused_elsewhere(plan):
+            raise PlanError(reason)
         if plan.twin:
             raise PlanError("twin = true: nobody has all data of real sites in one place")
         if plan.privacy.by_coordinator:
@@ -240,6 +254,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         table = folder / "partition.json"
         if not table.exists():
             write_sealed(table, json_line(partition_table(self._host.sites)))
+        plan_objects.record(self.plan, self._host.problem, folder)
 
     def record(self, before: State, after: State) -> dict[str, Any] | None:
         new = after.values["round"] > before.values["round"]
@@ -260,7 +275,11 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         arrays = self.training.model(state)
         if self.plan.twin:
             self._twin = self._run_twin(state, folder, watch)
-        write_atomically(folder / "model.safetensors", to_safetensors(arrays))
+        named = metadata(self.plan, self.training)
+        write_atomically(folder / "model.safetensors", to_safetensors(arrays, named))
+        if named is not None:
+            base = base_name(self.plan)
+            write_peft(self.training.space.module, arrays, folder / "adapter", base)
         if isinstance(self.whole, Personalisation):
             write_group_models(state, folder)
 

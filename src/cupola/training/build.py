@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from cupola.base.held_objects import is_absent, is_object
 from cupola.base.importing import imported
 from cupola.data import loading
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source
@@ -31,8 +33,9 @@ from cupola.training.features import public_labels
 from cupola.training.frozen import partly
 from cupola.training.loop import Training
 from cupola.training.methods import method_of
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.plan import Loss, Plan
+from cupola.training.plan_objects import try_out
 from cupola.training.workspace import Problem, TrainingHost
 
 _FILES = ("public", "path", "folder")  # options of data sets that name files
@@ -54,6 +57,13 @@ def federated_data(plan: Plan) -> FederatedData:
     return source
 
 
+def partition_kind(plan: Plan) -> str:
+    """How the data are cut into sites; those that were passed as sites are not."""
+    if is_object(plan.data.name) and isinstance(_loaded(plan), FederatedData):
+        return "as given"
+    return plan.data.partition.kind
+
+
 def with_public_data(plan: Plan, public: Callable[[str], Path]) -> Plan:
     """A plan whose public data are files of a coordinator: whoever hands a plan in has no say in
     what else is read there."""
@@ -66,6 +76,11 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
     choice = plan.data
     if ":" not in choice.name:
         return loading.load(choice.name, **choice.options)
+    if is_object(choice.name):
+        held: Source | Owners | FederatedData = imported(
+            choice.name, f"data.name = '{choice.name}'", DataError
+        )
+        return held
     made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
@@ -83,6 +98,8 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         options.setdefault("vocabulary", data.vocabulary)
     if data.words and "words" in building.options(plan.model.name):
         options.setdefault("words", data.words)
+    if data.kind == "language" and "padding" in building.options(plan.model.name):
+        options.setdefault("padding", data.padding)
     if plan.model.name == "pretrained":
         options |= _source_options(plan, data)
     build = partial(
@@ -102,11 +119,24 @@ def problem(plan: Plan, data: FederatedData | None = None) -> Problem:
         device=plan.device,
         dtype=dtype,
         ignore=(*(() if data.padding is None else (data.padding,)), *data.uncounted),
-        tokens=data.vocabulary,
+        tokens=_tokens(plan, data, build),
+        metrics={
+            name: imported(path, f"evaluation.metrics.{name}")
+            for name, path in (plan.evaluation.metrics or {}).items()
+            if not is_absent(path)  # a model can be opened without; a run needs all
+        },
         precision=plan.precision,
         device_noise=plan.device_noise,
     )
     return partly(whole, plan.trainable, plan.seed)
+
+
+def _tokens(plan: Plan, data: FederatedData, build: Callable[[], nn.Module]) -> int | None:
+    """How many token ids there are: the data's, or those that a model of transformers knows."""
+    own = ":" in plan.model.name and not is_object(plan.model.name)
+    if data.vocabulary is not None or not (own or plan.model.name == "huggingface"):
+        return data.vocabulary
+    return getattr(build(), "tokens", None)
 
 
 def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:
@@ -144,7 +174,9 @@ def host(plan: Plan) -> TrainingHost:
     from cupola.training.spending import book
 
     kind = CheckedHost if ":" in plan.data.name else TrainingHost
-    return kind(problem(plan, data), data, book(plan))
+    made = problem(plan, data)
+    try_out(plan, made, data)
+    return kind(made, data, book(plan))
 
 
 class CheckedHost(TrainingHost):
@@ -185,6 +217,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         evaluation=plan.evaluation,
         privacy=resolved(plan, of),
         sum=plan.sum,
+        transforms=plan.transforms,
         method=own_method(plan),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
@@ -228,7 +261,10 @@ def program(plan: Plan, of: TrainingHost, whole: Training) -> Program:
         return whole
     from cupola.training.personalise.planned import personalisation
 
-    return personalisation(plan, whole, of.problem, _splits(plan, of.sites))
+    found = personalisation(plan, whole, of.problem, _splits(plan, of.sites))
+    for method in found.choice.federated():
+        _require_computable(plan, of, found.of_all(method))
+    return found
 
 
 def _splits(plan: Plan, data: FederatedData) -> frozenset[str]:

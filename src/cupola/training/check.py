@@ -38,6 +38,8 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
     return {
         "name": plan.name,
         "recipe": plan.recipe,
+        "task": plan.task,
+        "method": None if plan.method is None else plan.method.name,
         "rounds": plan.rounds,
         "training_rounds": program.training_rounds,
         "data": {
@@ -45,7 +47,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "kind": data.kind,
             "classes": data.classes,
             "sites": len(data),
-            "partition": plan.data.partition.kind,
+            "partition": build.partition_kind(plan),
             "samples": int(sizes.sum()),
             "samples_per_site": {
                 "least": int(sizes.min()),
@@ -61,6 +63,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "parameters": counted.parameters,
             "trainable": counted.trained,
             "source": plan.model.options.get("source"),
+            "adapter": _adapter(plan, host, program),
             "frozen": frozen.parameters,
             "checksum": frozen.regenerate(host.problem.frozen_seed).hex() or None,
             "levels": _levels(program),
@@ -89,6 +92,28 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
         "grounds": [ground.to_json() for ground in rests],
         "utility": utility,
         "personalise": personalise,
+    }
+
+
+def _adapter(plan: Plan, host: TrainingHost, program: Training) -> dict[str, Any] | None:
+    """The base of an adapter, and what a mean over sites makes of what is trained."""
+    from cupola.nn.adapters import low_rank
+    from cupola.training.adapters import averaging, base_name
+
+    choice = plan.trainable.adapter
+    found = averaging(program.problem, program.local.lr, host.sites)
+    if choice is None or found is None:
+        return None
+    layers = [name for name, _ in low_rank(program.space.module)]
+    return {
+        "kind": choice.kind,
+        "rank": choice.rank if layers else None,
+        "layers": len(layers),
+        "base": base_name(plan),
+        "base_checksum": program.space.frozen.installed,
+        "exact": found.exact,
+        "difference": found.difference,
+        "idle": list(found.idle),
     }
 
 

@@ -17,7 +17,7 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
     data, model, sent, link = (facts[key] for key in ("data", "model", "bytes", "link"))
     held, runs = data["samples_per_site"], facts["runs"]
     told = [
-        ("plan", f"{facts['name']}: {facts['recipe']}, {_rounds(facts)}"),
+        ("plan", f"{facts['name']}: {_method(facts)}, {_rounds(facts)}"),
         ("runs", f"{runs} (below: the first)" if runs > 1 else "1"),
         ("data", f"{data['name']}, {data['kind']}, {count(data['samples'], 'sample')}"),
         ("sites", f"{data['sites']:,}, {data['partition']}; samples {held['least']:,} to "
@@ -80,6 +80,33 @@ def _trainable(model: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("", f"{count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
     ]
+    return lines + (_adapter(model["adapter"]) if model["adapter"] else [])
+
+
+def _adapter(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a mean over sites makes of an adapter."""
+    what = f"{adapter['kind']}"
+    if adapter["layers"]:
+        what += f" of rank {adapter['rank']} in {count(adapter['layers'], 'layer')}"
+    if adapter["exact"]:
+        said = "the mean of what is trained is the mean of the models: the layers are linear in it"
+    elif adapter["kind"] == "prompt":
+        said = "the mean of prompts is trained on, which is not the mean of the models"
+    else:
+        said = "the mean of A times the mean of B is not the mean of the models"
+        if adapter["difference"] is not None:
+            said += (
+                f": on a probe of two sites it misses {100 * adapter['difference']:.2g} % of the "
+                "change after one local step each"
+            )
+        said += "; 'ffa-lora' and 'lora-sb' are exact"
+    lines = [("adapter", f"{what}; {said}")]
+    if adapter["idle"]:
+        some = adapter["idle"][0]
+        lines.append(
+            ("", f"[red]never used: the model goes round '{some}', which learns nothing; leave it "
+                 "out of trainable.adapter.targets[/]")
+        )  # fmt: skip
     return lines
 
 
@@ -88,11 +115,24 @@ def _frozen(model: Mapping[str, Any]) -> list[str]:
     counts, mark = model["frozen"], f"(checksum {(model['checksum'] or '')[:8]})"
     origins = {
         "seed": "are frozen and come from a seed",
-        "source": f"are frozen and come from '{model['source']}' at every site {mark}",
+        "source": f"are frozen and come from '{_origin(model)}' at every site {mark}",
         "own": "are frozen by the model's own code: each site makes them, none are sent; a site "
         f"whose values differ is refused before it trains {mark}",
     }
     return [f"{counts[kind]:,} {said}" for kind, said in origins.items() if counts[kind]]
+
+
+def _origin(model: Mapping[str, Any]) -> str:
+    """The file or code that frozen weights come from."""
+    adapter = model["adapter"]
+    return adapter["base"] if adapter else model["source"]
+
+
+def _method(facts: Mapping[str, Any]) -> str:
+    """What sites run: the plan's method or a task of its own, with the recipe's settings."""
+    task, method, recipe = facts["task"], facts["method"], facts["recipe"]
+    own = [name for name in (method, None if task == "train" else task) if name]
+    return recipe if own in ([], [recipe]) else f"{', '.join(own)} (settings of {recipe})"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:
@@ -153,10 +193,15 @@ def _sum(sums: Mapping[str, Any] | None) -> str:
     """How contributions are added."""
     if sums is None:
         return "[bold]sum       [/] plain: nothing hides an answer from the coordinator"
+    numbers = (
+        f"modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
+        f"errs by at most {sums['error']:.2g}"
+    )
+    if sums["transforms"] and not sums["fraction"]:
+        numbers = f"as small integers in words modulo 2^{sums['bits']}: their total is exact"
     return (
         f"[bold]sum       [/] masked, by {sums['protocol']}, at least {sums['minimum']} sites; "
-        f"parameters modulo 2^{sums['bits']} with {sums['fraction']} fractional bits: a total "
-        f"errs by at most {sums['error']:.2g}"
+        f"parameters {numbers}"
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import AliasChoices, Field, model_validator
 from cupola.secure.sum_choice import Choice as Choice
 from cupola.secure.sum_choice import Positive as Positive
 from cupola.secure.sum_choice import Sum as Sum
+from cupola.training.adapter_choice import Adapter
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -227,6 +228,8 @@ class Evaluation(Choice):
     the metric has not improved for this many evaluations (0: never). Both need validation data;
     neither looks at test data.
     auroc: from summed score histograms with this many bins (0: off).
+    metrics: the user's own, functions of (outputs, targets) at 'module:name' with one value per
+    sample; a metric is their mean over all samples.
     """
 
     every: Annotated[int, Field(ge=1)] = 1
@@ -238,6 +241,7 @@ class Evaluation(Choice):
     patience: Annotated[int, Field(ge=0)] = 0
     auroc: Annotated[int, Field(ge=0)] = 0
     batch_size: Annotated[int, Field(ge=1)] = 512
+    metrics: dict[str, str] | None = None
 
 
 class Subset(Choice):
@@ -285,11 +289,26 @@ class Trainable(Subset):
 
     Frozen tensors are regenerated at the sites from a seed and their name, and never travel.
     seed: of the frozen part; default: drawn from the plan's. level: sites that train less, each by
-    the first level that names it.
+    the first level that names it. adapter: in place of patterns, a small part that is put into a
+    frozen base, whose weights are every site's own and the same.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     level: tuple[Level, ...] = ()
+    adapter: Adapter | None = None
+
+    @property
+    def on(self) -> bool:
+        return super().on or self.adapter is not None
+
+    @model_validator(mode="after")
+    def _adapter_alone(self) -> Trainable:
+        if self.adapter is not None and (self.freeze or self.only or self.norms):
+            raise ValueError(
+                "trainable.adapter freezes all but the adapter; freeze, only and norms do not go "
+                "with it (adapter.modules_to_save names what else is trained)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Trainable:
@@ -337,6 +356,9 @@ class Privacy(Choice):
     augmentations: dp-sgd: copies of each example whose gradients are averaged before clipping: a
         number (the first as it is, the others by the data's augmentation), or what is done to each,
         such as ["original", {"flip": 1}, {"crop": 4}].
+    clip_shares: dp-sgd: blocks of parameters that are clipped apart, by patterns of their names,
+        and the share of clip^2 that each has, {border = 0.5}; what is in none has the rest. One
+        example's change of all together stays within `clip`.
     quantile: central: move `clip` towards this quantile of the updates' norms, from noised counts
         (counts_noise: their noise, by default a twentieth of the sites a round, at least the noise
         multiplier), at the speed clip_rate.
@@ -361,6 +383,7 @@ class Privacy(Choice):
     neighbours: Literal["add-remove", "replace-one"] = "add-remove"
     accountant: Literal["best", "pld", "rdp"] = "best"
     augmentations: Copies = 1
+    clip_shares: dict[str, Annotated[float, Field(gt=0, le=1)]] = {}  # noqa: RUF012 (frozen)
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_rate: Positive = 0.2
     counts_noise: Positive | None = None

@@ -61,7 +61,7 @@ def masking(program: Training) -> dict[str, Any] | None:
     assert ask is not None
     asked = ask.question
     layout = layout_of(asked, program.sites)
-    entry = next(e for e in layout if e.name.startswith("model/"))
+    entry = next(e for e in layout if e.name.startswith(("model/", "packed/")))
     return {
         "protocol": program.sum.protocol,
         "minimum": program.sum.minimum,
@@ -69,6 +69,7 @@ def masking(program: Training) -> dict[str, Any] | None:
         "fraction": entry.fraction,
         "bound": entry.bound,
         "error": entry.error,
+        "transforms": [step.describe() for step in program.transforms],
     }
 
 

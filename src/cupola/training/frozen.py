@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +35,9 @@ from cupola.base.randomness import derive, uniforms
 from cupola.base.suggest import suggest
 from cupola.errors import FederationError, PlanError
 from cupola.federation.message import Arrays
+from cupola.nn.adapters import MADE, ORTHONORMAL, RESTING
 from cupola.nn.memory_saving import make_lean
-from cupola.nn.regenerate import checksum, constant, deviation, values
+from cupola.nn.regenerate import checksum, constant, deviation, orthonormal, values
 from cupola.nn.reprogram import INSTALLED, Adapted
 from cupola.training.choices import Subset, Trainable
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from cupola.training.workspace import Problem
 
 SEED, CHECKSUM = "frozen/seed", "frozen/checksum"
-_MARK = "_cupola_regenerated"  # names of a module's parameters that come from the seed
 
 
 # Which parameters
@@ -71,7 +71,7 @@ def frozen_names(choice: Subset, module: nn.Module, key: str = "trainable") -> l
                 f"{suggest(pattern, places)}"
             )
     frozen = [name for name, _ in known if (name in hit) == (word == "freeze")]
-    found = [name for name in frozen if choice.norms or not _is_norm(module, name)]
+    found = [name for name in frozen if choice.norms or not is_norm(module, name)]
     if not found and choice.freeze:
         raise PlanError(
             f"{key}.freeze names normalisation layers only, which are trained by default; "
@@ -89,7 +89,8 @@ def _named(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(place, pattern) for pattern in patterns for place in places)
 
 
-def _is_norm(module: nn.Module, name: str) -> bool:
+def is_norm(module: nn.Module, name: str) -> bool:
+    """Whether a parameter or buffer is of a normalisation layer."""
     parts = name.split(".")[:-1]
     holders = (module.get_submodule(".".join(parts[:n])) for n in range(1, len(parts) + 1))
     return any("Norm" in type(holder).__name__ for holder in holders)
@@ -108,7 +109,7 @@ class PartlyFrozen:
         names = frozen_names(self.choice, module)
         for name in names:
             module.get_parameter(name).requires_grad_(False)
-        setattr(module, _MARK, tuple(names))
+        setattr(module, MADE, tuple(names))
         make_lean(module)
         return module
 
@@ -120,7 +121,11 @@ def partly(problem: Problem, choice: Trainable, seed: int) -> Problem:
     if not (choice.on or choice.level):
         return problem
     own = derive(seed, "frozen part") if choice.seed is None else choice.seed
-    build = PartlyFrozen(problem.build, choice)
+    build: Callable[[], nn.Module] = PartlyFrozen(problem.build, choice)
+    if choice.adapter is not None:
+        from cupola.training.adapters import WithAdapter
+
+        build = WithAdapter(problem.build, choice.adapter, seed)
     return replace(problem, build=build, trainable=choice, frozen_seed=own)
 
 
@@ -128,47 +133,45 @@ def partly(problem: Problem, choice: Trainable, seed: int) -> Problem:
 
 
 class FrozenPart:
-    """The tensors of one module that do not travel: made of a seed, installed from a file, or
-    frozen by the model itself."""
+    """The tensors of one module that do not travel: made of a seed, installed from a file (or the
+    base of an adapter), or frozen by the model itself."""
 
     def __init__(self, module: nn.Module) -> None:
-        names = getattr(module, _MARK, ())
-        self._installed = [(name, _tensor(module, name)) for name in getattr(module, INSTALLED, ())]
-        self._made = {
-            name: (module.get_parameter(name), deviation(module, name), constant(module, name))
-            for name in names
-        }
+        names = getattr(module, MADE, ())
+        self._installed = {name: _tensor(module, name) for name in getattr(module, INSTALLED, ())}
+        self._made = {name: (module.get_parameter(name), _maker(module, name)) for name in names}
         self._all = {n: p for n, p in module.named_parameters() if not p.requires_grad}
-        self._own = sorted(self._all.keys() - set(names) - {n for n, _ in self._installed})
+        self._own = sorted(self._all.keys() - set(names) - self._installed.keys())
+        self._based = hasattr(module, RESTING)  # it has an adapter
+        #: Buffers that stay as they are and do not travel.
+        self.resting = frozenset(getattr(module, RESTING, ()))
         self._seed: int | None = None
         self._checksum = b""
 
     def __bool__(self) -> bool:
         return bool(self._all or self._installed)
 
-    @property
+    @cached_property
     def installed(self) -> str | None:
-        """Checksum of what comes from a file, if anything does."""
-        return self.regenerate(0).hex() if self._installed else None
+        """Checksum of what comes from a file, or is an adapter's base, if anything is."""
+        return checksum(self._installed.items()).hex() if self._installed else None
 
     @property
     def parameters(self) -> dict[str, int]:
-        """How many parameters come from a 'seed', from a 'source' (a file), and are the model's
-        'own': what it freezes itself."""
+        """How many parameters come from a 'seed', from a 'source' (a file, or an adapter's base),
+        and are the model's 'own': what it freezes itself."""
         sizes = {name: p.numel() for name, p in self._all.items()}
         own, seed = sum(sizes[n] for n in self._own), sum(sizes[n] for n in self._made)
         return {"seed": seed, "source": sum(sizes.values()) - own - seed, "own": own}
 
     def regenerate(self, seed: int) -> bytes:
         """Fill the tensors from this seed, if they are not; the checksum of all."""
-        if self._installed:
-            self._checksum = self._checksum or checksum(self._installed)
-        elif self and seed != self._seed:
+        if self and (not self._checksum or (self._made and seed != self._seed)):
             self._seed = None
-            for name, (tensor, scale, fill) in self._made.items():
-                made = torch.from_numpy(values(seed, name, tensor.shape, scale, fill))
+            for name, (tensor, make) in self._made.items():
+                made = torch.from_numpy(make(seed, name, tensor.shape))
                 tensor.data.copy_(made.to(tensor.dtype))  # rounded here, not on the device
-            self._checksum, self._seed = checksum(self._all.items()), seed
+            self._checksum, self._seed = checksum({**self._all, **self._installed}.items()), seed
         return self._checksum
 
     def broadcast(self, seed: int) -> Arrays:
@@ -202,6 +205,11 @@ class FrozenPart:
 
     def _about(self) -> tuple[str, str]:
         """What differs where checksums do, and why it may."""
+        if self._based:
+            return (
+                "the adapter's base here is",
+                "other weights, another section [model] or [trainable], or another version",
+            )
         if self._installed:
             return (
                 "the source model here is",
@@ -220,11 +228,17 @@ class FrozenPart:
         )
 
     def arrays(self, seed: int) -> Arrays:
-        """The frozen tensors for the finished model; files need not be copied."""
-        if self._installed:
-            return {}
+        """The frozen tensors for the finished model; files, and bases, need not be copied."""
         self.regenerate(seed)
-        return {name: p.detach().cpu().numpy().copy() for name, p in self._all.items()}
+        kept = {name: p for name, p in self._all.items() if name not in self._installed}
+        return {name: p.detach().cpu().numpy().copy() for name, p in kept.items()}
+
+
+def _maker(module: nn.Module, name: str) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:
+    """(seed, name, shape) -> values of a parameter that comes from the seed."""
+    if getattr(module.get_submodule(name.rpartition(".")[0]), ORTHONORMAL, False):
+        return orthonormal
+    return partial(values, scale=deviation(module, name), fill=constant(module, name))
 
 
 def _tensor(module: nn.Module, name: str) -> torch.Tensor:
@@ -308,7 +322,7 @@ def require_trainable(training: Training) -> None:
     """Refuse what cannot be bounded or hidden, with the way out."""
     choice, found = training.problem.trainable, training.levels
     # Patterns that fit nothing are found by building, before the first round.
-    built = training.problem.build() if choice.on else None
+    built = training.problem.build() if choice.on and choice.adapter is None else None
     if isinstance(built, Adapted) and built.from_file:
         raise PlanError(
             "[trainable] makes what it freezes from a seed, which would overwrite the source "

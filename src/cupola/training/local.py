@@ -24,11 +24,14 @@ from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms import mechanism_for
 from cupola.training.mechanisms.base import Mechanism
-from cupola.training.methods import methods_for
+from cupola.training.methods import methods_for, own_of
 from cupola.training.methods.accumulation import accumulation_coefficients
-from cupola.training.methods.base import BatchLoss, Method
+from cupola.training.methods.local_steps import LocalSteps
+from cupola.training.methods.method import OWN, BatchLoss, Method, overrides
+from cupola.training.methods.own_parts import staying, with_own_parts
 from cupola.training.metrics import count
 from cupola.training.optimizers import LocalOptimizer
+from cupola.training.transforms.pipeline import packed_answer, packed_layout, unpacked_question
 from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace, workspace_of
 
@@ -48,16 +51,18 @@ def train(site: SiteContext, question: Question) -> Contribution:
 
     Options: 'local' (Local), 'lr' (of this round), 'participation' (simulated stragglers),
     'privacy' (Privacy, its noise found), 'pattern' (of participation, for dp-ftrl), 'report_loss',
+    'transforms' (what is done to the update before it leaves; see `transforms.pipeline`),
     'method' (a plan's [method]).
     Answer: 'model/...' the update as a pseudo-gradient (start minus end, or accumulated gradients),
     'buffer/...' new buffers, what methods add ('steps' for FedNova, 'variate/...' for SCAFFOLD),
     'below' (the clip), 'loss' (of the received model, where it is asked for).
     """
+    question = unpacked_question(question, workspace_of(site))
     turn = turn_of(site, question)
     work = share_out([site], question, turn.local)[0]
     if work.declined:
         raise Declined(work.declined)
-    turn.space.load(question.arrays)
+    turn.space.load(with_own_parts(turn, own_of(question)))
     with torch.no_grad(), own_randomness(site, question, turn.space):
         return _train(turn, work)
 
@@ -101,11 +106,12 @@ def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays 
 def _layout(question: Question, space: Workspace) -> Arrays:
     """Arrays like those of an answer by a site that trains in this workspace."""
     own = {f"{part}/{name}" for part in ("model", "variate") for name in space.names}
-    return {
+    layout = {
         name: question.arrays.get(name, np.zeros(()))
         for name in question.expects
         if name in own or not name.startswith(("model/", "variate/"))
     }
+    return packed_layout(space, question, layout)
 
 
 def _train(turn: Turn, work: Work) -> Contribution:
@@ -113,14 +119,21 @@ def _train(turn: Turn, work: Work) -> Contribution:
     mechanism = mechanism_for(question)
     arrays = reported_loss(site, question, space)  # first: training moves the model
     methods = methods_for(question)
-    update = mechanism.solved(turn)
+    update, own = mechanism.solved(turn), Arrays()
     if update is None:
-        update = _descended(turn, work, mechanism, methods)
+        update, own = _descended(turn, work, mechanism, methods)
     for method in methods:
         update = method.update(turn, update, work.steps)
-    arrays |= mechanism.at_site(turn, update)
+    sent, stay = mechanism.at_site(turn, update), staying(own_of(question), space.module)
+    if stay and mechanism.on:
+        raise Declined("a mechanism clips over all parameters, and some of them stay here")
+    arrays |= {name: array for name, array in sent.items() if name not in stay}
     kept = kept_after(turn, work, mechanism)
-    finite = all(math.isfinite(array.sum()) for array in arrays.values())
+    if stay:
+        own = {n: a for n, a in space.trained().items() if n in stay} | own
+    finite = all(math.isfinite(array.sum()) for array in (*arrays.values(), *own.values()))
+    if finite:
+        kept |= {methods[-1].named(OWN, name): array for name, array in own.items()}
     for method in methods if finite else ():
         more = method.answer(turn, work.steps)
         if more and mechanism.on and "method" in question.options:
@@ -129,18 +142,22 @@ def _train(turn: Turn, work: Work) -> Contribution:
         for name, tensors in method.keep(turn, work.steps).items():
             named = space.named(method.named(name), tensors)
             kept |= {n: array.copy() for n, array in named.items()}
+    answer = Contribution(arrays, float(work.used) if local.weighting == "samples" else 1.0)
+    if finite:
+        answer, unsent = packed_answer(turn, answer)
+        kept |= unsent
     if kept:
         site.keep(question, kept)
     if not finite:
         raise FederationError("update is not finite: NaN in the data, or local.lr is too high")
-    weight = float(work.used) if local.weighting == "samples" else 1.0
-    return Contribution(arrays, weight)
+    return answer
 
 
 def _descended(
     turn: Turn, work: Work, mechanism: Mechanism, methods: Sequence[Method]
-) -> list[Tensor]:
-    """The site's own steps from the received model: the change they make, or their gradients."""
+) -> tuple[list[Tensor], Arrays]:
+    """The site's own steps from the received model: the change they make, or their gradients; and
+    its own model or part of one, where a method makes any."""
     site, question, local, space = *turn, turn.space
     optimizer = LocalOptimizer(local, question.options["lr"])
     gradient = mechanism.gradient(turn) or partial(
@@ -148,6 +165,12 @@ def _descended(
     )
     corrections = [found for method in methods if (found := method.correction(turn)) is not None]
     augment = augmentation(site, question, mechanism.privacy)
+    if methods and overrides(methods[-1], "descend"):
+        if mechanism.per_example:
+            raise Declined("a mechanism noises the loop's gradients, and a method makes its own")
+        steps = LocalSteps(turn, work.batches, lambda index: gradient(index, augment), corrections)
+        own = methods[-1].descend(turn, steps)
+        return space.split(space.start - space.flat), own
     total: list[Tensor] = []
     coefficients = accumulation_coefficients(local, work.steps)
     batches = work.batches
@@ -166,8 +189,8 @@ def _descended(
                 break  # nobody looks at the model after its last gradient
         optimizer.step(space.params, grads)
     if local.send == "gradients":
-        return total
-    return space.split(space.start - space.flat)
+        return total, {}
+    return space.split(space.start - space.flat), {}
 
 
 def _own_loss(turn: Turn, methods: Sequence[Method]) -> BatchLoss | None:

@@ -25,12 +25,13 @@ from cupola.training.frozen import SEED, levels, require_trainable
 from cupola.training.masking_bounds import bounded_counts
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.coordinator import parameter_names
-from cupola.training.methods.base import Method
+from cupola.training.methods.method import Method
 from cupola.training.methods.rounds import Methods
 from cupola.training.metrics import confusion, count, expected, metrics, require_judged
 from cupola.training.optimizers import server_step
 from cupola.training.participation import draw, require_sites
 from cupola.training.privacy_promise import require_possible
+from cupola.training.transforms import Transform, pipeline
 from cupola.training.upcycle import (
     extrapolated,
     factor,
@@ -53,7 +54,8 @@ class Training:
     public: data sets at the coordinator, 'test' and 'validation', where they exist. site_splits:
     what sites hold out ('test', 'validation'). task: what sites run in a round, 'train' or the
     user's own with the same arrays in and out. members: the numbers of these sites in the whole
-    federation, where they are a part of it; federation: how many that has.
+    federation, where they are a part of it; federation: how many that has. goes_on: whether it
+    starts from the model of another training.
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'told/' (groups' sums of a round under way), 'method/' (what a method keeps),
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
@@ -63,7 +65,8 @@ class Training:
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
     (whether anybody did in the last training round, where free ones follow).
     privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
-    masked sums need bounds, which go into the questions. method: the plan's own, if it has one.
+    masked sums need bounds, which go into the questions. method: the plan's own, if any.
+    transforms: of updates on their way.
     """
 
     problem: Problem
@@ -78,19 +81,22 @@ class Training:
     privacy: Privacy = field(default_factory=Privacy)
     sum: Sum = field(default_factory=Sum)
     method: Method | None = None
+    transforms: tuple[Transform, ...] = ()
     public: Mapping[str, Dataset] = field(default_factory=dict)
     site_splits: frozenset[str] = frozenset()
     members: tuple[int, ...] | None = None
     federation: int | None = None
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
         self.levels = levels(self)
         self.mechanism = mechanism_of(self.privacy)
-        self.methods = Methods(self)
+        self.methods = Methods(self, pipeline.unpacked_total)
         require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
+        pipeline.require_packable(self)
         self.coordinator = self.mechanism.coordinator.of(self)
         require_judged(self)
         require_sites(self.participation, self.sites, self.training_rounds, self.sum)
@@ -160,18 +166,16 @@ class Training:
 
     def _ask_training(self, state: State, round: int) -> Ask:
         """round: number of the training round."""
-        arrays = {n: a for n, a in state.arrays.items() if n.startswith(("model/", "buffer/"))}
-        expects = {name: Spec.of(array) for name, array in arrays.items()}
-        arrays |= self.methods.sent(state)
-        for method in self.methods.all:
-            expects |= method.expects(arrays)
+        model = self.methods.travels(state, first=round == 1)
+        arrays = model | self.methods.sent(state)
+        expects = self.methods.answered(model, arrays)
         arrays |= frozen_part(state.arrays)
         choice = self.participation
         options: dict[str, Any] = {
             "local": self.local.model_dump(exclude_defaults=True, mode="json"),
             "lr": self.local.lr * self.local.schedule.factor(round, self.training_rounds),
         }
-        options |= self.methods.options()
+        options |= self.methods.options(first=round == 1)
         if choice.stragglers or choice.dropouts:
             options["participation"] = choice.model_dump(exclude_defaults=True, mode="json")
         clip = self.coordinator.clip(state)
@@ -204,6 +208,7 @@ class Training:
         )
         if self.sum.masked:
             question = self.mechanism.bounds(question, self, clip)
+        question = pipeline.packed_question(question, self, state, round)
         return self.methods.asked(question, state, self._drawn(round))
 
     def _drawn(self, round: int) -> list[int]:
@@ -220,6 +225,7 @@ class Training:
             "samples": total.weight if self.local.weighting == "samples" else None,
         }
         arrays, values = self.coordinator.step(self, state, total, round)
+        arrays |= pipeline.next_ranges(total, self, state, round)
         record |= values
         if upcycle is not None and upcycle.adaptive and total.weight > 0:
             record["received_loss"] = loss = float(total.mean("loss"))
@@ -276,7 +282,7 @@ class Training:
         share = len(total.sites) / self.sites
         arrays = self.methods.step(state, update, total, round, share)
         for name, array in state.arrays.items():
-            if name.startswith("buffer/"):
+            if name.startswith("buffer/") and name not in self.methods.stay:
                 arrays[name] = total.mean(name).astype(array.dtype)
         return arrays
 
@@ -347,15 +353,14 @@ class Training:
         return {"split": split, "auroc": judge.auroc, "batch_size": judge.batch_size}
 
     def _ask_evaluation(self, state: State, kind: str, split: str) -> Ask:
-        prefixes = ("model/", "buffer/")
         options = self._options(split)
         expects = expected(self.problem, options)
+        options |= self.methods.judged()
         if self.sum.masked:
             expects = bounded_counts(expects, self.sum, self.problem.kind)
         question = Question(
             "evaluate",
-            {n: a for n, a in state.arrays.items() if n.startswith(prefixes)}
-            | frozen_part(state.arrays),
+            self.methods.travels(state) | frozen_part(state.arrays),
             options,
             expects,
             step=state.step,

@@ -37,11 +37,13 @@ def bounded_training(
 
 def bounded_counts(expects: Mapping[str, Spec], choice: Sum, kind: str) -> dict[str, Spec]:
     """The sums that metrics are made of, with their bounds."""
+    own = {name: choice.samples * LOSS for name in expects if name.startswith("metric/")}
     counted = choice.samples * (1.0 if kind in ("classification", "regression") else UNITS)
     largest = {
         "samples": float(choice.samples),
         "loss": choice.samples * LOSS,
         "squared_error": choice.samples * SQUARE,
         "targets": choice.samples * SQUARE,
+        **own,
     }
     return {n: replace(spec, bound=largest.get(n, counted)) for n, spec in expects.items()}

@@ -9,18 +9,20 @@ over all numbers as one column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.data.dataset import Dataset
-from cupola.errors import PlanError
+from cupola.errors import CupolaError, PlanError
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec, blank
 from cupola.federation.site import Partial, SiteContext, task
 from cupola.training.choices import Evaluation
+from cupola.training.methods import own_of
+from cupola.training.methods.own_parts import HANDED, MISSED, judged
 from cupola.training.workspace import Problem, Workspace, workspace_of
 
 if TYPE_CHECKING:
@@ -33,25 +35,36 @@ SCORES = 2**24  # numbers that a batch of next words may give at a time
 
 @task("evaluate")
 def evaluate(site: SiteContext, question: Question) -> Contribution:
-    """Counts of the received model on this site's held-out data (options: 'split')."""
+    """Counts of the received model on this site's held-out data; of its own, where a method makes
+    one (options: 'split', 'method')."""
     data = getattr(site.data, question.options["split"])
     if not len(data):
         raise Declined("no samples")
     space = workspace_of(site)
-    space.load(question.arrays)
+    space.load(judged(site, question, own_of(question)))
     return Contribution(count(space, [data], question.options))
 
 
 @evaluate.rehearses
 def _rehearsed(sites: Sequence[SiteContext], question: Question) -> list[Arrays | str]:
     counts: Arrays = {name: blank(spec) for name, spec in question.expects.items()}
-    split = question.options["split"]
-    return [counts if len(getattr(site.data, split)) else "no samples" for site in sites]
+    split, handed = question.options["split"], question.options.get(HANDED)
+    return [
+        "no samples"
+        if not len(getattr(site.data, split))
+        else MISSED
+        if handed and not len(site.data.train)
+        else counts
+        for site in sites
+    ]
 
 
 @evaluate.many
 def evaluate_together(sites: Sequence[SiteContext], question: Question) -> list[Partial] | None:
-    """All sites share one model here: their samples go through it in common batches."""
+    """All sites share one model here: their samples go through it in common batches. Where each has
+    its own, they are computed one by one."""
+    if "method" in question.options:
+        return [_alone(site, question) for site in sites]
     space = workspace_of(sites[0])
     held = [getattr(site.data, question.options["split"]) for site in sites]
     answered = [site.index for site, data in zip(sites, held) if len(data)]
@@ -62,6 +75,15 @@ def evaluate_together(sites: Sequence[SiteContext], question: Question) -> list[
     counts = count(space, [data for data in held if len(data)], question.options)
     sums = {name: np.asarray(array, np.float64) for name, array in counts.items()}
     return [Partial(sums, float(len(answered)), answered, failed, counts)]
+
+
+def _alone(site: SiteContext, question: Question) -> Partial:
+    try:
+        counts = evaluate(site, question).arrays
+    except Declined as declined:
+        return Partial({}, 0.0, [], {site.index: declined.code}, {})
+    sums = {name: np.asarray(array, np.float64) for name, array in counts.items()}
+    return Partial(sums, 1.0, [site.index], {}, counts)
 
 
 def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays:
@@ -139,6 +161,7 @@ def _require_measured(problem: Problem, judge: Evaluation) -> None:
         problem.kind, ["loss", "accuracy", "class_accuracy", "miou"]
     )
     known += ["auroc"] if judge.auroc and problem.kind != "regression" else []
+    known += problem.metrics
     if judge.metric not in known:
         raise PlanError(
             f"evaluation.metric = '{judge.metric}' is not measured here; measured: "
@@ -149,6 +172,7 @@ def _require_measured(problem: Problem, judge: Evaluation) -> None:
 def _specs(problem: Problem, options: Mapping) -> Iterator[tuple[str, Spec]]:
     yield "samples", Spec((), "int")
     yield "loss", Spec(())
+    yield from ((f"metric/{name}", Spec(())) for name in problem.metrics)
     if problem.kind == "regression":
         yield "squared_error", Spec(())
         yield "targets", Spec((2,))
@@ -171,6 +195,8 @@ def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Te
     sums["samples"] += len(y)
     loss = problem.loss(output, y).cpu().double()  # in this order: some devices have no float64
     sums["loss"] += loss.sum() if loss.dim() else loss * len(y)
+    for name, metric in problem.metrics.items():
+        sums[f"metric/{name}"] += measured(name, metric, output, y).cpu().double().sum()
     if problem.kind == "regression":
         target = y.reshape(len(y), -1).cpu().double()
         error = output.reshape(len(y), -1).cpu().double() - target
@@ -206,12 +232,33 @@ def _count_batch(problem: Problem, output: Tensor, y: Tensor, sums: dict[str, Te
                 sums["scores"][c, side] += torch.bincount(place[rows, c], minlength=bins).cpu()
 
 
+def measured(name: str, metric: Callable[..., Any], output: Tensor, y: Tensor) -> Tensor:
+    """A user's metric on a batch, (n,): a value for each sample, so that sums stay sums."""
+    try:
+        values = torch.as_tensor(metric(output, y))
+    except CupolaError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"metrics['{name}'] does not take outputs {tuple(output.shape)} and targets "
+            f"{tuple(y.shape)}: {type(error).__name__}: {error}"
+        ) from error
+    if values.shape != (len(y),):
+        raise PlanError(
+            f"metrics['{name}'] gives the shape {tuple(values.shape)} for {len(y)} samples; it "
+            "must give one value per sample, whose mean over all sites is the metric"
+        )
+    return values
+
+
 def metrics(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Metrics from total counts."""
     samples = float(sums["samples"])
     if not samples:
         return {}
     result = {"loss": float(sums["loss"]) / samples, "samples": samples}
+    own = (name for name in sums if name.startswith("metric/"))
+    result |= {name.removeprefix("metric/"): float(sums[name]) / samples for name in own}
     if "squared_error" in sums:
         mean, square = sums["targets"] / samples
         result["rmse"] = float(np.sqrt(sums["squared_error"] / samples))

@@ -17,6 +17,7 @@ from cupola.analysis.header import checked as _checked
 from cupola.analysis.overrides import changed as changed
 from cupola.analysis.overrides import flat, merge, plain
 from cupola.analysis.overrides import normal as normal
+from cupola.base.held_objects import named_objects, word_of
 from cupola.data.partition import IID, Partition
 from cupola.errors import CupolaError, PlanError
 from cupola.training import plan_names
@@ -32,6 +33,7 @@ from cupola.training.choices import (
 )
 from cupola.training.personalise.personal_choices import Personalise, require_tellable
 from cupola.training.precision import Precision
+from cupola.training.transforms import AnyTransform
 
 
 class Named(BaseModel):
@@ -99,15 +101,15 @@ _ALTERNATIVES = ({"factor", "damping"},)  # of what a recipe sets, the user's ch
 class Plan(PlanHeader):
     """One training experiment. Unknown keys are refused.
 
-    twin: also run the centralised twin.
+    twin: also run the centralised twin. transforms: what is done to an update on its way, in order.
     """
 
     key_order: ClassVar[tuple[str, ...]] = (
         "kind", "name", "seed", "rounds", "recipe", "method", "task", "device", "device_noise",
         "dtype", "precision", "twin",
         "checkpoint_seconds", "data", "model", "loss", "trainable", "local", "server",
-        "participation", "evaluation", "privacy", "sum", "engine", "track", "link", "personalise",
-        "seeds",
+        "participation", "evaluation", "privacy", "sum", "transforms", "engine", "track", "link",
+        "personalise", "seeds",
     )  # fmt: skip
     own_affair: ClassVar[tuple[str, ...]] = (
         "engine", "track", "device", "device_noise", "twin", "checkpoint_seconds",
@@ -117,6 +119,11 @@ class Plan(PlanHeader):
         "privacy.noise": "privacy.noise_multiplier",
         "personalise.release.noise": "personalise.release.noise_multiplier",
     }
+
+    later: ClassVar[Mapping[str, Any]] = {
+        "device_noise": False, "precision": "full", "transforms": [], "privacy.clip_shares": {},
+        "personalise.options": {},
+    }  # fmt: skip
 
     kind: Literal["training"] = "training"
     name: Annotated[str, Field(pattern=r"^[\w][\w .,+=@-]*$")]
@@ -138,6 +145,7 @@ class Plan(PlanHeader):
     participation: Participation = Participation()
     evaluation: Evaluation = Evaluation()
     privacy: Privacy = Privacy()
+    transforms: tuple[AnyTransform, ...] = ()
     link: Link = Link()
     personalise: Personalise | None = None
 
@@ -174,8 +182,15 @@ class Plan(PlanHeader):
                 f"engine.mode = '{self.engine.mode}' adds up sites before they answer; masked sums "
                 "need every site's own answer: use 'auto'"
             )
+        if self.transforms and self.engine.mode not in ("auto", "one-by-one"):
+            raise ValueError(
+                f"engine.mode = '{self.engine.mode}' adds up sites before they answer; transforms "
+                "are of every site's own update: use 'auto'"
+            )
         check_changes(self)
         _checked(self, plan_names.check_copies)
+        _checked(self.evaluation, plan_names.check_metrics)
+        _checked(self, _reaches_objects)
         if self.device == "mps" and self.dtype == "float64":
             raise ValueError("device 'mps' has no float64; use device = 'cpu'")
         if self.dtype == "float64" and self.precision != "full":
@@ -200,6 +215,18 @@ class Plan(PlanHeader):
             given["participation"] = {k: own[k] for k in own if k not in ("fraction", "count")}
         settings = {"rounds": choice.rounds, "twin": False, **changes}
         return Plan.model_validate(changed(given, settings))
+
+
+def _reaches_objects(plan: Plan) -> None:
+    """Refuse engines whose sites are in other processes, where objects of this one are not."""
+    found = next(named_objects(plan.model_dump(mode="json")), None)
+    if found is not None and plan.engine.kind != "in-process":
+        key = found[0].removesuffix(".name")
+        raise PlanError(
+            f"engine.kind = '{plan.engine.kind}': {key} ({word_of(found[1])}) is an object of this "
+            "Python program, and neither code nor pickles cross to another process; use "
+            "engine.kind = 'in-process', or name it as 'module:name'"
+        )
 
 
 def _adaptable(plan: Plan) -> None:

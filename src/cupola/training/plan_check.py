@@ -14,6 +14,7 @@ from typing import Any
 from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
 from cupola.training.methods import method_of, told_of
+from cupola.training.methods.own_parts import HANDED
 from cupola.training.plan import Plan
 
 #: What of a plan's privacy no question tells (see `Training`): epsilon has become noise.
@@ -33,7 +34,7 @@ def deviation(plan: Plan, question: Question) -> str | None:
 
 def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     known = {"local", "lr", "participation", "privacy", "pattern", "report_loss", "shares",
-             "method"}  # fmt: skip
+             "method", "transforms", HANDED}  # fmt: skip
     if not options.keys() <= known:
         return _MORE
     asked = Local.model_validate(options.get("local", {}))
@@ -45,12 +46,24 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
         return "local.lr is not the plan's"
     if all(options.get("participation", {}) != _told(one.participation) for one in alike):
         return "participation is not the plan's"
-    if all(options.get("method") != _method(one) for one in alike):
+    methods = [_method(one) for one in alike]
+    methods += _federated(plan) if alike[-1] is not plan else []
+    if options.get("method") not in methods:
         return "the method is not the plan's"
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
+    if _listed(options.get("transforms")) != [
+        step.model_dump(mode="json") for step in plan.transforms
+    ]:
+        return "transforms are not the plan's"
     return _privacy(plan, options.get("privacy") or {})
+
+
+def _listed(told: object) -> object:
+    """The transforms that a question names; range and seed are the coordinator's to choose, since
+    clip and noise come before them."""
+    return told.get("list") if isinstance(told, Mapping) else []
 
 
 def _method(plan: Plan) -> dict[str, Any] | None:
@@ -58,6 +71,12 @@ def _method(plan: Plan) -> dict[str, Any] | None:
     if plan.method is None:
         return None
     return told_of(method_of({"name": plan.method.name, **plan.method.options}))
+
+
+def _federated(plan: Plan) -> list[dict[str, Any] | None]:
+    """Methods by which all sites adapt together."""
+    choice = plan.personalise
+    return [] if choice is None else [told_of(m) for m in choice.federated().values()]
 
 
 def _told(choice: Participation) -> dict[str, Any]:
@@ -93,8 +112,11 @@ def _judging(plan: Plan, options: Mapping[str, Any]) -> str | None:
         splits.add("test")
     if judge.train:
         splits.add("train")
-    if not options.keys() <= {"split", "auroc", "batch_size"} or options.get("split") not in splits:
+    known = {"split", "auroc", "batch_size", "method", HANDED}
+    if not options.keys() <= known or options.get("split") not in splits:
         return _MORE
+    if options.get("method") not in (None, _method(plan), *_federated(plan)):
+        return "the method is not the plan's"
     return _counting(plan, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cupola.base.held_objects import is_absent, is_object
 from cupola.base.importing import imported
 from cupola.base.suggest import hint
 from cupola.data import loading
@@ -14,6 +15,12 @@ from cupola.nn.losses import find_loss
 from cupola.nn.models.building import options as model_options
 from cupola.training.methods import method_of
 from cupola.training.recipes import Recipe, find_recipe
+
+#: What is measured anyway, so that a user's own metric cannot be called so.
+MEASURED = frozenset(
+    {"accuracy", "auroc", "auroc_error", "class_accuracy", "confusion", "loss", "miou", "r2",
+     "rmse", "samples"}
+)  # fmt: skip
 
 
 def recipe(name: str) -> Recipe:
@@ -39,11 +46,14 @@ def site_task(name: str) -> str:
 
 
 def check_method(choice: Any) -> None:
-    method_of({"name": choice.name, **choice.options})
+    if not is_absent(choice.name):
+        method_of({"name": choice.name, **choice.options})
 
 
 def check_model(model: Any) -> None:
     """The model exists and takes these options; their values are checked when it is built."""
+    if is_absent(model.name):  # a plan can be read where its objects are not
+        return
     known = model_options(model.name)
     for option in model.options:
         if known and option not in known:
@@ -55,12 +65,35 @@ def check_model(model: Any) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    find_loss(loss.name, **loss.options)
+    if not is_absent(loss.name):
+        find_loss(loss.name, **loss.options)
+
+
+def check_metrics(judge: Any) -> None:
+    """The user's own metrics exist, under names that are free."""
+    for name, path in (judge.metrics or {}).items():
+        if name in MEASURED or not name.isidentifier():
+            why = "this is measured anyway" if name in MEASURED else "this is no name"
+            raise PlanError(
+                f"evaluation.metrics.{name}: {why}; take another name, of letters, digits and _"
+            )
+        if ":" not in path:
+            raise PlanError(
+                f"evaluation.metrics.{name} = '{path}': name a function of your own, 'module:name'"
+            )
+        if not is_absent(path) and not callable(imported(path, f"evaluation.metrics.{name}")):
+            raise PlanError(f"evaluation.metrics.{name} = '{path}' is not callable")
 
 
 def check_data(data: Any) -> None:
     """The data set exists and takes these options; the transforms exist."""
-    if ":" in data.name:
+    if is_object(data.name):
+        if data.options:
+            raise PlanError(
+                f"data.{next(iter(data.options))} is unknown: data= was passed as an object, which "
+                "takes no options"
+            )
+    elif ":" in data.name:
         imported(data.name, f"data.name = '{data.name}'")
     elif data.name not in loading.names():
         raise PlanError(

@@ -103,6 +103,38 @@ RECIPES = {
             method={"name": "feddyn"},
         ),
         Recipe(
+            "ditto",
+            "a personal model beside FedAvg's, drawn to it",
+            "Li et al. 2021, Ditto",
+            method={"name": "ditto"},
+        ),
+        Recipe(
+            "pfedme",
+            "sites descend on Moreau envelopes, whose minimisers are personal models",
+            "Dinh et al. 2020",
+            local={"weighting": "uniform"},
+            method={"name": "pfedme"},
+        ),
+        Recipe(
+            "fedper",
+            "FedAvg of all but the last layers, which stay at their site",
+            "Arivazhagan et al. 2019",
+            method={"name": "fedper"},
+        ),
+        Recipe(
+            "fedrep",
+            "the last layers stay at their site and are trained before what is shared",
+            "Collins et al. 2021",
+            local={"weighting": "uniform"},
+            method={"name": "fedrep"},
+        ),
+        Recipe(
+            "fedbn",
+            "FedAvg of all but normalisation layers, which stay at their site",
+            "Li et al. 2021, FedBN",
+            method={"name": "fedbn"},
+        ),
+        Recipe(
             "fedfgd",
             "one full gradient per round; equals centralised full-gradient descent",
             _UPFL,

@@ -27,6 +27,7 @@ from cupola.pages import charts, page
 from cupola.pages.any_run import ledger_section, plan_section, traffic, trouble
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import AXES, SPLITS, RunFolder
+from cupola.training.border_picture import border_section
 from cupola.training.personalise.personal_section import personal_section
 from cupola.training.privacy_section import headline as privacy_headline
 from cupola.training.privacy_section import privacy_section
@@ -47,6 +48,7 @@ def sections(run: RunFolder) -> list[str]:
         traffic(run),
         ledger_section(run),
         _confusion(run),
+        border_section(run),
         _per_site(run),
         _failures(run),
         plan_section(run),

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from cupola.analysis.run_folder import Run
 from cupola.base.chain import read_result
 from cupola.errors import CupolaError
+from cupola.nn.adapters import settle
 from cupola.nn.reprogram import INSTALLED
+from cupola.training.adapters import base_name
 from cupola.training.build import federated_data, problem
 from cupola.training.frozen import FrozenPart
 
@@ -20,11 +22,14 @@ def load_model(run: Run) -> nn.Module:
         raise CupolaError(f"{run.folder} has no model yet; finish it with `{run.resume}`")
     read_result(run.folder, whole=True)
     made = problem(run.plan, federated_data(run.plan))
-    module = made.build().to(made.dtype)
-    source = run.result.get("source")
+    module = settle(made.build().to(made.dtype))
+    source, base = run.result.get("source"), base_name(run.plan)
     if source and source != FrozenPart(module).installed:
+        what = f"source model '{run.plan.model.options.get('source')}'"
+        if base is not None:
+            what = f"adapter's base '{base}'"
         raise CupolaError(
-            f"the weights of the source model '{run.plan.model.options['source']}' are not "
+            f"the weights of the {what} are not "
             f"those that {run.folder} was trained with; put that file back in its place"
         )
     _fill(run, module, load_file(path))

@@ -24,6 +24,7 @@ from cupola.base.formatting import (
 )
 from cupola.data.dataset import FederatedData
 from cupola.data.site_picture import holdings
+from cupola.training.adapters import base_name
 from cupola.training.frozen import share
 from cupola.training.loop import Training
 from cupola.training.plan import Plan
@@ -118,6 +119,7 @@ def result(
         "trainable": None if counted is None else counted.trained,
         "model": plan.model.name,
         "source": None if program is None else program.space.frozen.installed,
+        **({} if (base := base_name(plan)) is None else {"base": base}),
         "data": plan.data.name,
         "input_shape": None if host is None else list(host.problem.input_shape),
         "classes": None if host is None else host.problem.classes,

@@ -85,6 +85,8 @@ def _reasons(
     free = "server.upcycle: every second round extrapolates and trains nowhere"
     yield "every round trains", free if training.server.upcycle is not None else ""
     yield from _model(training, data)
+    how = " and ".join(step.describe() for step in training.transforms)
+    yield "updates as they are", f"transforms: sent {how}" if how else ""
     yield "no noise", f"{training.mechanism.key} adds noise" if training.privacy.on else ""
 
 

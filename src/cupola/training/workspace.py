@@ -18,6 +18,7 @@ from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.errors import FederationError, PlanError
 from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Accounts, SiteContext
+from cupola.nn.adapters import settle
 from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
@@ -60,6 +61,7 @@ class Problem:
     sample. kind: 'classification', 'regression', 'segmentation' or 'language'; classes: of
     targets, None for regression. input_shape: of one model-ready input. ignore: labels that do
     not count in metrics. tokens: how many token ids there are, where inputs are tokens.
+    metrics: the user's own, (outputs, targets) -> one value per sample, by name.
     precision: of products. device_noise: simulated noise of single steps is drawn on the device.
     trainable, frozen_seed: what of the model is trained, and what the rest is made of; set by
     `frozen.partly`, which also wraps `build`.
@@ -74,13 +76,14 @@ class Problem:
     dtype: torch.dtype = torch.float32
     ignore: tuple[int, ...] = ()
     tokens: int | None = None
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] = field(default_factory=dict)
     trainable: Trainable = field(default_factory=Trainable)
     frozen_seed: int = 0
     precision: Precision = "full"
     device_noise: bool = False
 
     def module(self) -> nn.Module:
-        module = self.build().to(pick_device(self.device, self.dtype), self.dtype)
+        module = settle(self.build().to(pick_device(self.device, self.dtype), self.dtype))
         return autocast(module) if self.precision == "bfloat16" else module
 
     @cached_property
@@ -126,8 +129,9 @@ class Workspace:
             parameter.data = view
             self.params.append(parameter)
             start += parameter.numel()
-        self.buffers = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
-        counters = (b for b in self.module.buffers() if not b.is_floating_point())
+        moving = {n: b for n, b in self.module.named_buffers() if n not in self.frozen.resting}
+        self.buffers = {name: b for name, b in moving.items() if b.is_floating_point()}
+        counters = (b for b in moving.values() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
         self.start = self.flat.clone()
         self.lock = Lock()
@@ -204,13 +208,25 @@ class Workspace:
             raise FederationError(f"'model/{min(more)}' is no trainable parameter of this model")
         self.frozen.receive(arrays)
         with torch.no_grad():
-            for name, parameter in (*self.pairs(), *self.received.items()):
-                parameter.copy_(torch.from_numpy(arrays[f"model/{name}"]))
-            for name, buffer in self.buffers.items():
-                buffer.copy_(torch.from_numpy(arrays[f"buffer/{name}"]))
+            for name, array in self._held().items():
+                array.copy_(torch.from_numpy(arrays[name]))
             for counter, first in self._counters:  # they stay here: no trace of the last site
                 counter.copy_(first)
             self.start.copy_(self.flat)
+
+    def put(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set those parameters and buffers that are named; `start` stays."""
+        with torch.no_grad():
+            for name, array in self._held().items():
+                if name in arrays:
+                    array.copy_(torch.from_numpy(arrays[name]))
+
+    def _held(self) -> dict[str, Tensor]:
+        """All that is received, by its name in messages."""
+        return {
+            **{f"model/{n}": p for n, p in (*self.pairs(), *self.received.items())},
+            **{f"buffer/{n}": b for n, b in self.buffers.items()},
+        }
 
     def arrays(self) -> Arrays:
         """The model as named arrays (copies), for the coordinator's initial state."""
@@ -219,6 +235,20 @@ class Workspace:
             **{f"buffer/{n}": b.cpu().numpy().copy() for n, b in self.buffers.items()},
             **self.frozen.broadcast(self.problem.frozen_seed),
         }
+
+    def trained(self) -> Arrays:
+        """The model as it is now, without what is frozen."""
+        return {n: a for n, a in self.arrays().items() if n.startswith(("model/", "buffer/"))}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """What `restore` takes back: 'flat', and 'buffer/...'."""
+        buffers = {f"buffer/{name}": buffer.clone() for name, buffer in self.buffers.items()}
+        return {"flat": self.flat.clone(), **buffers}
+
+    def restore(self, model: Mapping[str, Tensor]) -> None:
+        self.flat.copy_(model["flat"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(model[f"buffer/{name}"])
 
     def pairs(self) -> list[tuple[str, Tensor]]:
         return list(zip(self.names, self.params))

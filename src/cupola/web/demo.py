@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import select
 
 from cupola.association.bed import write_bed
-from cupola.association.data_sets import data_sets
+from cupola.association.simulated_cohorts import data_sets
 from cupola.errors import CupolaError
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused

@@ -12,7 +12,6 @@ in and follows it; `organiser.FlareLauncher` also sees to it that their coordina
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -22,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from cupola.base.files import is_held, take
 
 STOPPED = "stop-asked"
 REASON = "reason.txt"  # why it ended, where the run itself does not say it
@@ -67,7 +68,8 @@ def hold(
     by a lock that it inherits, and that the system frees when it ends. BlockingIOError: another
     one holds the lock."""
     with lock.open("a+") as held, log.open("ab") as out:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not take(held):
+            raise BlockingIOError(f"{lock} is held")
         child = subprocess.Popen(
             command,
             cwd=lock.parent,
@@ -81,17 +83,6 @@ def hold(
         held.truncate(0)
         held.write(str(child.pid))
     return child
-
-
-def is_held(lock: Path) -> bool:
-    if not lock.exists():
-        return False
-    with lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def holder(lock: Path) -> int | None:

@@ -23,9 +23,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cupola.base.files import is_held
 from cupola.errors import CupolaError
 from cupola.web.accounts import Refused
-from cupola.web.launcher import ChildProcess, Job, hold, holder, is_held
+from cupola.web.launcher import ChildProcess, Job, hold, holder
 from cupola.web.models import COMPENSATOR, JOINED, SITE, Invitation, Study
 from cupola.web.plans import parse, plan_of, to_text
 from cupola.web.settings import Settings
@@ -147,6 +148,7 @@ def _decoded(request: str) -> bytes:
 def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> dict[str, str]:
     """Name -> role of those to invite: these sites, and the compensator where the plan's sums need
     one."""
+    from cupola.engines.flare.jobs import Job as FlareJob
     from cupola.secure.identity import Identity
     from cupola.site.coordinator import checked
 
@@ -169,7 +171,7 @@ def parties(study: Study, organiser: Organiser | None, names: Sequence[str]) -> 
         keys = [Identity.simulated(i, name).public for i, name in enumerate(some)]
         other = Identity.simulated(-1, third).public if third and with_third else None
         like = _roster(study, keys, other)
-        checked(flare_job(like.to_json(), plan_text(study, some)))
+        checked(FlareJob.of(plan_text(study, some), like.to_json()))
     except CupolaError as error:
         raise Refused(str(error)) from None
     return found
@@ -238,25 +240,16 @@ def _roster(study: Study, sites: Sequence[Party], third: Party | None) -> Roster
 
 def settle(study: Study, sites: Sequence[str]) -> None:
     """Write down who takes part, if real sites can carry the plan out; the caller commits."""
+    from cupola.engines.flare.jobs import Job as FlareJob
     from cupola.site.coordinator import checked
 
     study.roster = roster_of(study).to_json()
     try:
-        checked(flare_job(study.roster, plan_text(study, sites)))
+        checked(FlareJob.of(plan_text(study, sites), study.roster))
     except CupolaError as error:
         raise Refused(str(error)) from None
     for i in study.invitations:
         i.ready = False
-
-
-def flare_job(roster: str, plan: str) -> Any:
-    from cupola.engines.flare.jobs import Job as FlareJob
-    from cupola.secure.roster import Roster
-
-    agreed = Roster.from_json(roster)
-    names = [party.name for party in agreed.sites]
-    third = agreed.compensator.name if agreed.compensator else None
-    return FlareJob(agreed.study, plan, names, third, roster, len(names))
 
 
 def unready(study: Study) -> list[str]:

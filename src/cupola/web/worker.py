@@ -19,7 +19,6 @@ from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, find_kind
 from cupola.analysis.plan_file import load
 from cupola.analysis.protocol import Progress
-from cupola.analysis.run_folder import contents
 from cupola.analysis.session import run
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
@@ -147,12 +146,12 @@ def _left(seconds: float) -> float | None:
 
 def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
     """A study at real sites: the coordinator carries it out, and is followed from here."""
+    from cupola.engines.flare.jobs import Job
     from cupola.engines.flare.submit import stop, submit
-    from cupola.site.coordinator import unpack
-    from cupola.web.organiser import flare_job
+    from cupola.site.coordinator import take_over
 
     where, user = folder / "run", Path(job["real"]["user"])
-    whole = flare_job(job["real"]["roster"], job["real"]["plan"])
+    whole = Job.of(job["real"]["plan"], job["real"]["roster"])
     where.mkdir(exist_ok=True)
     (where / "result.json").unlink(missing_ok=True)  # of what is resumed
     reached = [_kept_rounds(where / "history.jsonl")]
@@ -184,10 +183,7 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
         write_atomically(folder / REASON, f"stopped{after}; the coordinator keeps what was reached")
         raise
     plan: PlanHeader = load(job["real"]["plan"] + "\n", elsewhere=True)
-    if packed:
-        unpack(packed, where, contents(plan))
-    if end["state"] != "finished" or not packed:
-        raise CupolaError(end.get("reason") or f"the run ended as '{end['state']}'")
+    take_over(end, packed, where, plan)
     report.write(where, analysis_of(plan))
 
 

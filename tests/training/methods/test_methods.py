@@ -311,12 +311,22 @@ PLAN = {
     "model": {"name": "linear"},
     "local": {"weighting": "uniform"},
 }
+PARTITION = {"kind": "iid", "sites": 5, "samples_per_site": 10, "test": 0.3}
+NORMED = {"name": "resnet8", "norm": "group"}
+DEEP = {"model": {"name": "mlp"}, "evaluation": {"on": "sites"},
+        "data": {"name": "digits", "partition": PARTITION}}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_plan_names_a_method(tmp_path, name):
     options = {"group": 2} if name == "geometric-median" else {}
-    run = cupola.run({**PLAN, "method": {"name": name, **options}}, tmp_path / "run")
+    needs = {
+        "fedper": DEEP,
+        "fedrep": DEEP,
+        "fedbn": {**DEEP, "model": {"name": "resnet8", "norm": "group"}},
+    }
+    plan = {**PLAN, **needs.get(name, {}), "method": {"name": name, **options}}
+    run = cupola.run(plan, tmp_path / "run")
     assert run.status == "finished"
     if METHODS[name].asks == "gather":
         assert "of each site" in (tmp_path / "run" / "ledger.jsonl").read_text()

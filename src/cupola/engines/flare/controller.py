@@ -41,7 +41,8 @@ class CupolaController(Controller):
 
         transport = self._transport = Transport(self, fl_ctx, abort_signal)
         own = Path(os.environ[FOLDER])
-        kept = _run_folder(fl_ctx) / RUN
+        workspace = fl_ctx.get_engine().get_workspace()
+        kept = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / RUN
         try:
             third = [self.job.compensator] if self.job.compensator else []
             transport.ask(b"", [*self.job.sites, *third], START, HELLO)
@@ -79,8 +80,3 @@ class CupolaController(Controller):
         fl_ctx: FLContext,
     ) -> None:
         """An answer that came too late; nobody waits for it."""
-
-
-def _run_folder(fl_ctx: FLContext) -> Path:
-    workspace = fl_ctx.get_engine().get_workspace()
-    return Path(workspace.get_run_dir(fl_ctx.get_job_id()))

@@ -90,12 +90,8 @@ class Invitation(_Strict):
 
     @property
     def org(self) -> str:
-        return org_of(self.name)
-
-
-def org_of(name: str) -> str:
-    """FLARE's rights know organisations; each party is one of its own."""
-    return re.sub(r"[^A-Za-z0-9]", "_", name)
+        """FLARE's rights know organisations; each party is one of its own."""
+        return re.sub(r"[^A-Za-z0-9]", "_", self.name)
 
 
 def load_federation(path: Path) -> FederationSettings:

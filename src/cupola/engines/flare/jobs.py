@@ -32,6 +32,16 @@ class Job:
     roster: str | None = None
     minimum: int = 1
 
+    @classmethod
+    def of(cls, plan: str, roster: str) -> Job:
+        """A plan for the parties of a roster, every site of which it takes to begin."""
+        from cupola.secure.roster import Roster
+
+        agreed = Roster.from_json(roster)
+        third = agreed.compensator.name if agreed.compensator else None
+        names = [party.name for party in agreed.sites]
+        return cls(agreed.study, plan, names, third, roster, len(names))
+
 
 def write(job: Job, folder: Path) -> Path:
     """A job's folder, as FLARE takes it."""

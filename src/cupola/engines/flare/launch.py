@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from cupola.base.lock import is_held, take
+from cupola.base.files import is_held, take
 from cupola.engines.flare import policy
 from cupola.engines.flare.federation_settings import Invitation, Kind
 from cupola.engines.flare.jobs import FOLDER, KIND

@@ -7,6 +7,7 @@ from cupola.nn.models import (  # noqa: F401
     convnext,
     convolutional,
     densenet,
+    huggingface,
     knresnets,
     lstm,
     mlp,

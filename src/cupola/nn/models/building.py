@@ -12,6 +12,7 @@ from torch import nn
 from cupola.base.randomness import derive
 from cupola.base.registry import Registry
 from cupola.errors import PlanError
+from cupola.nn.huggingface import with_logits
 
 _MODELS: Registry[Any] = Registry("model")
 
@@ -28,7 +29,8 @@ def build(
     """A freshly initialised model, on the CPU, the same for the same seed everywhere.
 
     name: a registered model, or "module:callable" for the user's own, which is called with the
-        options, and with input_shape and classes if its signature names them.
+        options, and with input_shape and classes if its signature names them; a module of
+        transformers is wrapped so that it takes tokens and gives logits.
     input_shape: of one model-ready input, without the batch: (C, H, W), (d,) or (T,).
     classes: number of classes (or of tokens); None for regression on one number.
     The global random number generators are left as they were.
@@ -54,7 +56,7 @@ def build(
     if not isinstance(module, nn.Module):
         raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
     _instances_fit(name, module, shape)
-    return module
+    return with_logits(module)
 
 
 def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None:

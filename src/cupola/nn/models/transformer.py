@@ -87,13 +87,24 @@ class NextWords(nn.Module):
                 nn.init.zeros_(part.bias)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.embedding.weight
-        place = self._positions[: x.shape[1]].to(weight.device, weight.dtype)
-        h = self.drop(self.enter(self.embedding(x) * weight.shape[1] ** 0.5 + place))
+    def forward(self, x: Tensor, prompt: Tensor | None = None) -> Tensor:
+        """prompt: trained vectors (n, length, width) before the embedded tokens (prompt tuning)."""
+        weight, h = self.embedding.weight, self.embedding(x)
+        h = h if prompt is None else torch.cat([prompt.to(h.dtype), h], 1)
+        place = self._positions[: h.shape[1]].to(weight.device, weight.dtype)
+        h = self.drop(self.enter(h * weight.shape[1] ** 0.5 + place))
         for layer in self.layers:
             h = layer(h)
-        return self.output(self.leave(h))
+        return self.output(self.leave(h if prompt is None else h[:, prompt.shape[1] :]))
+
+    takes_prompts = True
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def require_prompt(self, length: int) -> None:
+        """Make places for a prompt."""
+        self._positions = positions(len(self._positions) + length, self._positions.shape[1])
 
 
 def positions(length: int, width: int) -> Tensor:

@@ -13,15 +13,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cupola.errors import PlanError
+from cupola.privacy.noise import Source, add_noise
 from cupola.privacy.persample import vmapped
 from cupola.privacy.persample.batch_independence import DRAWS, LANES, depends_on_company
 from cupola.privacy.persample.bookkeeping import Share, backward, forward, shares
 from cupola.privacy.persample.convolution import prefers_channels_last, weights_channels_last
-from cupola.privacy.persample.rules import Room, Sums
+from cupola.privacy.persample.rules import ROUNDING, Materialised, Room, Sums
 from cupola.privacy.persample.tape import Layout, layout
 from cupola.privacy.persample.trial import (
     calm,
@@ -59,6 +61,43 @@ class Clipped:
     sums: list[Tensor]
     norms: Tensor
     losses: Tensor
+
+
+def noised_mean(
+    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
+) -> np.ndarray:
+    """A sum of gradients, each clipped, with noise, over the expected number of them."""
+    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Parameters that are clipped apart (McMahan, Ramage, Talwar and Zhang 2018, "per-layer").
+
+    of: the block of every trainable parameter, in the order of `module.parameters()`; clips: of
+    each block. One sample then moves the sum by the root of the sum of their squares at most.
+    """
+
+    of: tuple[int, ...]
+    clips: tuple[float, ...]
+
+    def split(self, parts: list[Share], trained: list[nn.Parameter]) -> list[list[Share]]:
+        """The shares of each block."""
+        place = dict(zip(trained, self.of, strict=True))
+        found: list[list[Share]] = [[] for _ in self.clips]
+        for part in parts:
+            own = {n: place[p] for n, p in part.parameters.items() if p in place}
+            blocks = set(own.values())
+            if len(blocks) > 1 and isinstance(part.contribution, Materialised):  # of the fall-back
+                for block in blocks:
+                    names = [n for n in part.contribution.gradients if own[n] == block]
+                    some = Materialised({n: part.contribution.gradients[n] for n in names})
+                    found[block].append(Share(some, {n: part.parameters[n] for n in names}))
+            elif len(blocks) > 1:
+                raise PlanError("one layer's parameters are in two blocks of the clip")
+            else:
+                found[blocks.pop()].append(part)
+        return found
 
 
 @dataclass(frozen=True)
@@ -126,18 +165,23 @@ class PerSample:
         *,
         multiplicity: int = 1,
         expected: float | None = None,
+        blocks: Blocks | None = None,
     ) -> Clipped:
         """Clip each sample's gradient to L2 norm `clip` and add up; math.inf clips nothing.
 
         x, y: (n * multiplicity, ...), the copies of a sample next to each other. Its gradient is
         the mean over its copies, and that is clipped. n = 0 gives zeros. expected: samples of a
-        batch on average, where n is drawn; micro-batches are made to fit it.
+        batch on average, where n is drawn; micro-batches are made to fit it. blocks: clipped apart,
+        each to its own norm in place of `clip`.
         """
+        for own in () if blocks is None else blocks.clips:
+            _count(x, y, own, multiplicity, expected)
         n = _count(x, y, clip, multiplicity, expected)
         x, y = x.detach(), y.detach()
         form = self._form(x, y, multiplicity, expected)
         sums = Sums()
         batch = self._batch(self.module, form, clip, multiplicity, sums)
+        batch = batch if blocks is None else replace(batch, blocks=blocks)
         step = form.samples * multiplicity
         norms = losses = torch.zeros(0, dtype=torch.float64, device=x.device)
         if n:
@@ -303,6 +347,7 @@ class _Batch:
     copies: int
     sums: Sums
     room: Room | None
+    blocks: Blocks | None = None
 
     def add(self, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of the first so many rows; returns their norms and losses."""
@@ -310,10 +355,15 @@ class _Batch:
         losses, _, parts = self._shares(x, y)
         with torch.no_grad():
             norms = _norms(parts, losses)
-            weights = torch.where(norms.isfinite(), (self.clip / norms).clamp_max(1), 0)
-            weights[n:] = 0
-            for part in parts:
-                part.add(self.sums, weights)
+            finite = norms.isfinite()  # of a sample as a whole: else none of its blocks counts
+            blocks, trained = self.blocks, self.form.layout.trained
+            apart = [parts] if blocks is None else blocks.split(parts, trained)
+            for own, clip in zip(apart, (self.clip,) if blocks is None else blocks.clips):
+                size = norms if blocks is None else _norms(own, losses)
+                weights = torch.where(finite, (clip / size).clamp_max(1), 0)
+                weights[n:] = 0
+                for part in own:
+                    part.add(self.sums, weights)
         return norms[:n], losses[:n]
 
     def numbers(self, x: Tensor, y: Tensor) -> list[Tensor]:

@@ -44,6 +44,7 @@ Gradients = dict[str, Tensor]
 Parameters = Mapping[str, nn.Parameter]
 
 _RULES: dict[type, Rule] = {}
+_NAMED: dict[str, Rule] = {}  # of types that are not imported for it
 R = TypeVar("R", bound="type[Rule]")
 
 #: What one sample may add beyond the clip, as a share of it, by rounding: the theorem's.
@@ -302,10 +303,21 @@ def rule(*types: type) -> Callable[[R], R]:
     return register
 
 
+def rule_named(name: str) -> Callable[[R], R]:
+    """The same for layers of a type by its name, "module.Class", of a package that need not be
+    there."""
+
+    def register(cls: R) -> R:
+        _NAMED[name] = cls()
+        return cls
+
+    return register
+
+
 def rule_of(layer: Any) -> Rule | None:
     """The rule of a layer; a subclass has its base's only if it computes the same."""
     for kind in type(layer).__mro__:
-        found = _RULES.get(kind)
+        found = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
         if found is not None:
             own, base = getattr(type(layer), "forward", None), getattr(kind, "forward", None)
             same = kind is type(layer) or own is base

@@ -25,6 +25,7 @@ from cupola.privacy.persample.rules import (
     guarded,
     live,
     rule,
+    rule_named,
     sizes,
     squares,
     wanted,
@@ -117,6 +118,34 @@ class LinearRule(Rule):
                 sums.rows(parameters[name], weights, value)
 
         return Factored(squared, add)
+
+
+@rule_named("transformers.pytorch_utils.Conv1D")
+class TransposedRule(LinearRule):
+    """GPT-2's dense layer: weight (inputs, outputs), so the gradient is sum_t x_t g_t'."""
+
+    def gradients(self, layer: Any, kept: Kept, g: Tensor) -> Gradients:
+        found = super().gradients(layer, kept, g)
+        return {name: v.mT if name == "weight" else v for name, v in found.items()}
+
+    def contribution(self, layer: Any, kept: Kept, g: Tensor, room: Room) -> Contribution:
+        if "weight" not in wanted(layer):
+            return Materialised(self.gradients(layer, kept, g))
+        found = super().contribution(layer, kept, g, room)
+        if isinstance(found, Materialised):
+            return Materialised(
+                {n: v.mT if n == "weight" else v for n, v in found.gradients.items()}
+            )
+
+        def add(sums: Sums, parameters: Parameters, weights: Tensor) -> None:
+            (x,) = kept
+            scaled = live(g.double(), weights) * weights.view(-1, 1, 1)
+            rows = live(x.double(), weights).flatten(0, 1)
+            sums.outer(parameters["weight"], rows, scaled.flatten(0, 1))
+            if "bias" in parameters:
+                sums.rows(parameters["bias"], weights, g.sum(1))
+
+        return Factored(found.squared, add)
 
 
 @rule(nn.Embedding)

@@ -86,6 +86,8 @@ def _form(
     space, mode = workspace_of(sites[0]), sites[0].mode
     if not space.independent or not all(m.stackable for m in methods_for(question)):
         return None
+    if "transforms" in question.options:  # what one site sends is rounded before it is added up
+        return None
     if space.problem.precision == "bfloat16":  # gradients by hand know nothing of autocast
         return None
     if not mechanism.stackable or mechanism.privacy.augmentations != 1:

@@ -8,22 +8,25 @@ protected from everybody else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cupola.base.suggest import suggest
 from cupola.data.dataset import Dataset
 from cupola.data.transform import copy_steps
 from cupola.errors import PlanError
 from cupola.federation.site import SiteContext
+from cupola.nn.adapters import named
 from cupola.privacy.device_noise import add_noise_on, device_generator
 from cupola.privacy.events import Event, SampledGaussian
-from cupola.privacy.noise import Source, add_noise, source
-from cupola.privacy.persample.clipping import PerSample
+from cupola.privacy.noise import Source, source
+from cupola.privacy.persample.clipping import Blocks, PerSample, noised_mean
 from cupola.privacy.persample.rules import ROUNDING
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms.base import Gradient, Mechanism
@@ -39,10 +42,9 @@ class DpSgd(Mechanism):
     """Noised gradients of examples that are drawn by chance and clipped one by one."""
 
     name = "dp-sgd"
-    keys = frozenset({"noise_multiplier", "augmentations"})
+    keys = frozenset({"noise_multiplier", "augmentations", "clip_shares"})
     noised_at_site = True
     per_example = True
-    stackable = True
     sends = sends_alone = "noised updates"
 
     def check(self, training: Training) -> None:
@@ -50,6 +52,13 @@ class DpSgd(Mechanism):
             raise PlanError(
                 f"{self.key}: control variates (SCAFFOLD) are not accounted for; use fedavg"
             )
+        if self.privacy.clip_shares:
+            blocks_of(training.problem.build(), self.privacy)
+
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        """Blocks of the clip are those of one model at a time."""
+        return not self.privacy.clip_shares
 
     def answer_events(self, local: Local, n: int, problems: int = 1) -> tuple[Event, ...]:  # noqa: ARG002
         return (SampledGaussian(sampling_rate(n, local), self.noise, private_steps(n, local)),)
@@ -118,6 +127,42 @@ class Canary:
         return index[index != self.row], [] if mark is None else [mark]
 
 
+def blocks_of(module: nn.Module, privacy: Privacy) -> Blocks | None:
+    """Which trained parameters are clipped apart, and to what; None where all are clipped
+    together."""
+    shares = privacy.clip_shares
+    if not shares:
+        return None
+    rest, key = 1 - sum(shares.values()), "privacy.clip_shares"
+    if rest < -1e-9:
+        raise PlanError(f"{key}: the shares together are above 1")
+    patterns = list(shares)
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    fit = [[i for i, p in enumerate(patterns) if named(name, (p,))] for name in names]
+    for i, pattern in enumerate(patterns):
+        if not any(i in found for found in fit):
+            raise PlanError(
+                f"{key}: '{pattern}' names no trained parameter; {suggest(pattern, names)}"
+            )
+    if twice := [name for name, found in zip(names, fit) if len(found) > 1]:
+        raise PlanError(f"{key}: '{twice[0]}' is in two blocks")
+    of = tuple(found[0] if found else len(patterns) for found in fit)
+    left = [name for name, block in zip(names, of) if block == len(patterns)]
+    if left and rest < 1e-9:
+        raise PlanError(f"{key}: nothing is left for '{left[0]}', which is in no block")
+    whole = {id(p): block for p, block in zip(_trained(module), of)}
+    for name, layer in module.named_modules():
+        own = {whole[id(p)] for p in layer.parameters(recurse=False) if id(p) in whole}
+        if len(own) > 1:
+            raise PlanError(f"{key}: '{name}' is one layer; its parameters cannot be clipped apart")
+    parts = [*shares.values(), *([rest] if left else [])]
+    return Blocks(of, tuple(privacy.clip * math.sqrt(part) for part in parts))
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
 def per_sample(space: Workspace) -> PerSample:
     """The engine of a worker's model, made once."""
     if "per-sample gradients" not in space.cache:
@@ -141,6 +186,7 @@ class PrivateGradient:
         if self.space.problem.device_noise and elsewhere and seed is not None:
             self.there = device_generator(device, seed, "noise", self.round, site.index)
         self.engine = per_sample(self.space)
+        self.blocks = blocks_of(self.space.module, privacy)
         self.canary = site.canary
 
     def __call__(self, index: np.ndarray, augment: torch.Generator | None) -> list[Tensor]:
@@ -151,7 +197,9 @@ class PrivateGradient:
         x, y = self._batch(torch.from_numpy(index), augment)
         clip, noise = self.privacy.clip, self.privacy.noise_multiplier
         assert noise is not None, "the coordinator finds the noise before it asks"
-        clipped = self.engine.clipped_sum(x, y, clip, multiplicity=copies, expected=self.expected)
+        clipped = self.engine.clipped_sum(
+            x, y, clip, multiplicity=copies, expected=self.expected, blocks=self.blocks
+        )
         flat = torch.cat([s.reshape(-1) for s in clipped.sums])
         for mark in marks:
             (own,), _ = clipped_update([mark], self.privacy)
@@ -178,10 +226,3 @@ def copies_of(data: Dataset, privacy: Privacy) -> list[Dataset]:
     if isinstance(how, int):
         return [data] if how == 1 else [data.plain(), *[data] * (how - 1)]
     return [replace(data.plain(), transform=copy_steps(entry)) for entry in how]
-
-
-def noised_mean(
-    total: np.ndarray, clip: float, noise: float, expected: float, random: Source
-) -> np.ndarray:
-    """A sum of gradients, each clipped, with noise, over the expected number of them."""
-    return add_noise(total, clip * (1 + ROUNDING), noise, random) / expected

@@ -1,5 +1,5 @@
-"""Methods, one file each (see `base.Method`): what [method] in a plan names, and choices of [local]
-that are methods, too.
+"""Methods, one file each (see `method.Method`): what [method] in a plan names, and choices of
+[local] that are methods, too.
 
 A new one is a file here and a line below; a user's own is named by a plan as 'module:Class'.
 """
@@ -16,16 +16,19 @@ from cupola.base.suggest import hint
 from cupola.errors import PlanError
 from cupola.federation.message import Question
 from cupola.training.choices import Local
-from cupola.training.methods.base import Method as Method
-from cupola.training.methods.base import Round as Round
-from cupola.training.methods.base import method_name as method_name
+from cupola.training.methods.ditto import Ditto
 from cupola.training.methods.feddyn import FedDyn
 from cupola.training.methods.fednova import FedNova
 from cupola.training.methods.fedntd import FedNtd
 from cupola.training.methods.fedprox import FedProx
 from cupola.training.methods.geometric_median import GeometricMedian
 from cupola.training.methods.krum import Krum
+from cupola.training.methods.local_parts import FedBN, FedPer, FedRep
+from cupola.training.methods.method import Method as Method
+from cupola.training.methods.method import Round as Round
+from cupola.training.methods.method import method_name as method_name
 from cupola.training.methods.moon import Moon
+from cupola.training.methods.pfedme import PFedMe
 from cupola.training.methods.scaffold import Scaffold
 from cupola.training.methods.trimmed_mean import Median, TrimmedMean
 from cupola.training.turn import Turn as Turn
@@ -39,6 +42,11 @@ METHODS: dict[str, type[Method]] = {
     "median": Median,
     "krum": Krum,
     "geometric-median": GeometricMedian,
+    "ditto": Ditto,
+    "pfedme": PFedMe,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fedbn": FedBN,
 }
 #: Classes of objects that this process uses: they need not be importable (a notebook's, say).
 _USED: dict[str, type[Method]] = {}
@@ -59,8 +67,13 @@ def methods_of(local: Local, own: Method | None = None) -> tuple[Method, ...]:
 def methods_for(question: Question) -> tuple[Method, ...]:
     """Those of a question. A site has compared its [method] with the plan before (`plan_check`)."""
     local = Local.model_validate(question.options["local"])
+    return methods_of(local, own_of(question))
+
+
+def own_of(question: Question) -> Method | None:
+    """A plan's own method, as a question says it."""
     told = question.options.get("method")
-    return methods_of(local, None if told is None else method_of(told))
+    return None if told is None else method_of(told)
 
 
 def find_method(name: str) -> type[Method]:
@@ -103,5 +116,5 @@ def told_of(method: Method) -> dict[str, Any]:
     """What a question says of a method: its name, and options that are not the defaults."""
     kind = type(method)
     name = method_name(kind)
-    _USED.setdefault(name, kind)
+    _USED[name] = kind  # the latest: a notebook's cell may have made the class anew
     return {"name": name, **method.model_dump(exclude_defaults=True, mode="json")}

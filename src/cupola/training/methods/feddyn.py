@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cupola.federation.message import Arrays
 from cupola.secure.sum_choice import Positive
-from cupola.training.methods.base import Correction, Kept, Method, Round, require_plain_mean
+from cupola.training.methods.method import Correction, Kept, Method, Round, require_plain_mean
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from cupola.federation.message import Arrays, Spec
-from cupola.training.methods.base import Method, Round
+from cupola.training.methods.method import Method, Round
 from cupola.training.optimizers import effective_steps
 from cupola.training.turn import Turn
 

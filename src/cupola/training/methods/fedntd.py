@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Positive
-from cupola.training.methods.base import BatchLoss, Method, with_weights
+from cupola.training.methods.method import BatchLoss, Method, with_weights
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cupola.secure.sum_choice import Positive
-from cupola.training.methods.base import Correction, Method
+from cupola.training.methods.method import Correction, Method
 from cupola.training.turn import Turn
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from cupola.federation.message import Arrays
-from cupola.training.methods.base import Method, flat
+from cupola.training.methods.method import Method, flat
 
 STEPS, SMALL = 100, 1e-8
 

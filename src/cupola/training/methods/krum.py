@@ -14,7 +14,7 @@ from pydantic import Field
 
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays
-from cupola.training.methods.base import Method, flat, require_plain_mean
+from cupola.training.methods.method import Method, flat, require_plain_mean
 from cupola.training.participation import expected_sites
 
 if TYPE_CHECKING:

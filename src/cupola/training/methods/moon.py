@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Positive
-from cupola.training.methods.base import BatchLoss, Kept, Method, with_weights
+from cupola.training.methods.method import BatchLoss, Kept, Method, with_weights
 from cupola.training.turn import Turn
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ random groups are asked one after the other; what has been told of a round waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ import numpy as np
 from cupola.base.randomness import permutation
 from cupola.errors import PlanError
 from cupola.federation.federation import Total
-from cupola.federation.message import Arrays, Contribution, Question
+from cupola.federation.message import Arrays, Contribution, Question, Spec
 from cupola.federation.program import Ask, Reply, State
 from cupola.training.methods import methods_of, told_of
-from cupola.training.methods.base import Method, Round
+from cupola.training.methods.method import Method, Round, overrides
+from cupola.training.methods.own_parts import HANDED, staying
+from cupola.training.methods.personal_limits import require_personal
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
@@ -28,14 +30,19 @@ TOLD = "told/"  # before the arrays of groups that have answered in this round
 
 
 class Methods:
-    """All methods of one training."""
+    """All methods of one training. undone: takes the plan's transforms off a total."""
 
-    def __init__(self, training: Training) -> None:
-        self.training = training
+    def __init__(
+        self, training: Training, undone: Callable[[Total, Training, State, int], Total]
+    ) -> None:
+        self.training, self._undone = training, undone
         self.all = methods_of(training.local, training.method)
         self.own = training.method
+        self.stay: frozenset[str] = frozenset()
         if self.own is not None:
-            _require_possible(self.own, training)
+            if overrides(self.own, "stays"):
+                self.stay = staying(self.own, training.problem.build())
+            _require_possible(self.own, training, self.stay)
 
     @property
     def asks(self) -> str:
@@ -53,12 +60,33 @@ class Methods:
 
     def sent(self, state: State) -> Arrays:
         """What of that goes to sites."""
-        prefixes = tuple(f"{method.prefix}/" for method in self.all if method.sends)
+        prefixes = tuple(f"{method.named()}/" for method in self.all if method.sends)
         return {n: a for n, a in state.arrays.items() if prefixes and n.startswith(prefixes)}
 
-    def options(self) -> dict[str, Any]:
+    def travels(self, state: State, first: bool = False) -> Arrays:
+        """The model as sites get it. first: in the first round of a training that goes on from
+        another one's model, all of it."""
+        gone = frozenset() if first and self.training.goes_on else self.stay
+        names = (n for n in state.arrays if n.startswith(("model/", "buffer/")) and n not in gone)
+        return {name: state.arrays[name] for name in names}
+
+    def answered(self, model: Arrays, arrays: Arrays) -> dict[str, Spec]:
+        """What sites answer to a model that is sent. arrays: and all that is sent with it."""
+        expects = {name: Spec.of(a) for name, a in model.items() if name not in self.stay}
+        for method in self.all:
+            expects |= method.expects(arrays)
+        return expects
+
+    def options(self, first: bool = False) -> dict[str, Any]:
         """What a question says of the plan's own method."""
-        return {} if self.own is None else {"method": told_of(self.own)}
+        if self.own is None:
+            return {}
+        handed = bool(self.stay) and self.training.goes_on and not first
+        return {"method": told_of(self.own), **({HANDED: True} if handed else {})}
+
+    def judged(self) -> dict[str, Any]:
+        """What a question about the model's quality says of it."""
+        return self.options() if self.own is not None and self.own.makes_personal else {}
 
     def asked(self, question: Question, state: State, sites: list[int]) -> Ask:
         """The question, to whom it goes next in this round."""
@@ -98,16 +126,23 @@ class Methods:
         """All of a round's answers as one total, and the state without what was waiting."""
         if self.asks == "sum":
             assert isinstance(reply, Total)
-            return state, reply
+            return state, self._unpacked(reply, state)
         if self.asks == "gather":
             assert isinstance(reply, dict)
-            return state, self._aggregated([_alone(s, c) for s, c in reply.items()])
+            return state, self._aggregated(
+                [self._unpacked(_alone(s, c), state) for s, c in reply.items()]
+            )
         assert isinstance(reply, Total)
         state = self.waiting(state, reply)
-        parts = [_part(state, number) for number in range(_answered(state))]
+        parts = [self._unpacked(_part(state, i), state) for i in range(_answered(state))]
         arrays = {n: a for n, a in state.arrays.items() if not n.startswith(TOLD)}
         values = {name: value for name, value in state.values.items() if name != "told"}
         return State(state.step - 1, arrays, values), self._aggregated(parts)
+
+    def _unpacked(self, total: Total, state: State) -> Total:
+        """A round's total, or the part of a site or group, as if nothing had been transformed."""
+        round = self.training.training_round(state.values["round"] + 1)
+        return self._undone(total, self.training, state, round)
 
     def _aggregated(self, parts: Sequence[Total]) -> Total:
         """One total whose mean is what the method makes of the parts' means."""
@@ -135,9 +170,9 @@ class Methods:
         total = Total() if total is None else total
         for method in self.all:
             own = {
-                n.removeprefix(f"{method.prefix}/"): a
+                n.removeprefix(f"{method.named()}/"): a
                 for n, a in state.arrays.items()
-                if n.startswith(f"{method.prefix}/")
+                if n.startswith(f"{method.named()}/")
             }
             weight = lambda name: total.weights.get(name, 0.0)  # noqa: E731
             facts = Round(round, own, total.mean, weight, share, self.training.sites)
@@ -168,9 +203,9 @@ def _means(part: Total) -> Arrays:
     return {n.removeprefix("model/"): part.mean(n) for n in part.arrays if n.startswith("model/")}
 
 
-def _require_possible(own: Method, training: Training) -> None:
+def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> None:
     """Refuse a method of a plan with what it does not go with, and say the way out."""
-    mechanism, kind = training.mechanism, type(own)
+    mechanism = training.mechanism
     if training.task != "train":
         raise PlanError(
             f"{own.key} is carried out by task = 'train', and the plan asks '{training.task}'; "
@@ -178,12 +213,12 @@ def _require_possible(own: Method, training: Training) -> None:
         )
     if not mechanism.with_methods:
         raise PlanError(f"{own.key}: {mechanism.key} is a method by itself; leave one of them out")
-    if mechanism.on and (kind.answer is not Method.answer or own.asks == "gather"):
+    if mechanism.on and (overrides(own, "answer") or own.asks == "gather"):
         raise PlanError(
             f"{own.key} is told more than a sum of updates, and {mechanism.key} protects nothing "
             "else; leave one of them out"
         )
-    if mechanism.per_example and (kind.loss is not Method.loss or not own.post_processing):
+    if mechanism.per_example and (overrides(own, "loss", "descend") or not own.post_processing):
         raise PlanError(
             f"{own.key} with {mechanism.key}: gradients are clipped and noised one by one for the "
             "plan's own loss, and the method uses a site's data otherwise; use "
@@ -198,6 +233,8 @@ def _require_possible(own: Method, training: Training) -> None:
         _require_groups(own, training)
     if own.asks != "sum" and training.levels is not None:
         raise PlanError(f"{own.key} with trainable.level: unlike updates cannot be compared")
+    if own.makes_personal:
+        require_personal(own, training, stay)
     own.check(training)
 
 

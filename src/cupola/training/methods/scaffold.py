@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cupola.federation.message import Arrays, Spec
-from cupola.training.methods.base import Correction, Kept, Method, Round
+from cupola.training.methods.method import Correction, Kept, Method, Round
 from cupola.training.turn import Turn
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from cupola.errors import PlanError
 from cupola.federation.message import Arrays
-from cupola.training.methods.base import Method, require_plain_mean
+from cupola.training.methods.method import Method, require_plain_mean
 from cupola.training.participation import expected_sites
 
 if TYPE_CHECKING:

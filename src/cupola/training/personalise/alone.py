@@ -74,7 +74,7 @@ def _adapted(site: SiteContext, question: Question, space: Workspace) -> int:
     """Train in place, leave the best model in `space`; the round after which it was best."""
     options = question.options
     local = Local.model_validate(options["local"])
-    teacher = _snapshot(space)
+    teacher = space.snapshot()
     gradient = _distilled(site, options, space, teacher) if options["method"] == "distill" else None
     penalty = None
     if options["method"] == "ewc":
@@ -89,8 +89,8 @@ def _adapted(site: SiteContext, question: Question, space: Workspace) -> int:
             continue
         now = _score(site, options, space)
         if now is None or score is None or now > score:
-            best, score, kept = _snapshot(space), now, round
-    _restore(space, best)
+            best, score, kept = space.snapshot(), now, round
+    space.restore(best)
     return kept
 
 
@@ -152,7 +152,7 @@ def _logits(output: Tensor, axis: int) -> Tensor:
 
 
 def _as_was(space: Workspace, model: dict[str, Tensor], x: Tensor) -> Tensor:
-    """What a model kept by `_snapshot` says, in evaluation mode."""
+    """What a model kept by `Workspace.snapshot` says, in evaluation mode."""
     space.module.eval()
     try:
         parts = dict(zip(space.names, space.split(model["flat"])))
@@ -183,14 +183,3 @@ def _score(site: SiteContext, options: Mapping[str, Any], space: Workspace) -> f
     if found is None:
         return None
     return -found if options["metric"] in LOWER_IS_BETTER else found
-
-
-def _snapshot(space: Workspace) -> dict[str, Tensor]:
-    buffers = {f"buffer/{name}": buffer.clone() for name, buffer in space.buffers.items()}
-    return {"flat": space.flat.clone(), **buffers}
-
-
-def _restore(space: Workspace, model: dict[str, Tensor]) -> None:
-    space.flat.copy_(model["flat"])
-    for name, buffer in space.buffers.items():
-        buffer.copy_(model[f"buffer/{name}"])

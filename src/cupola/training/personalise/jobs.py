@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cupola.training.personalise.grouping import members_of
-from cupola.training.personalise.personal_choices import GROUPED, Personalise
+from cupola.training.personalise.personal_choices import FEDERATED, GROUPED, Personalise
 
 AT_ONCE = 16  # sites that adapt alone in one step, at least; a crash loses no more
 STEPS = 64  # of a method that sites carry out alone, at most
@@ -17,7 +17,7 @@ STEPS = 64  # of a method that sites carry out alone, at most
 class Job:
     """What comes next: 'vectors'; 'judge' a model at sites; 'train' a group; sites adapt 'alone'.
 
-    group: -1 for the federated model, and for sites alone.
+    group: -1 for the federated model, for all sites together, and for sites alone.
     """
 
     kind: str
@@ -35,6 +35,9 @@ def jobs_of(choice: Personalise, sites: int, personal: Mapping[str, Any]) -> lis
     if vectors and not personal["groups"]:
         return found
     for method in choice.methods:
+        if method in FEDERATED:
+            found += [Job("train", method, -1, everybody), Job("judge", method, -1, everybody)]
+            continue
         if method not in GROUPED:
             found += _alone(method, everybody)
             continue

@@ -12,7 +12,7 @@ from cupola.federation.program import State
 from cupola.privacy.noise import Simulated
 from cupola.training.personalise.grouping import members_of
 from cupola.training.personalise.jobs import members_in
-from cupola.training.personalise.personal_choices import GROUPED, Release
+from cupola.training.personalise.personal_choices import FEDERATED, GROUPED, Release
 from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.personalise.similarity import full_matrix
 from cupola.training.personalise.sparsity import epsilon_of, noise_of, released
@@ -37,6 +37,7 @@ def outcome(
         "metric": metric,
         "methods": {m: _method(s, scores["federated"], metric) for m, s in scores.items()},
         "selection": "validation" if "validation" in program.splits else "last round",
+        "last_round": [m for m in program.choice.methods if m in FEDERATED],
         "sites": {
             m: {site: {k: v.get(metric) for k, v in told.items()} for site, told in s.items()}
             for m, s in scores.items()

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from cupola.errors import PlanError
 from cupola.training.choices import (
     NOISE,
     Choice,
@@ -16,9 +17,15 @@ from cupola.training.choices import (
     Share,
     Sum,
 )
+from cupola.training.methods import Method as TrainingMethod
+from cupola.training.methods import method_of
 
-Method = Literal["pfa", "random", "finetune", "distill", "ewc", "scratch"]
+Method = Literal[
+    "pfa", "random", "finetune", "distill", "ewc", "scratch", "ditto", "pfedme", "fedper", "fedrep",
+    "fedbn",
+]  # fmt: skip
 GROUPED = ("pfa", "random")
+FEDERATED = ("ditto", "pfedme", "fedper", "fedrep", "fedbn")
 ADAPTABLE = ("recipe", "local", "server", "participation")
 
 
@@ -48,7 +55,9 @@ class Personalise(Choice):
     methods: what is tried, each from the federated model. The federated model itself is always
         judged. 'pfa': federated training within groups of similar sites; 'random': the same in
         random groups of the same sizes; 'finetune', 'distill', 'ewc': each site alone; 'scratch':
-        each site alone, from the initial weights.
+        each site alone, from the initial weights; 'ditto', 'pfedme', 'fedper', 'fedrep', 'fedbn':
+        all sites together, each with a model or parts of its own (see `cupola.training.methods`).
+    options: of the last five, by name.
     rounds: of adaptation, each with the local work of a training round. adapt: other settings for
         them, of the sections recipe, local, server and participation.
     layers: whose sparsity is told, by name or by place among the activations (0: the first); the
@@ -79,6 +88,7 @@ class Personalise(Choice):
     temperature: Positive = 6.0
     strength: NonNegative = 5000.0
     curve: tuple[Positive, ...] = ()
+    options: Annotated[dict[str, dict[str, Any]], Field(default_factory=dict)]
 
     @model_validator(mode="after")
     def _possible(self) -> Personalise:
@@ -89,9 +99,24 @@ class Personalise(Choice):
         for key in self.adapt:
             if key.split(".")[0] not in ADAPTABLE:
                 raise ValueError(f"adapt.{key}: adaptation can change {', '.join(ADAPTABLE)} only")
+        for name in self.options:
+            if name not in FEDERATED or name not in self.methods:
+                raise ValueError(
+                    f"options.{name}: options are of those of {', '.join(FEDERATED)} that methods "
+                    "names"
+                )
+        try:
+            self.federated()
+        except PlanError as error:
+            raise ValueError(f"options: {error}") from None
         if self.curve and self.release is not None:
             raise ValueError("curve needs exact vectors: leave release out")
         return self
+
+    def federated(self) -> dict[str, TrainingMethod]:
+        """The methods by which all sites train on together, with their options."""
+        named = [name for name in self.methods if name in FEDERATED]
+        return {n: method_of({"name": n, **self.options.get(n, {})}) for n in named}
 
     def alone(self, judge: Evaluation) -> dict[str, Any]:
         """What every site that adapts alone is told, whatever the method."""
@@ -125,6 +150,13 @@ def require_tellable(choice: Personalise, privacy: Privacy, sums: Sum, task: str
         raise ValueError(
             "personalise.methods: random groups overlap those of 'pfa', and both begin with one "
             "model: differences of their masked totals would tell of single sites"
+        )
+    together = [method for method in choice.methods if method in FEDERATED]
+    if sums.masked and "pfa" in choice.methods and together and choice.groups != 1:
+        raise ValueError(
+            f"personalise.methods: '{together[0]}' trains over all sites and 'pfa' over groups of "
+            "them, from one model: differences of their masked totals would tell of sites that are "
+            "in no group; try them in two runs"
         )
     if sums.masked and choice.minimum < sums.minimum:
         raise ValueError(

@@ -8,8 +8,10 @@ from typing import Any
 from safetensors.numpy import save as to_safetensors
 
 from cupola.analysis.checkpoint import json_line, write_sealed
+from cupola.analysis.folder_lock import read_lines
 from cupola.base.files import write_atomically
 from cupola.federation.program import State
+from cupola.training.personalise.costs import costs
 from cupola.training.personalise.outcome import digest, outcome
 from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.workspace import TrainingHost
@@ -24,6 +26,10 @@ def write_personal(
     data = host.sites
     names = [data.site_name(i) for i in range(min(len(data), NAMED))]
     found = outcome(program, state, data.sizes(), data.site_types, names)
+    ledger = folder / "ledger.jsonl"
+    told = costs(program, state, read_lines(ledger) if ledger.exists() else ())
+    for method, facts in told.items():
+        found["methods"][method] |= facts
     write_sealed(folder / "personal.json", json_line(found))
     return digest(found)
 

@@ -40,7 +40,7 @@ from cupola.training.personalise.parts import (
     with_facts,
     within,
 )
-from cupola.training.personalise.personal_choices import GROUPED, Personalise
+from cupola.training.personalise.personal_choices import FEDERATED, GROUPED, Personalise
 from cupola.training.personalise.similarity import (
     draw_references,
     pairs,
@@ -101,6 +101,14 @@ class Personalisation:
             probe = probe_inputs(self.problem, 2).to(self.training.space.device)
             self.layers = find_layers(self.training.space.module, probe, self.choice.layers)
             require_groups(self.choice, self.training.sites, self.make)
+        for method in self.choice.federated():
+            try:
+                self.of_all(method)
+            except PlanError as error:
+                raise PlanError(
+                    f"personalise: '{method}' cannot adapt: {error} (local work is set in "
+                    f"personalise.adapt, options of the method in personalise.options.{method})"
+                ) from None
         chosen = drawn_channels(self.layers, self.choice.channels, self.seed)
         self.channels = [(layer.name, c) for layer, c in zip(self.layers, chosen)]
 
@@ -288,13 +296,18 @@ class Personalisation:
 
     def _ask_judgement(self, state: State, job: Job) -> Question:
         split = state.values["personal"]["waiting"][0]
-        judged = unprefixed("judged/", state.arrays)
+        model = unprefixed("judged/", state.arrays) or self.federated(state)
         options = self._evaluation(split)
+        expects = expected(self.problem, options)
+        if job.method in FEDERATED:
+            methods = self.inner(job).methods
+            model = methods.travels(State(0, model, {}))
+            options |= methods.judged()
         return Question(
             "evaluate",
-            judged | frozen_part(state.arrays) if judged else self.federated(state),
+            model | frozen_part(state.arrays),
             options,
-            expected(self.problem, options),
+            expects,
             step=state.step,
             round=self.training.training_rounds + 1,
             reveals=f"each site's own: counts of the model ({job.method}) on {split} data",
@@ -324,24 +337,31 @@ class Personalisation:
     # A group's training: a program within the program
 
     def inner(self, job: Job) -> Training:
-        """The adaptation of a group, judged on its sites' validation data only."""
+        """The adaptation of a group or of all sites, judged on their validation data only."""
         key = (job.method, job.group, job.sites)
         if key not in self._groups:
             seed = derive(self.seed, f"personalise {job.method}", job.group)
             judge = self.training.evaluation
             watched = "validation" in self.splits and not self.private
+            method = self.choice.federated().get(job.method)
+            own: dict[str, Any] = {} if method is None else {"method": method, "goes_on": True}
             self._groups[key] = replace(
                 self.make(job.sites, seed),
+                **own,
                 public={},
                 site_splits=frozenset({"validation"} if watched else ()),
                 evaluation=Evaluation(
                     every=judge.every,
                     metric=judge.metric,
-                    best=watched,
+                    best=watched and method is None,  # sites keep no earlier ones of their own
                     batch_size=judge.batch_size,
                 ),
             )
         return self._groups[key]
+
+    def of_all(self, method: str) -> Training:
+        """The adaptation of all sites together by a method."""
+        return self.inner(Job("train", method, sites=tuple(range(self.training.sites))))
 
     def asks_of_group(self, state: State, job: Job) -> Iterator[Ask]:
         """All questions to a group, for a rehearsal. state: any of this program's second part."""
@@ -383,7 +403,8 @@ class Personalisation:
         ask = self.inner(job).ask(self._inner_state(state))
         assert ask is not None
         before = self.first_round(state.values["personal"], job) - 1
-        return within(ask, job.sites, before, f"of group {job.group} ({job.method})")
+        whose = f"({job.method})" if job.group < 0 else f"of group {job.group} ({job.method})"
+        return within(ask, job.sites, before, whose)
 
     def _group_answered(self, state: State, job: Job, reply: Reply) -> State:
         training, before = self.inner(job), self._inner_state(state)

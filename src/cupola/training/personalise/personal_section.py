@@ -30,6 +30,11 @@ METHODS = {
     "distill": "distillation alone",
     "ewc": "EWC alone",
     "scratch": "from scratch, alone",
+    "ditto": "Ditto: all sites, and a model of its own beside",
+    "pfedme": "pFedMe: all sites, Moreau envelopes",
+    "fedper": "FedPer: all sites, last layers stay",
+    "fedrep": "FedRep: all sites, last layers stay, trained first",
+    "fedbn": "FedBN: all sites, normalisation stays",
 }
 _MOST = 60  # sites with a row of their own
 
@@ -49,6 +54,9 @@ def personal_section(run: RunFolder) -> str:
         if found.get("selection") == "validation"
         else "Without validation data at the sites the last model of every method counts."
     )
+    last = found.get("last_round")
+    if last and found.get("selection") == "validation":
+        chosen += f" Of {', '.join(last)} the last round counts: sites keep no earlier models."
     lead = f"From the federated model to one for each site. {chosen}"
     return page.section("Personalisation", lead, *parts)
 
@@ -72,14 +80,26 @@ def _methods(found: dict[str, Any]) -> str:
                 metric(name, facts.get("worst")),
                 metric(name, facts.get("validation")),
                 *(number(facts[k]) if k in facts else "–" for k in ("better", "worse", "sites")),
+                size(facts["bytes_down"] + facts["bytes_up"]) if "bytes_up" in facts else "–",
             )
         )
     head = [
         ("method", False), (f"{title(name)} on test data, mean over sites", True),
         ("worst tenth of sites", True), ("on validation data", True),
         ("sites that gained", True), ("that lost", True), ("sites", True),
+        ("sent to adapt, all sites", True),
     ]  # fmt: skip
-    return page.figure("Methods", page.table(head, rows))
+    told = [
+        (text(METHODS.get(method, method)), text("; ".join(facts["reveals"])))
+        for method, facts in found["methods"].items()
+        if facts.get("reveals")
+    ]
+    revealed = page.table(
+        [("method", False), ("what its answers told the coordinator", False)], told
+    )
+    return page.figure("Methods", page.table(head, rows)) + (
+        page.figure("What each method revealed", revealed) if told else ""
+    )
 
 
 def _groups(groups: dict[str, Any]) -> str:
@@ -203,7 +223,11 @@ def _history(found: dict[str, Any]) -> str:
             series.setdefault((row["method"], row["group"]), []).append((row["round"], value))
     drawn = [
         Line(
-            f"{m}, group {g}", [r for r, _ in p], [v for _, v in p], colour=i % 8, dashed=m != "pfa"
+            m if g < 0 else f"{m}, group {g}",
+            [r for r, _ in p],
+            [v for _, v in p],
+            colour=i % 8,
+            dashed=m != "pfa",
         )
         for i, ((m, g), p) in enumerate(list(series.items())[:16])
     ]

@@ -25,6 +25,13 @@ def personalisation(
             "personalise: control variates belong to the federation they were made in; choose "
             "another recipe for the groups (personalise.adapt.recipe)"
         )
+    for one, key in ((plan, "method.name"), (adapted, "personalise.adapt.recipe")):
+        own = own_method(one)
+        if own is not None and own.makes_personal:
+            raise PlanError(
+                f"personalise starts from one model for all, and {own.key} makes one for each site "
+                f"({key}): train by another method, and name this one in personalise.methods"
+            )
     if "distill" in choice.methods and problem.kind == "regression":
         raise PlanError("personalise: method 'distill' needs classes, the data have none")
 

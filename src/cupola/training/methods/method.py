@@ -7,8 +7,11 @@ moves by the mean of their changes. Override what differs:
 
     check               what is refused, before anything runs
     loss, correction    at a site, what is optimised: another loss; what changes every gradient
+    descend             at a site, its whole local work, where that is not the loop's
     update, answer      at a site, what is sent: the update, and arrays beside it
-    keep                at a site, what stays there until its next turn
+    keep                at a site, what is kept there until its next turn
+    stays               parts of the model that never leave their site
+    personal            at a site, the model of its own by which it is judged
     start, expects      at the coordinator, what it keeps of its own; what sites answer beside
     aggregate           there, updates of single sites, or of groups, to one (robust rules)
     combine             there, the mean update to the one that the model takes
@@ -42,10 +45,13 @@ from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+    from cupola.training.methods.local_steps import LocalSteps
 
 Correction = Callable[[list[Tensor]], object]
 BatchLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 Kept = dict[str, Sequence[Tensor]]
+
+OWN = "own"  # before what a site keeps of a model of its own
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,8 @@ class Method(Choice):
     sites with the model. post_processing: whether a site's data enter through the loop's gradients
     alone, so that a mechanism which noises those protects this method's answers as well. stackable:
     whether the forms that train many sites in one computation know it. alters: why the result
-    differs from centralised training. prefix: of its arrays' names in messages and checkpoints.
+    differs from centralised training. prefix: of its arrays' names in messages and checkpoints, if
+    not 'method/' and its name.
     """
 
     summary: ClassVar[str] = ""
@@ -85,15 +92,25 @@ class Method(Choice):
     post_processing: ClassVar[bool] = False
     stackable: ClassVar[bool] = False
     alters: ClassVar[str] = "it is a method of its own"
-    prefix: ClassVar[str] = "method"
+    prefix: ClassVar[str] = ""
 
     @property
     def key(self) -> str:
         """How a plan chooses it, for messages."""
         return f"method.name = '{method_name(type(self))}'"
 
+    @property
+    def makes_personal(self) -> bool:
+        """Whether sites have models of their own."""
+        return overrides(self, "stays", "descend", "personal")
+
     def check(self, training: Training) -> None:
         """Refuse trainings that this method cannot do, with a PlanError."""
+
+    def stays(self, model: nn.Module) -> frozenset[str]:  # noqa: ARG002
+        """Names of parameters and buffers that never leave a site, where each has its own. At first
+        they are as in the initial model."""
+        return frozenset()
 
     # At a site
 
@@ -104,6 +121,16 @@ class Method(Choice):
     def correction(self, turn: Turn) -> Correction | None:  # noqa: ARG002
         """What is called with the gradients of every step, and changes them in place."""
         return None
+
+    def descend(self, turn: Turn, steps: LocalSteps) -> Arrays:  # noqa: ARG002
+        """A site's whole local work, which moves `turn.params` to what the update is made of. Gives
+        the site's own model or a part of it ('model/0.weight', 'buffer/...'), which stays there."""
+        steps.take()
+        return {}
+
+    def personal(self, turn: Turn) -> Arrays:
+        """Of the model by which a site is judged, what is not the federated one's."""
+        return self._kept_arrays(turn, f"{OWN}/")
 
     def update(self, turn: Turn, update: list[Tensor], steps: int) -> list[Tensor]:  # noqa: ARG002
         """What is sent in place of start minus end, after so many steps."""
@@ -129,6 +156,11 @@ class Method(Choice):
         """What the coordinator keeps, as it came with the question (see `sends`)."""
         return self._tensors(turn, turn.question.arrays, name)
 
+    def _kept_arrays(self, turn: Turn, name: str) -> Arrays:
+        start = f"{self.named()}/{name}"
+        kept = turn.site.recall(turn.question)
+        return {n.removeprefix(start): a for n, a in kept.items() if n.startswith(start)}
+
     def _tensors(self, turn: Turn, arrays: Mapping[str, np.ndarray], name: str) -> list[Tensor]:
         space, names = turn.space, (self.named(name, own) for own in turn.space.names)
         return [
@@ -140,7 +172,8 @@ class Method(Choice):
 
     def named(self, *parts: str) -> str:
         """The name of an array of this method in messages and checkpoints."""
-        return "/".join(part for part in (self.prefix, *parts) if part)
+        start = self.prefix or f"method/{method_name(type(self))}"
+        return "/".join(part for part in (start, *parts) if part)
 
     # At the coordinator
 
@@ -164,6 +197,11 @@ class Method(Choice):
         """The update that the model takes, from the mean of the sites' ones, by parameter; and what
         the coordinator keeps from now on, by name."""
         return update, {}
+
+
+def overrides(method: Method, *hooks: str) -> bool:
+    """Whether a method has one of these hooks of its own."""
+    return any(getattr(type(method), hook) is not getattr(Method, hook) for hook in hooks)
 
 
 def method_name(kind: type[Method]) -> str:

@@ -3,7 +3,7 @@
     CUPOLA_DATA=... python experiments/robust/run.py [FILE]    # lines of JSON; prints the table
 
 Each row's rate is the best of five, a factor two apart, after 20 rounds with another seed, by
-public validation data. Group sums are masked in the final runs, plain (the same to rounding) before.
+public validation data. Group sums are masked in final runs, plain (the same to rounding) before.
 """
 
 from __future__ import annotations

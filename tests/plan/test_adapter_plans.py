@@ -228,6 +228,7 @@ def test_sites_of_their_own_processes_make_the_same(base: Path, tmp_path: Path) 
         assert np.array_equal(array, same_model[name])
 
 
+@pytest.mark.slow
 def test_merged_into_the_base(base: Path, tmp_path: Path) -> None:
     model = go(tmp_path / "run", plan=plan("lora-sb", base)).model()
     x = torch.randint(0, 7, (3, 4))
@@ -282,6 +283,7 @@ def test_prompts_are_for_tokens() -> None:
         build.training(load(given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "lora-sb"])
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_peft_loads_an_adapter_that_was_trained_here(name: str, kind: str, tmp_path: Path) -> None:
@@ -305,6 +307,7 @@ def test_peft_loads_an_adapter_that_was_trained_here(name: str, kind: str, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded_unasked() -> None:
     pytest.importorskip("transformers")
     model = {"name": "huggingface", "path": "bert-base-uncased"}

@@ -101,6 +101,7 @@ def test_feddyn_is_its_algorithm():
     assert_same(training(data, FedDyn(alpha=alpha)), data, run_by_hand(data, step, combine))
 
 
+@pytest.mark.slow
 def test_feddyn_reaches_the_optimum_of_all_sites_where_fedavg_stays_away():
     """Convex, unlike sites: the fixed point of FedDyn is the pooled optimum, FedAvg's is not."""
     data = small.digits((12, 12, 12))

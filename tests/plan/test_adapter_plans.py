@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,11 @@ def test_sites_that_train_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sites_of_their_own_processes_make_the_same(base: Path, tmp_path: Path) -> None:
+def test_sites_of_their_own_processes_make_the_same(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]  # where plans name code
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     chosen = plan("lora-sb", base)
     here = go(tmp_path / "here", "engine.mode=one-by-one", plan=chosen)
     there = go(tmp_path / "there", "engine.kind=processes", "engine.timeout=900", plan=chosen)

@@ -182,11 +182,12 @@ class Rehearsal(Federation):
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent
     ) -> Traffic:
-        """Sizes follow from who sends what, how long the step is, and how long the options are,
-        which go to each site once."""
+        """Sizes follow from what is sent and by whom, how long the step is, and how long the options
+        are, which go to each site once."""
         words = question_fields(question)
         length = len(json.dumps(words.pop("options"), separators=(",", ":")))
-        who = (json.dumps(words), len(str(question.step)), len(asked), tuple(sent.values()))
+        sizes = tuple((name, array.nbytes) for name, array in question.arrays.items())
+        who = (json.dumps(words), sizes, len(str(question.step)), len(asked), tuple(sent.values()))
         if who not in self._traffic:
             self._traffic = {who: (length, expected_traffic(question, parties, asked, sent))}
         before, told = self._traffic[who]

@@ -187,7 +187,8 @@ class Rehearsal(Federation):
         words = question_fields(question)
         length = len(json.dumps(words.pop("options"), separators=(",", ":")))
         sizes = tuple((name, array.nbytes) for name, array in question.arrays.items())
-        who = (json.dumps(words), sizes, len(str(question.step)), len(asked), tuple(sent.values()))
+        step = len(str(question.step))
+        who = (json.dumps(words), sizes, step, len(asked), tuple(sent.values()))
         if who not in self._traffic:
             self._traffic = {who: (length, expected_traffic(question, parties, asked, sent))}
         before, told = self._traffic[who]

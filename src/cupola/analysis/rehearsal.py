@@ -182,8 +182,8 @@ class Rehearsal(Federation):
     def _sent(
         self, question: Question, parties: Parties, asked: Sequence[int], sent: Sent
     ) -> Traffic:
-        """Sizes follow from what is sent and by whom, how long the step is, and how long the options
-        are, which go to each site once."""
+        """Sizes follow from what is sent and by whom, and how long the step and the options are;
+        these go to each site once."""
         words = question_fields(question)
         length = len(json.dumps(words.pop("options"), separators=(",", ":")))
         sizes = tuple((name, array.nbytes) for name, array in question.arrays.items())

@@ -52,7 +52,7 @@ def test_sites_in_processes_of_their_own(chosen: list[Value], tmp_path: Path) ->
     carry_out([*settings(*chosen), *fewer], tmp_path / "run")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_pair(source: str, tmp_path: Path) -> None:
     refused = {pair: refusal(settings(*pair, source=source)) for pair in pairs()}

@@ -8,7 +8,7 @@ import numpy as np
 from cupola.association import Association, Files, Site, Study, StudyHost, Wanted, results
 from cupola.association.bed import write_bed
 from cupola.association.files import Variants
-from cupola.association.tasks import OPENLY
+from cupola.association.tasks import UNMASKED
 from cupola.engines import InProcess, masked_sums
 from cupola.federation import drive
 from cupola.secure import simulated_parties
@@ -120,7 +120,7 @@ def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProces
     if masked:
         minimum = min(3, len(cohorts))
         parties = simulated_parties(
-            "study", seed=seed, sites=len(cohorts), minimum=minimum, openly=OPENLY
+            "study", seed=seed, sites=len(cohorts), minimum=minimum, unmasked=UNMASKED
         )
         made = InProcess(host, workers=1, quorum=1.0, parties=parties.member)
         reach = masked_sums(made, parties)

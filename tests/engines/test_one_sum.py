@@ -25,7 +25,7 @@ def test_the_sum_is_the_sum(protocol) -> None:
 
 
 def test_what_leaves_a_party_is_masked(monkeypatch) -> None:
-    """Nobody asks openly: a party's own array is in no answer."""
+    """Nobody asks unmasked: a party's own array is in no answer."""
     asked = []
     plain = InProcess.ask
 

@@ -280,8 +280,8 @@ def test_masked_sums_hide_sites_within_their_group():
     data = sites()
     plain = run(program(data, splits=("validation", "test")), data)
     made = program(data, settings={"sum": Sum(kind="masked")}, minimum=3)
-    openly = ["evaluate", "sparsity", "adapt"]
-    parties = simulated_parties("study", seed=5, sites=6, minimum=3, openly=openly)
+    unmasked = ["evaluate", "sparsity", "adapt"]
+    parties = simulated_parties("study", seed=5, sites=6, minimum=3, unmasked=unmasked)
     host = TrainingHost(made.training.problem, data)
     engine = InProcess(host, seed=5, workers=1, parties=parties.member)
     with masked_sums(engine, parties) as reach:

@@ -517,7 +517,7 @@ class Site(Party):
             "pairwise unmask": self.unmask,
         }
         if question.task not in phases:
-            raise Refused("this site answers in masked sums, not openly")
+            raise Refused("this site answers in masked sums only")
         return phases[question.task](question)
 
     def agree(self, roster, step, question, scales):  # 5.1, 1 and 2

@@ -47,7 +47,7 @@ def test_a_site_refuses_a_roster_it_did_not_pin():
 
 
 @pytest.mark.parametrize("kind", ["in-process", "separate"])
-def test_a_site_of_a_masked_study_does_not_answer_openly(kind):
+def test_a_site_of_a_masked_study_does_not_answer_unmasked(kind):
     if kind == "separate":
         engine = SeparateProcesses("studies:Sites", {"sites": 4}, 4, party=PARTIES.recipe)
     else:
@@ -59,7 +59,7 @@ def test_a_site_of_a_masked_study_does_not_answer_openly(kind):
 
 
 def test_what_was_agreed_may_be_gathered():
-    parties = simulated_parties("study", seed=1, sites=4, openly=["study numbers"])
+    parties = simulated_parties("study", seed=1, sites=4, unmasked=["study numbers"])
     with InProcess(HOST, parties=parties.member) as engine, masked_sums(engine, parties) as hidden:
         assert set(hidden.gather(HOST.question(), range(4))) == {0, 1, 2, 3}
 

@@ -69,17 +69,17 @@ class Study:
     """Parties of one study over bytes. gone: site -> tasks it is late for. meddle: (task, site,
     answer) -> answer, on the way. now: the clock, which ticks."""
 
-    def __init__(self, folder, sites, protocol, answers, *, leaves=(), changes=False, openly=()):
+    def __init__(self, folder, sites, protocol, answers, *, leaves=(), changes=False, unmasked=()):
         third = protocol == "compensator"
         self.roster = make.roster_of(sites, 3, third, leaves, changes)
         self.random, self.messages, self.lines, self.steps = make.Randomness(), [], [], []
         self.gone, self.meddle, self.now = {}, None, make.ATTEMPT
-        self.replays = [Follower() for _ in range(sites)] if openly else [None] * sites
+        self.replays = [Follower() for _ in range(sites)] if unmasked else [None] * sites
         self.folder, self.closes, parties = folder, [], []
         for number, answer in enumerate(answers):
             memory = make.members.Memory(folder / f"{number}.jsonl")
             self.closes.append(memory)
-            own = {"replay": self.replays[number], "openly": frozenset(openly)}
+            own = {"replay": self.replays[number], "unmasked": frozenset(unmasked)}
             site = make.site_of_cupola(self.roster, number, answer, memory, **own)
             parties.append(self._turn(number, make.Draws(f"site {number}"), site))
         compensator = None
@@ -250,7 +250,7 @@ def compensator_partial(folder):
 
 def compensator_witnessed(folder):
     question, answers = numbers(4)
-    study = Study(folder, 4, "compensator", answers, openly=("vector draws",))
+    study = Study(folder, 4, "compensator", answers, unmasked=("vector draws",))
     study.federation = Witnessed(study.federation)
     return _witnessed(study, question)
 
@@ -258,7 +258,7 @@ def compensator_witnessed(folder):
 def opened(folder):
     question, answers = make.partial(5)
     tasks = ("vector numbers", "vector draws")
-    study = Study(folder, 5, "pairwise", answers, openly=tasks)
+    study = Study(folder, 5, "pairwise", answers, unmasked=tasks)
     sites = study.federation.engine
     sites.ledger = study.federation.ledger
     study.federation = Witnessed(Open(sites, study.roster))
@@ -267,7 +267,7 @@ def opened(folder):
 
 def pairwise_witnessed(folder):
     question, answers = numbers(5)
-    study = Study(folder, 5, "pairwise", answers, openly=("vector draws",))
+    study = Study(folder, 5, "pairwise", answers, unmasked=("vector draws",))
     study.federation = Witnessed(study.federation)
     return _witnessed(study, question)
 

@@ -125,9 +125,9 @@ def test_other_training_than_the_plans_is_refused(trial):
     assert set(total.failed.values()) == {"local training is not the plan's"}
 
 
-def test_a_site_answers_openly_what_it_agreed_to_only(trial):
+def test_a_site_answers_unmasked_what_it_agreed_to_only(trial):
     opened(trial)
-    assert ask(trial, asked(trial)) == Failure("this site does not answer this openly")
+    assert ask(trial, asked(trial)) == Failure("this site answers this in masked sums only")
     assert ask(trial, asked(trial, task="adapt")) == Failure("this site does not run this task")
     for strange in ("settle", "unmask", "no such task", "gwas people", "../x"):
         assert isinstance(ask(trial, Question(strange)), Failure)
@@ -203,7 +203,7 @@ def test_every_question_is_in_the_sites_own_ledger(trial):
     assert [line.get("task") for line in lines] == ["train", "train", None]
     assert lines[0]["to"] == "coordinator, masked"
     assert lines[0]["bytes"] > 0
-    assert lines[1]["refused"] == "this site does not answer this openly"
+    assert lines[1]["refused"] == "this site answers this in masked sums only"
     assert lines[2]["refused"] == "message is not well formed"
 
 

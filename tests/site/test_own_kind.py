@@ -91,7 +91,7 @@ def test_real_sites_give_the_pooled_fit(tmp_path, opened, sums):
         "second moments, summed over sites",
         "squared residuals and people, summed over sites",
     ]
-    masked = "coordinator, openly" if sums == "plain" else "coordinator, masked"
+    masked = "coordinator, unmasked" if sums == "plain" else "coordinator, masked"
     assert {line["to"] for line in told} == {masked}
     assert spent(trial.site(0), trial.study)["unprotected"] == {line["task"]: 1 for line in told}
 
@@ -115,7 +115,7 @@ def test_only_its_own_tasks_are_answered_and_nothing_without_masks(trial):
     trial.open()
     first = program(trial).ask(program(trial).start()).question
     for question, said in (
-        (first, "this site does not answer this openly"),
+        (first, "this site answers this in masked sums only"),
         (replace(first, task="regression count"), "this site does not run this task"),
         (replace(first, task="train"), "this site does not run this task"),
         (replace(first, step=-1), "the plan has no such step"),

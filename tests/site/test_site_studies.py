@@ -64,9 +64,9 @@ def test_an_association_study_at_real_sites(tmp_path, opened, test):
     told = {line["task"] for line in lines if "bytes" in line}
     assert "gwas propose" in told
     assert told <= {row["task"] for row in shown.answers}
-    openly = [line["task"] for line in read_ledger(trial.site(1), trial.study)
-              if line["to"] == "coordinator, openly" and "bytes" in line]  # fmt: skip
-    assert openly == ["gwas propose"]  # that it has nothing to add
+    unmasked = [line["task"] for line in read_ledger(trial.site(1), trial.study)
+              if line["to"] == "coordinator, unmasked" and "bytes" in line]  # fmt: skip
+    assert unmasked == ["gwas propose"]  # that it has nothing to add
 
 
 def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, opened):
@@ -133,9 +133,9 @@ def test_personalisation_at_real_sites(tmp_path, opened):
         "data": {**made.PLAN["data"], "partition": {"kind": "iid", "sites": 3, "test": 0.25}},
         "personalise": {"methods": ["finetune"], "rounds": 1},
     }
-    openly = ["evaluate", "sparsity", "adapt"]
-    tasks = ["train", *openly]
-    trial = made.consortium(tmp_path / "all", plan, tasks=tasks, unmasked_tasks=openly)
+    unmasked = ["evaluate", "sparsity", "adapt"]
+    tasks = ["train", *unmasked]
+    trial = made.consortium(tmp_path / "all", plan, tasks=tasks, unmasked_tasks=unmasked)
     opened.append(trial)
     shown = preview(trial.site(0), trial.base / "plan.toml", trial.base / "roster.json")
     assert {"train", "adapt"} <= {row["task"] for row in shown.answers}

@@ -47,9 +47,9 @@ def association(base, test, sums="compensator", covariates=1, **more):
         cohorts().write(folder, "c", data, range(50 * i, 50 * i + 50))
         _widen(folder / "c.cov", names, i)
         own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
-        openly = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
+        unmasked = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
         settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
-                    "unmasked_tasks": openly}  # fmt: skip
+                    "unmasked_tasks": unmasked}  # fmt: skip
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
     third = base / "compensator"
     third.mkdir()

@@ -33,7 +33,7 @@ KINDS = {
     "masked": ("training", {**SMALL, "sum": {"kind": "masked"}}),
     "pairwise": ("training", {**SMALL, "sum": {"kind": "masked", "protocol": "pairwise"}}),
     "private": ("training", {**SMALL, "privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0}}),
-    "openly": ("training", {**SMALL, "evaluation": {"on": "sites", "per_site": True}}),
+    "unmasked": ("training", {**SMALL, "evaluation": {"on": "sites", "per_site": True}}),
     "personal": ("personalisation", PERSONAL),
     "released": ("personalisation", {**PERSONAL, "personalise": {
         **PERSONAL["personalise"], "release": {"epsilon": 2.0}}}),

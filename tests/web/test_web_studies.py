@@ -367,8 +367,8 @@ def test_the_bytes_of_an_association_study_are_foreseen(tmp_path):
     assert rows["gwas counts"]["times"] == 1  # many chunks in a question
     assert told["at_most"] == []
     assert told["total"] == sum(row["total"] for row in told["rows"])
-    openly = foreseen(sum="plain")
-    assert 0 < openly["total"] < told["total"]
+    unmasked = foreseen(sum="plain")
+    assert 0 < unmasked["total"] < told["total"]
     none = foreseen(cohorts=[{"name": n} for n in COHORTS])
     assert none["variants"] == 100_000
     assert none["total"] > 100 * told["total"]

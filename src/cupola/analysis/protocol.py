@@ -190,7 +190,7 @@ class Analysis(WebHooks, Generic[P]):
         return ()
 
     @property
-    def openly(self) -> tuple[str, ...]:
+    def unmasked(self) -> tuple[str, ...]:
         """Tasks that sites answer each for itself, where other sums are masked."""
         return ()
 

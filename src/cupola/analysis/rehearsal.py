@@ -121,12 +121,12 @@ class Rehearsal(Federation):
         """Book what would happen if this were asked; whether anybody would answer."""
         question = replace(ask.question, confirmed=-1)
         if ask.kind == "gather" or self.parties is None:
-            return self._openly(question, ask.kind, sorted(ask.sites))
+            return self._unmasked(question, ask.kind, sorted(ask.sites))
         return self._hidden(question, sorted(ask.sites), self.parties)
 
     # As Federation.sum and gather do it
 
-    def _openly(self, question: Question, kind: str, sites: Sequence[int]) -> bool:
+    def _unmasked(self, question: Question, kind: str, sites: Sequence[int]) -> bool:
         failed = self._charged(question, sites)
         answers = self._answers(question, [site for site in sites if site not in failed])
         sizes = {s: contribution_size(a) for s, a in answers.items() if not isinstance(a, str)}

@@ -83,7 +83,7 @@ def simulated_keys(analysis: Analysis[Any], sites: int, run: str = "0" * 16) -> 
         sites=sites,
         minimum=analysis.minimum or sites,
         protocol=plan.sum.protocol,
-        openly=list(analysis.openly),
+        unmasked=list(analysis.unmasked),
         changes=analysis.changes,
     )
 

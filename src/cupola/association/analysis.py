@@ -23,7 +23,7 @@ from cupola.association.result_files import TABLES, summary, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
-from cupola.association.tasks import OPENLY
+from cupola.association.tasks import UNMASKED
 from cupola.base.formatting import duration, size
 from cupola.federation.program import State
 
@@ -132,9 +132,9 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return ("gwas *",)
 
     @property
-    def openly(self) -> tuple[str, ...]:
+    def unmasked(self) -> tuple[str, ...]:
         asked = tasks_of(self.plan, self.plan.variants is not None)
-        return tuple(task for task in OPENLY if task in asked)
+        return tuple(task for task in UNMASKED if task in asked)
 
     @property
     def minimum(self) -> int:

@@ -20,7 +20,7 @@ from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
 from cupola.association.site import Site, most_iterations, released_numbers
 from cupola.association.study_program import Association
-from cupola.association.tasks import OPENLY, withheld_for_cells
+from cupola.association.tasks import UNMASKED, withheld_for_cells
 from cupola.errors import DataError
 from cupola.secure.durable_dict import Memory
 from cupola.secure.roster import Roster
@@ -167,7 +167,7 @@ def study_answers(
     study, listed = Association(plan.study(), len(roster.sites)), plan.variants is not None
     rows = []
     for kind, question, times in outline(study, variants, people, listed):
-        whole = np.uint8 if question.task in OPENLY else np.int64  # lists and hashes are bytes
+        whole = np.uint8 if question.task in UNMASKED else np.int64  # lists and hashes are bytes
         rows.append({**answer_row(kind, question, plan.sum, roster, whole), "times": times})
     return rows
 

@@ -30,8 +30,8 @@ def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
     names += ["linear"] if study.test == "linear" else []
     if study.test == "logistic":
         names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
-    openly = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
-    return (*(f"gwas {name}" for name in names), *openly)
+    unmasked = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
+    return (*(f"gwas {name}" for name in names), *unmasked)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cupola.federation.message import Arrays, Contribution, Declined, Question, 
 from cupola.federation.site import SiteContext, task
 
 PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
-OPENLY = (PROPOSE, FINGERPRINTS)  # answered to gather
+UNMASKED = (PROPOSE, FINGERPRINTS)  # answered to gather
 HASH = 8  # bytes of a fingerprint
 _BLOCK = 4096  # variants whose calls are in memory at once
 

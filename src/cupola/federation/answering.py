@@ -133,7 +133,7 @@ class Answering:
                 self._answers.look_again()
         task = find_task(question.task)
         site, accounts, replay = self._opened.context, self._opened.accounts, self._opened.replay
-        task.refuse_openly(site)
+        task.refuse_unmasked(site)
         site = replace(site, answers=self._answers)
         self._again = self._is_known(task, question)
         if not self._again:

@@ -296,13 +296,13 @@ class Task:
         self.batched = function
         return function
 
-    def refuse_openly(self, site: SiteContext) -> None:
+    def refuse_unmasked(self, site: SiteContext) -> None:
         """Declined if the site hides its answers to this task in masked sums."""
         if site.party is not None and site.hidden is None and not site.party.answers(self.name):
-            raise Declined("this site answers in masked sums, not openly")
+            raise Declined("this site answers in masked sums only")
 
     def __call__(self, site: SiteContext, question: Question) -> Contribution:
-        self.refuse_openly(site)
+        self.refuse_unmasked(site)
         return self.plain(site, question)
 
 

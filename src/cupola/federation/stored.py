@@ -54,7 +54,7 @@ class StoredAnswers:
     def find(self, question: Question, form: str = "") -> bytes | None:
         """The answer that was given to this question; None if it is new, Declined if neither.
 
-        form: of a question that can be asked in several (openly, for a masked sum).
+        form: of a question that can be asked in several (unmasked, for a masked sum).
         """
         if question.step not in self._steps:
             if self._steps and question.step < max(self._steps):

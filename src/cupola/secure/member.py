@@ -38,7 +38,7 @@ _FACTOR = 0x9E3779B97F4A7C15
 @dataclass
 class Member:
     """One site's side. memory: steps and the questions it answered under them, durable.
-    openly: tasks that it agreed to answer without masks. gone: says which sites the others go on
+    unmasked: tasks that it agreed to answer without masks. gone: says which sites the others go on
     without (see `lost_sites`). replay: its copy of the program, where it
     follows one (see `replayed_totals`)."""
 
@@ -46,7 +46,7 @@ class Member:
     roster: Roster
     index: int
     memory: Memory = field(default_factory=Memory)
-    openly: Container[str] = frozenset()
+    unmasked: Container[str] = frozenset()
     replay: Replay | None = None
     gone: Callable[[], frozenset[str]] = frozenset
 
@@ -58,7 +58,7 @@ class Member:
     def answers(self, task: str) -> bool:
         """Whether a task may be asked as it is, without a protocol around it."""
         protocol = task in ("masked", "open") or task.startswith(("pairwise ", "replay "))
-        return protocol or task in self.openly
+        return protocol or task in self.unmasked
 
     def agree(self, roster: Any, step: int, question: bytes, scales: bytes) -> None:
         """Refuse a study whose roster is not the pinned one, a second question in a step, and a

@@ -34,8 +34,8 @@ OPEN = "open/"
 def open_answer(site: SiteContext, question: Question) -> Contribution:
     """The inner question's answer, as integers that nothing hides."""
     member, inner = member_of(site), inner_question(question)
-    if inner.task not in member.openly:
-        raise Declined("this site does not answer this openly")
+    if inner.task not in member.unmasked:
+        raise Declined("this site answers this in masked sums only")
     layout = layout_of(inner, len(member.roster.sites))
     roster = options_of(question).get("roster")
     member.agree(roster, inner.step, question_hash(inner), scales_hash(layout))

@@ -206,7 +206,7 @@ class Wrapped(Federation):
 
 
 class SecureSums(Wrapped):
-    """An engine whose sums are a protocol's; gather asks each site openly, as ever."""
+    """An engine whose sums are a protocol's; gather asks each site unmasked, as ever."""
 
     def __init__(self, engine: Federation, roster: Roster) -> None:
         super().__init__(engine, roster)

@@ -31,7 +31,7 @@ class Parties:
     sites: int
     minimum: int
     protocol: str
-    openly: tuple[str, ...] = ()
+    unmasked: tuple[str, ...] = ()
     changes: bool = False
     _members: dict[int, Member] = field(default_factory=dict, compare=False, init=False)
 
@@ -47,7 +47,7 @@ class Parties:
     def recipe(self) -> tuple[str, Mapping[str, Any]]:
         """How a separate process makes a site's keys."""
         facts = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
-        facts["openly"] = list(self.openly)
+        facts["unmasked"] = list(self.unmasked)
         return "cupola.secure.simulation:member", facts
 
     def member(self, site: int) -> Member:
@@ -58,7 +58,7 @@ class Parties:
 
     def new_member(self, site: int, memory: Memory) -> Member:
         roster, identities = self._made()
-        return Member(identities[site], roster, site, memory, frozenset(self.openly))
+        return Member(identities[site], roster, site, memory, frozenset(self.unmasked))
 
 
 def simulated_parties(
@@ -68,16 +68,16 @@ def simulated_parties(
     sites: int,
     minimum: int = 3,
     protocol: str = "compensator",
-    openly: Iterable[str] = (),
+    unmasked: Iterable[str] = (),
     changes: bool = False,
 ) -> Parties:
-    """The parties of a study over so many sites, all of whom agree to the minimum. openly: tasks
+    """The parties of a study over so many sites, all of whom agree to the minimum. unmasked: tasks
     that sites answer without masks, to `gather`. changes: see `Roster`."""
     if sites < minimum:
         raise PlanError(
             f"sum.minimum = {minimum}, but there are {sites} sites: no masked sum can be told"
         )
-    return Parties(study, seed, sites, minimum, protocol, tuple(openly), changes)
+    return Parties(study, seed, sites, minimum, protocol, tuple(unmasked), changes)
 
 
 def expected_traffic(

@@ -153,7 +153,7 @@ class SiteGate:
                 inner = inner_question(question)
             self._allow(inner, settings, analysis)
             if not matches(inner.task, settings.unmasked_tasks):
-                raise Declined("this site does not answer this openly")
+                raise Declined("this site answers this in masked sums only")
         elif not matches(question.task, proposal.protocol):
             # Two protocols could tell the totals of two cohorts.
             raise Declined("the plan's sums are made by another protocol")

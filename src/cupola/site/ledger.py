@@ -54,8 +54,10 @@ def _recipient(task: str, hidden: bool) -> str:
     if task.startswith("replay "):
         return "nobody: this site was told"
     if hidden:
-        return "coordinator, openly" if task == "open" else "coordinator, masked"
-    return "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, openly"
+        return "coordinator, unmasked" if task == "open" else "coordinator, masked"
+    return (
+        "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, unmasked"
+    )
 
 
 def _text(answer: bytes) -> str:

@@ -70,9 +70,9 @@ def _opened(
     memory = Memory(joined.place / "answered.jsonl")
     books: OwnBook | None = None
     try:
-        openly = _Openly(joined.settings.unmasked_tasks, proposal.unmasked_tasks)
+        unmasked = _Unmasked(joined.settings.unmasked_tasks, proposal.unmasked_tasks)
         replay, saved = _followed(joined)
-        member = Member(identity, roster, own.number, memory, openly, replay, joined.gone)
+        member = Member(identity, roster, own.number, memory, unmasked, replay, joined.gone)
         store = DiskStore(joined.place / "state")
         context = SiteContext(
             own.number,
@@ -148,8 +148,8 @@ def _followed(joined: Joined[SiteSettings]) -> tuple[Replay | None, SavedState |
 
 
 @dataclass(frozen=True)
-class _Openly(Container[str]):
-    """What the site allows openly and the plan asks for openly."""
+class _Unmasked(Container[str]):
+    """What the site allows unmasked and the plan asks for unmasked."""
 
     allowed: tuple[str, ...]
     wanted: tuple[str, ...]

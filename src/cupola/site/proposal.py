@@ -56,7 +56,7 @@ class Proposal:
     @property
     def unmasked_tasks(self) -> tuple[str, ...]:
         """What sites are asked for without masks."""
-        return self.analysis.openly if self.plan.sum.masked else self.analysis.tasks
+        return self.analysis.unmasked if self.plan.sum.masked else self.analysis.tasks
 
     def disagreements(self, roster: Roster) -> list[str]:
         """Why a plan and a roster do not go together, a line each."""

@@ -163,7 +163,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
         return (plan_names.site_task(self.plan.task), "evaluate", *more)
 
     @property
-    def openly(self) -> tuple[str, ...]:
+    def unmasked(self) -> tuple[str, ...]:
         if self.plan.personalise is not None:
             return ("evaluate", "sparsity", "adapt")
         return ("evaluate",) if self.plan.evaluation.per_site else ()

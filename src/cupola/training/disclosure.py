@@ -49,7 +49,7 @@ def learned(program: Training, differences: str | None = None) -> list[tuple[str
     if choice.masked and choice.minimum == 2:
         parties.append(("one of two sites", "with the total, the other site's answer"))
     if program.evaluation.per_site:
-        parties.append(("coordinator", "each site's own metrics, which were asked for openly"))
+        parties.append(("coordinator", "each site's own metrics, which were asked for unmasked"))
     return parties
 
 

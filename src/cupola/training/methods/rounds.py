@@ -22,6 +22,7 @@ from cupola.training.methods import methods_of, told_of
 from cupola.training.methods.method import Method, Round, overrides
 from cupola.training.methods.own_parts import HANDED, staying
 from cupola.training.methods.personal_limits import require_personal
+from cupola.training.participation import expected_sites
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
@@ -94,9 +95,9 @@ class Methods:
             each = question.reveals.replace(", summed over sites", ", of each site")
             return Ask("gather", replace(question, reveals=each), sites)
         if self.asks == "groups":
-            groups = self.groups(sites, question.round)
-            some = question.reveals.replace("over sites", f"over groups of {len(groups[0])} sites")
-            return Ask("sum", replace(question, reveals=some), groups[_answered(state)])
+            group = self.groups(sites, question.round)[_answered(state)]
+            some = question.reveals.replace("over sites", f"over a group of {len(group)} sites")
+            return Ask("sum", replace(question, reveals=some), group)
         return Ask("sum", question, sites)
 
     def groups(self, sites: Sequence[int], round: int) -> list[list[int]]:
@@ -105,8 +106,15 @@ class Methods:
         training, size = self.training, getattr(self.own, "group", 1)
         same = training.sum.masked and not training.sum.changes
         order = permutation(training.seed, "groups", 0 if same else round, 0, len(sites))
-        parts = np.array_split(order, max(1, len(sites) // size))
+        parts = np.array_split(order, max(1, len(sites) // size))  # the smaller ones come last
         return [sorted(sites[i] for i in part) for part in parts]
+
+    def least_told(self) -> int | None:
+        """Sites of the smallest group whose sum is told; None where one sum is told of all."""
+        if self.asks != "groups":
+            return None
+        many = max(1, round(expected_sites(self.training.participation, self.training.sites)))
+        return len(self.groups(range(many), 1)[-1])
 
     def is_last(self, state: State, sites: Sequence[int], round: int) -> bool:
         """Whether this answer is the last of its round."""
@@ -217,6 +225,12 @@ def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> 
         raise PlanError(
             f"{own.key} is told more than a sum of updates, and {mechanism.key} protects nothing "
             "else; leave one of them out"
+        )
+    if mechanism.by_coordinator and own.asks != "sum":
+        raise PlanError(
+            f"{own.key}: {mechanism.key} adds noise for a sum, which one site moves by its clip at "
+            "most; what is made of groups' sums it may move by more. Take privacy.mechanism = "
+            "'distributed', whose noise is in every group's sum, or a plain mean"
         )
     if mechanism.per_example and (overrides(own, "loss", "descend") or not own.post_processing):
         raise PlanError(

@@ -35,6 +35,19 @@ def test_some_pairs(pair: Pair, source: str, tmp_path: Path) -> None:
         assert len(said) > 20  # in words
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        # No total of six is ever told: nothing is measured, and patience waits.
+        [("data", "an empty site"), ("evaluation", "patience"), ("sum", "all of them")],
+        # FedNova's steps are told beside noised updates, also where the plan has a method.
+        [("mechanism", "dp-sgd"), ("method", "geometric median"), ("recipe", "fednova")],
+    ],
+)
+def test_three_that_met(chosen: list[Value], tmp_path: Path) -> None:
+    carry_out(settings(*chosen), tmp_path / "run")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",

@@ -136,7 +136,7 @@ def _train(turn: Turn, work: Work) -> Contribution:
         kept |= {methods[-1].named(OWN, name): array for name, array in own.items()}
     for method in methods if finite else ():
         more = method.answer(turn, work.steps)
-        if more and mechanism.on and "method" in question.options:
+        if more and mechanism.on and method == own_of(question):
             raise Declined("a mechanism protects the update, and nothing that a method adds")
         arrays |= more
         for name, tensors in method.keep(turn, work.steps).items():

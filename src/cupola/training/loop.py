@@ -405,7 +405,7 @@ class Training:
                         f"{judge.metric} on validation data did not improve for "
                         f"{judge.patience} evaluations"
                     )
-        elif (judge.best or judge.patience) and where in record:
+        elif (judge.best or judge.patience) and record.get(where):  # too few answered: no total
             raise PlanError(
                 f"evaluation.metric = '{judge.metric}' is not measured here; "
                 f"measured: {', '.join(sorted(record[where]))}"

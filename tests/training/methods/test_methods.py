@@ -1,6 +1,7 @@
 """Methods of a plan: each against its paper by hand; robust rules; refusals; resume."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from torch.nn import functional as F
 import cupola
 from cupola.base.randomness import permutations
 from cupola.errors import PlanError
-from cupola.training import Local, Participation, Privacy, Server, Upcycle
+from cupola.federation import Declined, SiteContext, Spec, StateStore
+from cupola.training import Local, Participation, Privacy, Server, Upcycle, Workspace
 from cupola.training.choices import Sum
+from cupola.training.local import train
 from cupola.training.methods import METHODS, Method, method_of, told_of
 from cupola.training.methods.feddyn import FedDyn
 from cupola.training.methods.fedntd import FedNtd
@@ -317,6 +320,26 @@ def test_what_does_not_go_together_is_refused(said, choices):
     data = small.digits((6,) * 6)
     with pytest.raises(PlanError, match=said):
         small.training(data, 2, **{"local": LOCAL, **choices})
+
+
+class Talkative(Method):
+    def expects(self, arrays):  # noqa: ARG002
+        return {"more": Spec(())}
+
+    def answer(self, turn, steps):  # noqa: ARG002
+        return {"more": np.array(1.0)}
+
+
+def test_a_site_adds_nothing_of_a_method_to_a_noised_update():
+    """A plan with both is refused; a crafted question is declined."""
+    data = small.digits((12, 9))
+    program = training(data, Talkative(), 1)
+    question = program.ask(program.start()).question
+    private = {"privacy": {"mechanism": "dp-sgd", "noise": 1.0}}
+    site = SiteContext(0, data.site(0), Workspace(program.problem), StateStore(), SEED)
+    assert "more" in train(site, question).arrays
+    with pytest.raises(Declined, match="nothing that a method adds"):
+        train(site, replace(question, options={**question.options, **private}))
 
 
 # In plans

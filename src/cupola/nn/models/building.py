@@ -56,8 +56,9 @@ def build(
         module = make(**arguments)
     if not isinstance(module, nn.Module):
         raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
+    module = unpack(module)
     _instances_fit(name, module, shape)
-    return with_logits(unpack(module))
+    return with_logits(module)
 
 
 def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None:

@@ -46,7 +46,7 @@ PRIVATE: dict[str, Row] = {
     "words": {"mechanism": "central", "noise_multiplier": 1.0, "quantile": 0.5, "clip": 0.1},
     "images": {"mechanism": "dp-sgd", "epsilon": 8.0, "clip": 1.0, "delta": 1e-4},
 }
-RATES = {"words": (0.25, 0.5, 1.0, 2.0, 4.0), "images": (0.01, 0.02, 0.04, 0.08, 0.16)}
+RATES = {"words": (0.001, 0.002, 0.004, 0.008, 0.016), "images": (0.01, 0.02, 0.04, 0.08, 0.16)}
 SEEDS, LOOK = (1, 2, 3), 11
 
 

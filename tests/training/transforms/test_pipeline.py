@@ -273,6 +273,7 @@ def test_a_site_hides_counts_and_memory_whatever_a_question_says():
         {"room": 2**30},
         {"list": [{"kind": "no"}]},
         {"list": 3},
+        {"list": []},
         {"list": [{"kind": "quantise", "bits": 1}]},
     ],
 )

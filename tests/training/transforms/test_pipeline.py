@@ -327,6 +327,7 @@ def test_rounding_at_a_real_site_is_not_drawn_from_the_plans_seed():
     ("steps", "choices", "said"),
     [
         ([TopK()], {"sum": MASKED}, "top-k cannot be masked.*sparsify"),
+        ([TopK()], {"local": UNIFORM, "method": TrimmedMean()}, "top-k with.*zero for good"),
         ([Quantise(bits=3)], {"sum": MASKED}, "no room for masked totals of 5 sites: at least 4"),
         ([Quantise(), Sparsify()], {}, "'quantise' must be the last"),
         ([TopK(), Quantise()], {}, "'top-k' must be the last"),

@@ -13,7 +13,8 @@ import cupola.privacy
 from cupola.errors import PlanError
 from cupola.privacy import accounting, make_private
 from cupola.privacy.events import SampledGaussian
-from cupola.privacy.plain_loop import Output, Private
+from cupola.privacy.plain_loop import Private
+from cupola.privacy.private_model import Output
 
 N, SIZE = 120, 20
 

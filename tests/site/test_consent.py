@@ -198,6 +198,13 @@ def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
         read_proposal(text)
 
 
+@pytest.mark.parametrize("section", ["model", "data"])
+def test_a_plan_fetches_nothing_at_a_site(section):
+    options = {"name": "huggingface", "path": "somebody/model", "download": True}
+    with pytest.raises(PlanError, match=rf"{section}\.download: a plan fetches nothing"):
+        read_proposal(tomli_w.dumps({**made.PLAN, section: options}))
+
+
 @pytest.mark.parametrize("name", ["os.system", "torch.os.system", "run", "Net.load_state_dict"])
 def test_an_allowed_module_does_not_lend_what_it_imports(tmp_path, monkeypatch, name):
     """`model = {name = "own_nets:os.system", command = ...}` would run it at every site."""

@@ -67,7 +67,7 @@ def make_private(
     >>> for epoch in range(2):
     ...     for x, y in loader:
     ...         optimizer.zero_grad()
-    ...         loss = F.cross_entropy(model(x), y)
+    ...         loss = nn.functional.cross_entropy(model(x), y)
     ...         loss.backward()
     ...         optimizer.step()
     >>> private.steps, round(private.epsilon(delta=1e-5), 1)

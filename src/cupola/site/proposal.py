@@ -77,6 +77,7 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
     _, given = read_toml(text + "\n")
     _refuse_hidden(given)
+    _refuse_downloads(given)
     given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
     plan: PlanHeader = load(given, elsewhere=True)
@@ -91,6 +92,17 @@ def _refuse_hidden(given: dict[str, Any]) -> None:
     for key, value in _strings(given):
         if not f"{key}{value}".replace("\t", " ").isprintable():
             raise PlanError(f"the plan has characters that cannot be seen, in {key!a} = {value!a}")
+
+
+def _refuse_downloads(given: dict[str, Any]) -> None:
+    """Refuse a plan that would have a site's machine fetch what its author names."""
+    for section in ("model", "data"):
+        options = given.get(section)
+        if isinstance(options, dict) and options.get("download"):
+            raise PlanError(
+                f"{section}.download: a plan fetches nothing at other people's sites; leave it "
+                "out, and let each of them get the files"
+            )
 
 
 def _refuse_code(given: dict[str, Any], allowed: set[str]) -> None:

@@ -91,8 +91,10 @@ def make_private(
         noise = least_noise(epsilon=target, rate=rate, steps=most, delta=delta)
     else:
         noise = check_number("noise_multiplier", noise_multiplier, least=0)
-    if check_number("steps", steps, least=0) != int(steps):
-        raise PlanError(f"steps = {steps}: a whole number of steps that were done before")
+    for name, whole in {"steps": steps, "seed": 0 if seed is None else seed}.items():
+        if check_number(name, whole, least=0) != int(whole):
+            raise PlanError(f"{name} = {whole}: a whole number is needed")
+    check_number("delta", delta, above=0, below=1)
     samples = Samples(n, rate, each, source(seed, "privacy batches", steps))
     random = source(seed, "privacy noise", steps)
     spent = _Spent(rate, noise, clip, rate * n, random, most, delta, steps)

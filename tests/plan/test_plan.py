@@ -193,6 +193,8 @@ def test_own_code_by_module_and_name() -> None:
     assert "is a int, not a cupola Recipe" in problem({"recipe": "samples:NOT_A_RECIPE"})
     assert "cannot import 'nowhere'" in problem({"recipe": "nowhere:OWN"})
     assert "has no nothing" in problem({"data.name": "samples:nothing"})
+    assert "has no option 'm'" in problem({"data": {"name": "samples:source", "m": 3}})
+    assert "needs the option 'n'" in problem({"data": "samples:rows"})
 
 
 def test_expand_seeds_and_grid() -> None:

@@ -119,10 +119,10 @@ def _outputs(
     space.module.eval()
     found = []
     try:
-        with torch.inference_mode():
-            for data in rows:
-                for start in range(0, len(data), BATCH):
-                    x, y = space.batch(data, slice(start, start + BATCH))
+        for data in rows:
+            for start in range(0, len(data), BATCH):
+                x, y = space.batch(data, slice(start, start + BATCH))
+                with torch.inference_mode():
                     found.append((space.module(x), y))
     finally:
         space.module.train()

@@ -55,9 +55,22 @@ def load(name: str, **given: Any) -> Source | Owners:
 
     Nothing is downloaded unless `download=True`.
     """
-    loader = _LOADERS.find(name)
-    given = _LOADERS.check(name, given)
-    _LOADERS.require(name, _LOADERS.parameters(name), given)
+    source = made(name, given)
+    if not isinstance(source, Source | Owners):
+        raise DataError(f"{name} gave a {type(source).__name__}, not a cupola.data.Source")
+    return source
+
+
+def check(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as a loader takes them, none of them missing; reads no data."""
+    taken = _LOADERS.check(name, given)
+    _LOADERS.require(name, _LOADERS.parameters(name), taken)
+    return taken
+
+
+def made(name: str, options: Mapping[str, Any]) -> Any:
+    """What a loader gives: of a user's own it may be anything."""
+    loader, given = _LOADERS.find(name), check(name, options)
     if "files" in inspect.signature(loader).parameters:
         folder = given.pop("folder", None)
         given["files"] = Files(
@@ -66,7 +79,4 @@ def load(name: str, **given: Any) -> Source | Owners:
             given.pop("download", False),
             given.pop("progress", None),
         )
-    source = loader(**given)
-    if not isinstance(source, Source | Owners):
-        raise DataError(f"{name} gave a {type(source).__name__}, not a cupola.data.Source")
-    return source
+    return loader(**given)

@@ -81,7 +81,7 @@ def _loaded(plan: Plan) -> Source | Owners | FederatedData:
             choice.name, f"data.name = '{choice.name}'", DataError
         )
         return held
-    made = imported(choice.name, f"data.name = '{choice.name}'")(**choice.options)
+    made = loading.made(choice.name, choice.options)
     if not isinstance(made, Source | Owners | FederatedData):
         raise DataError(
             f"{choice.name} gave a {type(made).__name__}; it must give a cupola.data Source "

@@ -92,8 +92,8 @@ def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays
     sums = {name: torch.zeros(s.shape, dtype=torch.float64) for name, s in _specs(problem, options)}
     space.module.eval()
     try:
-        with torch.inference_mode():
-            for x, y in _batches(space, data, _rows(problem, options.get("batch_size", 512))):
+        for x, y in _batches(space, data, _rows(problem, options.get("batch_size", 512))):
+            with torch.inference_mode():  # batches are made outside: what is kept is trained on
                 _count_batch(problem, space.module(x), y, sums)
     finally:
         space.module.train()

@@ -53,9 +53,7 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
-    if _listed(options.get("transforms")) != [
-        step.model_dump(mode="json") for step in plan.transforms
-    ]:
+    if _listed(options.get("transforms")) != _planned(plan):
         return "transforms are not the plan's"
     return _privacy(plan, options.get("privacy") or {})
 
@@ -63,7 +61,13 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
 def _listed(told: object) -> object:
     """The transforms that a question names; range and seed are the coordinator's to choose, since
     clip and noise come before them."""
-    return told.get("list") if isinstance(told, Mapping) else []
+    return told.get("list") if isinstance(told, Mapping) else told
+
+
+def _planned(plan: Plan) -> object:
+    """The same of a plan. None where it has none: an empty list would give the same update another
+    name, under which masked sums know nothing of the totals before."""
+    return [step.model_dump(mode="json") for step in plan.transforms] or None
 
 
 def _method(plan: Plan) -> dict[str, Any] | None:

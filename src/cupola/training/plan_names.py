@@ -9,7 +9,7 @@ from cupola.base.importing import imported
 from cupola.base.suggest import hint
 from cupola.data import loading
 from cupola.data.transform import copy_steps, transforms
-from cupola.errors import PlanError
+from cupola.errors import DataError, PlanError
 from cupola.federation.site import Task
 from cupola.nn.losses import find_loss
 from cupola.nn.models.building import options as model_options
@@ -95,6 +95,10 @@ def check_data(data: Any) -> None:
             )
     elif ":" in data.name:
         imported(data.name, f"data.name = '{data.name}'")
+        try:
+            loading.check(data.name, data.options)
+        except DataError as error:
+            raise PlanError(f"data: {error}") from None
     elif data.name not in loading.names():
         raise PlanError(
             f"data.name = '{data.name}' is unknown; {hint(data.name, loading.names(), 'known')}"

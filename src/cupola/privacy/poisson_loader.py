@@ -16,6 +16,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    TensorDataset,
     default_collate,
 )
 
@@ -101,7 +102,9 @@ class PrivateLoader:
         self.dataset, self._samples = loader.dataset, samples
         self._fresh: int | None = None
         secret = isinstance(samples.random, OperatingSystem)
-        self._draws = secret_draws if secret and not loader.num_workers else nullcontext
+        stored = type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+        here = secret and not (loader.num_workers or stored)  # where anything is drawn at all
+        self._draws = secret_draws if here else nullcontext
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=samples,

@@ -34,7 +34,8 @@ def secret_generator() -> torch.Generator:
 def set_secret() -> None:
     """Put the generators of this process (torch's, numpy's, Python's) where nobody knows."""
     secret = secret_generator()
-    torch.manual_seed(secret.initial_seed())  # of other devices, too
+    if torch.accelerator.is_available():
+        torch.manual_seed(secret.initial_seed())
     torch.default_generator.set_state(secret.get_state())
     np.random.seed(_words())  # noqa: NPY002 (user code may draw from it)
     random.seed(os.urandom(64))

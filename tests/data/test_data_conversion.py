@@ -73,6 +73,117 @@ def test_one_data_set_in_many_forms(given) -> None:
     assert fingerprint(made)[0] == fingerprint(converted((X, Y)))[0]
 
 
+IDS = np.array([[5, 6, 0], [7, 0, 0], [2, 3, 4], [9, 1, 0]])
+MASK = (IDS > 0).astype(np.int64)
+TEXTS = ["a b", "c", "d e f", "g h"]
+ROWS = [{"input_ids": i, "attention_mask": m, "labels": k % 2}
+        for k, (i, m) in enumerate(zip(IDS.tolist(), MASK.tolist()))]  # fmt: skip
+
+
+class Tokenised(HuggingFace):
+    """A data set that went through a tokeniser; its text is still there."""
+
+    def __init__(self, **columns):
+        self.columns = {"text": TEXTS, "input_ids": IDS, "attention_mask": MASK} | columns
+        self.column_names = list(self.columns)
+
+    def __getitem__(self, index):
+        assert index == slice(None)
+        return {name: np.asarray(column) for name, column in self.columns.items()}
+
+
+class Items(TorchData):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+def ragged(*rows):
+    """As `datasets` gives them: an array of arrays."""
+    made = np.empty(len(rows), object)
+    made[:] = [np.array(row) for row in rows]
+    return made
+
+
+FIELDS = {"input_ids": IDS, "attention_mask": MASK}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (FIELDS, [0, 1, 0, 1]),
+        ({"input_ids": IDS.tolist(), "attention_mask": torch.from_numpy(MASK)}, [0, 1, 0, 1]),
+        {**FIELDS, "label": [0, 1, 0, 1]},
+        Items(ROWS),
+        Items([{n: torch.tensor(v) for n, v in row.items()} for row in ROWS]),
+        Items([({n: row[n] for n in FIELDS}, row["labels"]) for row in ROWS]),
+        Tokenised(label=[0, 1, 0, 1]),
+        Tokenised(labels=np.array([0, 1, 0, 1]), idx=range(4)),
+        Tokenised(input_ids=ragged(*IDS), attention_mask=ragged(*MASK), label=[0, 1, 0, 1]),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_tokenised_data_in_many_forms(given) -> None:
+    made = converted(given)
+    expected = Dataset(FIELDS, torch.tensor([0, 1, 0, 1]))  # type: ignore[arg-type]
+    assert isinstance(made, Source)
+    assert torch.equal(made.train.x, expected.x)
+    assert made.input_shape == (2, 3)
+    assert (made.kind, made.classes, made.vocabulary) == ("classification", 2, 10)
+    assert fingerprint(made)[0] == fingerprint(converted((expected.x, [0, 1, 0, 1])))[0]
+
+
+def test_tokenised_sites_and_parts() -> None:
+    both = converted({"Bern": (FIELDS, [0, 1, 0, 1]), "Rome": Items(ROWS)})
+    assert [both.site_name(i) for i in range(2)] == ["Bern", "Rome"]
+    assert torch.equal(both.site(0).train.x, both.site(1).train.x)
+    made = converted({"train": Items(ROWS), "test": Tokenised(label=[0, 1, 0, 1])})
+    assert isinstance(made, Source)
+    assert made.test is not None
+    assert torch.equal(made.train.x, made.test.x)
+    alone = converted(({"input_ids": IDS}, [0, 1, 0, 1]))
+    assert torch.equal(alone.train.x, torch.from_numpy(IDS))
+    named = converted(Items([{"a": 1.5, "b": 2, "y": "ill"}, {"a": 1.0, "b": 3, "y": "well"}]))
+    assert named.train.x.tolist() == [[1.5, 2.0], [1.0, 3.0]]
+    assert named.class_names == ("ill", "well")
+
+
+LONGER = [[5, 6], [7], [2, 3, 4], [9, 1]]
+PAD = "(padding='max_length')"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (({"input_ids": LONGER}, [0, 1, 0, 1]), ("column 'input_ids'", "(1,) and (2,)", PAD)),
+        (Tokenised(input_ids=ragged(*LONGER), label=Y[:4]), ("column 'input_ids'", PAD)),
+        (Tokenised(token_type_ids=ragged(*LONGER), label=Y[:4]), ("column 'token_type_ids'", PAD)),
+        (Items([{"input_ids": r, "label": 0} for r in LONGER]), ("column 'input_ids'", PAD)),
+        (Items([({"input_ids": r}, 0) for r in LONGER]), ("column 'input_ids'", PAD)),
+        (Items([(r, 0) for r in LONGER]), ("inputs", "(1,) and (2,)")),
+        (({"input_ids": IDS, "attention_mask": MASK[:, :2]}, Y[:4]), ("'attention_mask'", PAD)),
+        (({"input_ids": IDS / 2}, Y[:4]), ("column 'input_ids' holds float64",)),
+        (({"input_ids": TEXTS}, Y[:4]), ("column 'input_ids' holds", "not a tokeniser's")),
+        (({**FIELDS, "length": Y[:4]}, Y[:4]), ("have the fields", "length")),
+        ((FIELDS, Y), ("4 inputs but 12 targets",)),
+        (Items([ROWS[0], {"input_ids": [1]}]), ("item 1 is a dict", "attention_mask")),
+        (Items([ROWS[0], 3]), ("its items must be",)),
+        (FIELDS, ("say which column", "attention_mask")),
+        (Tokenised(), ("say which column is to be predicted",)),
+        (Tokenised(label=Y[:4], labels=Y[:4]), ("say which column is to be predicted",)),
+    ],
+)
+def test_tokenised_data_that_do_not_fit_are_refused_by_column(given, said) -> None:
+    with pytest.raises(DataError) as caught:
+        converted(given)
+    assert all(part in str(caught.value) for part in said), caught.value
+
+
 def test_frames_name_their_target_and_words_become_classes() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"age": [30, 40, 50], "bmi": [20.5, 25.0, 31.0]})

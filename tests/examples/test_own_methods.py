@@ -13,6 +13,7 @@ import torch
 
 import cupola
 from cupola.errors import PlanError
+from cupola.sweep import define, sweep
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PLAN = EXAMPLES / "own_method.toml"
@@ -41,20 +42,49 @@ def test_own_and_ours_are_the_same(tmp_path, own, ours):
     assert all(torch.allclose(a[n], b[n], atol=1e-6) for n in a)
 
 
-def test_options_are_keys_that_can_be_swept(tmp_path):
-    plan = cupola.load(PLAN, [*SHORT, "grid={'method.alpha'=[0.1,0.5]}"])
+@pytest.mark.parametrize("name", OWN)
+def test_check_names_it_and_what_it_sees(name):
+    found = cupola.check(PLAN, settings=[*SHORT, f"method.name={name}"])
+    assert found["method"] == name
+    assert f"own-method: {name} (settings of fedavg), 2 rounds" in str(found)
+    assert not found["utility"]["preserved"]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values", "wrong"),
+    [
+        (OWN[0], "alpha", [0.1, 0.5], ("-1", "greater than 0")),
+        (OWN[1], "trim", [0.2, 0.4], ("0.5", "less than 0.5")),
+        (OWN[2], "temperature", [0.3, 3.0], ("0", "greater than 0")),
+    ],
+)
+def test_options_are_keys_that_can_be_swept(tmp_path, name, option, values, wrong):
+    own = [*SHORT, f"method.name={name}"]
+    plan = cupola.load(PLAN, [*own, f"grid={{'method.{option}'={values}}}"])
     runs = cupola.run_all(plan, tmp_path / "runs", report=False)
-    assert [run.plan.method.alpha for run in runs] == [0.1, 0.5]
+    assert [run.plan.method.options[option] for run in runs] == values
     first, second = (run.model().state_dict() for run in runs)
     assert any(not torch.equal(first[n], second[n]) for n in first)
-    with pytest.raises(PlanError, match=r"method\.alpha: .*greater than 0"):
-        cupola.load(PLAN, ["grid={'method.alpha'=[0.1,-1]}"])
+    given, said = wrong
+    with pytest.raises(PlanError, match=rf"method\.{option}: .*{said}"):
+        cupola.load(PLAN, [*own, f"grid={{'method.{option}'=[{values[0]},{given}]}}"])
+
+
+def test_a_sweep_chooses_an_option_by_validation(tmp_path):
+    """`cupola sweep ... --over method.temperature=0.3,3`, as the example's header has it."""
+    own = [*SHORT, f"method.name={OWN[2]}"]
+    found = sweep(define(PLAN, ["method.temperature=0.3,3"], settings=own), tmp_path / "sweep")
+    assert {t["settings"]["method.temperature"] for t in found["trials"]} == {0.3, 3}
+    assert found["best"]["score"] == max(t["score"] for t in found["trials"])
+    assert cupola.load(tmp_path / "sweep" / "best.toml").method.name == OWN[2]
 
 
 def test_masked_or_refused_with_the_reason(tmp_path):
-    plain = weights([], tmp_path / "plain")
-    masked = weights(["sum=masked"], tmp_path / "masked")
-    assert all(torch.allclose(plain[n], masked[n], atol=1e-4) for n in plain)
+    for name in (OWN[0], OWN[2]):
+        own = f"method.name={name}"
+        plain = weights([own], tmp_path / "plain" / name)
+        masked = weights([own, "sum=masked"], tmp_path / "masked" / name)
+        assert all(torch.allclose(plain[n], masked[n], atol=1e-4) for n in plain)
     with pytest.raises(PlanError, match="must see every site's own update"):
         weights(["sum=masked", "method.name=own_trimmed_mean:OwnTrimmedMean"], tmp_path / "no")
 

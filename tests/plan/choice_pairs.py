@@ -65,6 +65,15 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "adaptive upcycling": ("recipe=upcycled-fedprox",
                                "server.upcycle={damping=0.04,adaptive=true}"),
     },
+    "method": {
+        "feddyn": ("method.name=feddyn", UNIFORM),
+        "moon": ("method.name=moon",),
+        "fedntd": ("method.name=fedntd",),
+        "median": ("method.name=median", UNIFORM),
+        "krum": ("method.name=krum", UNIFORM),
+        "geometric median": ("method={name='geometric-median',group=3}",),
+        "of every site": ("method={name='geometric-median',group=1}",),
+    },
     "mechanism": {
         "dp-sgd": ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8"),
         "dp-sgd, epsilon": ("privacy.mechanism=dp-sgd", "privacy.epsilon=30", UNIFORM),

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import eight_bits
 import numpy as np
 import pytest
 import tiny_transformers
@@ -23,6 +24,7 @@ from cupola.data import Dataset, FederatedData, SiteData
 from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.nn import adapters
 from cupola.nn.adapters import low_rank, merge, product
+from cupola.nn.quantised import unpack
 from cupola.training import adapter_choice, build
 from cupola.training.adapter_choice import Adapter
 from cupola.training.adapters import averaging
@@ -209,9 +211,15 @@ class Roundabout(torch.nn.Module):
     ],
     ids=["dp-sgd", "central, upcycled", "masked", "pfa"],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["lora", "ffa-lora", "lora-sb"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_with_everything_else(kind: str, settings: list[str], tmp_path: Path) -> None:
-    carry_out([*settings, f"trainable.adapter={{kind='{kind}',rank=2}}"], tmp_path / "run")
+    more = {"prompt": ",length=3", "bitfit": "", "head": ""}.get(kind, ",rank=2")
+    own = [f"trainable.adapter={{kind='{kind}'{more}}}"]
+    if kind == "prompt":  # it needs tokens; of a transformer PFA is told which layer to look at
+        small = ",".join(f"{key}={value!r}" for key, value in SMALL.items())
+        own += ["data={name='choice_pairs:words'}", f"model={{{small}}}"]
+        own += ["personalise.layers=['enter']"] if "personalise.rounds=2" in settings else []
+    carry_out([*own, *settings], tmp_path / "run")
 
 
 def test_sites_that_train_less(tmp_path: Path) -> None:
@@ -253,6 +261,29 @@ def test_a_base_in_half_the_bits(base: Path, tmp_path: Path) -> None:
     whole = go(tmp_path / "whole", plan=plan("lora", base))
     apart = abs(run.result.final.test.loss - whole.result.final.test.loss)
     assert 0 < apart < 0.02
+
+
+def test_a_base_in_8_bits(tmp_path: Path) -> None:
+    """As torch's dynamic quantisation packs it: hashed, left as it is, and never merged."""
+    tagger = {"name": "eight_bits:tagger", "draw": 3}
+    given = {**plan("lora"), "model": tagger}
+    run = go(tmp_path / "run", plan=given)
+    factors = {f"{i}.lora_{f}.weight" for i in (1, 3) for f in "AB"}
+    assert set(load_file(run.folder / "model.safetensors")) == factors
+    held, base = run.model(), unpack(eight_bits.tagger(7, 3))
+    assert all(torch.equal(t, held.state_dict()[n]) for n, t in base.state_dict().items())
+    with pytest.raises(PlanError, match="'1' is quantised"):
+        merge(held)
+    coordinator = Workspace(build.problem(load(given)))
+    site = Workspace(build.problem(load({**given, "model": {**tagger, "draw": 4}})))
+    with pytest.raises(FederationError, match="the adapter's base here is not"):
+        site.load(coordinator.arrays())
+    private = ["privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8"]
+    assert go(tmp_path / "private", *private, plan=given).status == "finished"
+    weights = tmp_path / "whole.safetensors"
+    save_file({n: a.float().numpy() for n, a in base.state_dict().items()}, weights)
+    with pytest.raises(PlanError, match=r"'1.weight' is \[10, 6\] there, \[10, 6\] of int8 in"):
+        build.training(load({**plan("lora", weights), "model": tagger}))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def test_own_task_takes_the_place_of_train(code):
         assert torch.allclose(array, half_rate[name], atol=1e-7)
 
 
+@pytest.mark.usefixtures("code")
+def test_check_names_it():
+    found = cupola.check(PLAN)
+    assert found["task"] == "my_own_task:half"
+    assert "own-task: my_own_task:half (settings of fedavg), 2 rounds" in str(found)
+
+
 def test_what_is_no_task_is_refused(code):
     with pytest.raises(PlanError, match="is a int; decorate it"):
         cupola.run({**PLAN, "task": "my_own_task:not_a_task"}, code / "run", report=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from choice_pairs import BASE, CHOICES
 from samples import SMALL
 from test_run import go, history, same
 
@@ -16,6 +17,7 @@ from cupola.analysis.plan_file import load
 from cupola.errors import DataError, PlanError
 from cupola.privacy.budget import Book
 from cupola.training import build
+from cupola.training.forecast import foresee
 from cupola.training.spending import promised
 
 PRIVATE = {
@@ -44,6 +46,20 @@ def test_a_run_ends_with_what_it_promised(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
     assert {line["protection"] for line in lines} == {"dp-sgd, noise 1.5, clip 1"}
     assert len(Book.read(run.folder / "privacy.jsonl").histories()) >= 1
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "central", "dp-ftrl", "output"])
+def test_transforms_cost_no_epsilon(mechanism: str, tmp_path: Path) -> None:
+    """They come after clip and noise, or keep to the clip."""
+    own = CHOICES["mechanism"][mechanism]
+    plain = foresee(load(BASE, own)).privacy
+    assert plain is not None
+    assert plain["epsilon"] > 0
+    for transforms in ("both ways", "a part, quantised"):
+        settings = [*own, *CHOICES["transforms"][transforms]]
+        assert foresee(load(BASE, settings)).privacy == plain
+    run = go(tmp_path / "run", *settings, plan=BASE)
+    assert run.result["privacy"]["epsilon"] == pytest.approx(plain["epsilon"], abs=1e-12)
 
 
 def test_a_target_gives_the_noise(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from cupola.nn import KNConv1d, KNConv2d, KNConv3d
 from cupola.nn.normalisation import Affine
+from cupola.nn.quantised import QuantisedLinear
 from cupola.nn.reprogram import Border
 from cupola.nn.sources import Preprocessing
 from cupola.privacy.persample import PerSample
@@ -93,7 +94,15 @@ def _still(layer: Any) -> Any:
     return layer
 
 
+def _in_8_bits() -> nn.Module:
+    made = QuantisedLinear(torch.randint(-127, 128, (30, 40)), torch.ones(()), torch.zeros(30))
+    assert made.bias is not None
+    made.bias.requires_grad_(True)
+    return made
+
+
 CASES = {
+    "linear in 8 bits, its bias": Case(_in_8_bits, (8, 40), 0, rules=(QuantisedLinear,)),
     "linear": Case(lambda: nn.Linear(40, 30), (40,), rules=(nn.Linear,)),
     "linear, 8 positions": Case(lambda: nn.Linear(40, 30), (8, 40), 0),
     "linear, 2 positions, wide": Case(lambda: nn.Linear(60, 60), (2, 60), 0),
@@ -234,7 +243,7 @@ def tries(name: str, count: int, sizes: list[int], seed: int = 0, **path: Any) -
             if kinds[0].endswith("cancelling"):
                 kinds[1] = kinds[0]  # the same terms twice, with opposite signs
             with torch.no_grad():
-                for p in module.parameters():
+                for p in filter(torch.is_floating_point, module.parameters()):
                     p.copy_(crafted(kinds[2], (1, *p.shape), -1, chance)[0])
             if case.tokens:
                 x = torch.from_numpy(chance.integers(0, case.tokens, (n * copies, *case.shape)))

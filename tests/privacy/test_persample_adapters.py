@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import eight_bits
 import persample_oracles as oracles
 import pytest
 import tiny_transformers
 import torch
 from torch import Tensor, nn
 
+from cupola.errors import PlanError
 from cupola.nn import build, find_loss
 from cupola.nn.adapters import LOW_RANK, adapt, low_rank, narrow_base, settle
 from cupola.privacy.persample import ROUNDING, PerSample
@@ -109,3 +111,26 @@ def test_gpt2s_own_dense_layers_trained_in_full(tmp_path: Path) -> None:
         expected = oracles.alone(module, loss, x, y)
         oracles.assert_equal(engine.clipped_sum(x, y, 0.5), expected, 0.5, 1e-9)
         assert engine.fallback is None
+
+
+@pytest.mark.parametrize("kind", [*LOW_RANK, "bitfit"])
+def test_a_base_in_8_bits(kind: str) -> None:
+    given = {"rank": 2} if kind in LOW_RANK else {}
+    module = adapt(eight_bits.base(CLASSES), kind, **given).double()  # type: ignore[arg-type]
+    chance = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 7, (SAMPLES, 4), generator=chance), torch.arange(SAMPLES) % CLASSES
+    with torch.no_grad():
+        for p in oracles.trained(module):
+            p.copy_(0.3 * torch.randn(p.shape, generator=chance))
+    loss = find_loss("cross_entropy")
+    expected, engine = oracles.alone(module, loss, x, y), PerSample(module, loss)
+    clip = 0.5 * float(oracles.norms(expected).median())
+    oracles.assert_equal(engine.clipped_sum(x, y, clip), expected, clip, 1e-9)
+    assert engine.form is not None
+    assert (engine.fallback, engine.form.alone) == (None, None)
+
+
+def test_a_kernel_without_a_gradient_is_refused() -> None:
+    """torch's packed layer lets the gradient of what is before it vanish in silence."""
+    with pytest.raises(PlanError, match=r"2 \(Linear\) is quantised and gives no gradient"):
+        PerSample(eight_bits.base(), find_loss("cross_entropy"))

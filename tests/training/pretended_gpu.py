@@ -26,8 +26,10 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held, requires_grad=False):
-        like = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
-        made = torch.Tensor._make_subclass(cls, like, requires_grad, dispatch_device=True)
+        how = {"dtype": held.dtype, "device": "meta"}
+        with torch.inference_mode(False):  # a view of a parameter there could not be one of these
+            like = torch.empty_strided(held.shape, held.stride(), **how)
+            made = torch.Tensor._make_subclass(cls, like, requires_grad, dispatch_device=True)
         made.held = held
         return made
 
@@ -47,6 +49,9 @@ class OnDevice(torch.Tensor):
             if not isinstance(args[1], OnDevice):
                 raise TypeError("a CPU tensor became the data of a parameter there")
             args[0].held = args[1].held
+            if args[0].dtype != args[1].dtype:  # what the tensor says of itself changes, too
+                with torch._C.DisableTorchFunctionSubclass():
+                    func(*args)
             return None
         if func == torch.Tensor.data.__get__:
             return OnDevice(args[0].held)

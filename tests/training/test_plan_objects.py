@@ -65,6 +65,31 @@ def test_objects_give_the_run_that_names_give(tmp_path: Path) -> None:
     assert other.plan.data.name.startswith("object:digits#")
 
 
+class Reader(nn.Module):
+    """The mean of attended tokens' vectors, from tokens and mask (n, 2, T)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ids, mask = x[:, 0], (x[:, 1] != 0)[..., None]
+        return self.out((self.words(ids) * mask).sum(1) / mask.sum(1).clamp(min=1))
+
+
+def test_tokenised_data(tmp_path: Path) -> None:
+    ids = np.random.default_rng(1).integers(1, 10, (60, 6))
+    mask = np.ones_like(ids)
+    mask[::2, 4:] = 0
+    fields = {"input_ids": ids.tolist(), "attention_mask": mask}
+    one = run(tmp_path / "fields", model=Reader, data=(fields, Y))
+    stacked = np.stack([ids, mask], 1)
+    other = run(tmp_path / "stacked", model=Reader, data=(stacked, Y))
+    assert one.status == "finished"
+    assert measured(one) == measured(other)
+    assert one.plan.data == other.plan.data
+
+
 def test_a_loop_that_is_left_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", metrics={"hit": hit})
     objects = {"model": Net, "data": (X, Y), "metrics": {"hit": hit}}

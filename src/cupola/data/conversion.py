@@ -3,6 +3,7 @@
     converted((x, y))                                    # one data set, still to be cut into sites
     converted({"train": (x, y), "test": (x2, y2)})       # with public parts; a DatasetDict is one
     converted((frame, "outcome"))                        # a column is what is to be predicted
+    converted(({"input_ids": ids, "attention_mask": m}, y))  # what a tokeniser gives
     converted([(x0, y0), (x1, y1)])                      # the sites, as given
     converted({"Bern": frame_a, "Rome": frame_b}, ...)   # the sites, with names
 
@@ -23,12 +24,14 @@ from torch.utils import data as torch_data
 from cupola.data.dataset import NO_LABEL, Dataset, FederatedData, SiteData, Source, kind_of
 from cupola.data.lazy import Owners
 from cupola.data.stored_rows import blocks
+from cupola.data.tokenised import FIELDS, stacked
 from cupola.errors import DataError
 
+TOKENS = FIELDS[0]
 SPLITS = ("train", "validation", "test")
 _WAY_OUT = (
-    "pass (x, y), (frame, 'column'), a torch or Hugging Face data set, a cupola Source or "
-    "FederatedData, or a list or mapping of these, one for each site"
+    "pass (x, y), ({'input_ids': ...}, y), (frame, 'column'), a torch or Hugging Face data set, a "
+    "cupola Source or FederatedData, or a list or mapping of these, one for each site"
 )
 
 
@@ -45,13 +48,15 @@ def converted(given: Any, name: str = "data") -> Source | Owners | FederatedData
 
     Floats become float32; images are uint8 (n, C, H, W) or (n, H, W); other integers stay integers,
     that is, tokens. Targets: integers, words or booleans are classes, floats a regression. A
-    mapping of 'train', 'validation' and 'test' is one data set, any other mapping one of sites.
+    mapping of 'train', 'validation' and 'test' is one data set, one with 'input_ids' are columns,
+    any other mapping is one of sites. Where there are 'input_ids', a tokeniser's fields are the
+    inputs, and columns that are neither they nor the target are left out.
     """
     if isinstance(given, Source | Owners | FederatedData):
         return given
     if isinstance(given, Mapping) and _is_split(given):
         return _source(given, name)
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and TOKENS not in given:
         return _sites(list(given.values()), name, [str(key) for key in given])
     if isinstance(given, list) or _is_many(given):
         return _sites(list(given), name)
@@ -184,14 +189,17 @@ def _read(given: Any, said: str) -> _Rows:
         return _of_columns({str(c): given[c] for c in given.columns}, target, said)
     if isinstance(given, torch_data.Dataset):
         given = _stacked(given, said)
+    if isinstance(given, Mapping):
+        return _of_columns(given, target, said)
     if target is not None:
         raise DataError(f"{said}: '{target}' names a column, but this is no frame; {_WAY_OUT}")
     if not isinstance(given, tuple) or len(given) != 2:
         raise DataError(f"{said} is {_described(given)}; {_WAY_OUT}")
     x, y = given
     if _is_frame(x):
-        x = np.column_stack([_number(x[c], f"{said}: column '{c}'") for c in x.columns])
-    inputs, targets = _inputs(x, said), _targets(y, said)
+        x = {str(c): x[c] for c in x.columns}
+    inputs = _of_inputs(x, said) if isinstance(x, Mapping) else _inputs(x, said)
+    targets = _targets(y, said)
     if len(inputs) != len(targets):
         raise DataError(
             f"{said}: {len(inputs)} inputs but {len(targets)} targets: one for each is needed"
@@ -249,16 +257,28 @@ def _of_columns(columns: Mapping[str, Any], target: str | None, said: str) -> _R
     others = {name: column for name, column in columns.items() if name != target}
     if not others:
         raise DataError(f"{said} has no column but '{target}': there is nothing to predict it from")
+    if TOKENS in others:
+        others = {name: column for name, column in others.items() if name in FIELDS}
     y = _targets(columns[target], f"{said}: column '{target}'")
-    arrays = {name: _array(column, f"{said}: column '{name}'") for name, column in others.items()}
+    return _Rows(_of_inputs(others, said), y)
+
+
+def _of_inputs(columns: Mapping[str, Any], said: str) -> Tensor:
+    """Inputs from columns: a tokeniser's fields, one of arrays, or numbers side by side."""
+    arrays = {name: _array(column, f"{said}: column '{name}'") for name, column in columns.items()}
+    if TOKENS in arrays:
+        try:
+            return stacked({name: _integers(array, name) for name, array in arrays.items()})
+        except DataError as error:
+            raise DataError(f"{said}: {error}") from None
     if len(arrays) == 1 and (only := next(iter(arrays.values()))).ndim > 1:
-        return _Rows(_inputs(only, said), y)
+        return _inputs(only, said)
     numbers = [_number(column, f"{said}: column '{name}'") for name, column in arrays.items()]
-    return _Rows(_inputs(np.column_stack(numbers), said), y)
+    return _inputs(np.column_stack(numbers), said)
 
 
-def _stacked(given: Any, said: str) -> tuple[Any, Any]:
-    """All items of a torch data set."""
+def _stacked(given: Any, said: str) -> Any:
+    """All items of a torch data set: (inputs, targets), either of which may be columns."""
     if isinstance(given, torch_data.TensorDataset):
         if len(given.tensors) != 2:
             raise DataError(f"{said} has {len(given.tensors)} tensors; inputs and targets are two")
@@ -271,14 +291,44 @@ def _stacked(given: Any, said: str) -> tuple[Any, Any]:
     items = [given[i] for i in range(len(given))]
     if not items:
         raise DataError(f"{said} holds no rows: there is nothing to train on")
+    if all(isinstance(item, Mapping) for item in items):
+        return _columns(items, said)
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise DataError(f"{said}: its items must be (input, target), not {_described(items[0])}")
+        raise DataError(
+            f"{said}: its items must be (input, target), or mappings of one form with a 'label', "
+            f"not {_described(items[0])}"
+        )
     x, y = zip(*items)
-    inputs = [torch.as_tensor(_array(one, said)) for one in x]
-    if len({one.shape for one in inputs}) > 1:
-        shapes = sorted({tuple(one.shape) for one in inputs})[:2]
-        raise DataError(f"{said}: inputs have different shapes, {shapes[0]} and {shapes[1]}")
-    return torch.stack(inputs), np.stack([_array(one, said) for one in y])
+    made: Any = _columns(x, said) if isinstance(x[0], Mapping) else _column(x, f"{said}: inputs")
+    return made, _column(y, f"{said}: targets")
+
+
+def _columns(items: Sequence[Any], said: str) -> dict[str, np.ndarray]:
+    """Mappings of one form as columns."""
+    keys = list(items[0])
+    for i, item in enumerate(items):
+        if not isinstance(item, Mapping) or item.keys() != items[0].keys():
+            raise DataError(
+                f"{said}: item {i} is {_described(item)}, not a mapping of {', '.join(keys)} as "
+                "item 0"
+            )
+    return {key: _column([item[key] for item in items], f"{said}: column '{key}'") for key in keys}
+
+
+def _column(values: Sequence[Any], said: str) -> np.ndarray:
+    """Values of all items as one array."""
+    arrays = [_array(one, said) for one in values]
+    _require_one_shape(arrays, said)
+    return np.stack(arrays)
+
+
+def _require_one_shape(rows: Sequence[np.ndarray], said: str) -> None:
+    shapes = sorted({one.shape for one in rows})
+    if len(shapes) > 1:
+        raise DataError(
+            f"{said}: rows have different shapes, {shapes[0]} and {shapes[1]}; all need one: of "
+            "texts, let the tokeniser pad them (padding='max_length')"
+        )
 
 
 # Numbers
@@ -291,12 +341,21 @@ def _array(values: Any, said: str) -> np.ndarray:
     try:
         found = np.asarray(values)
     except (ValueError, TypeError) as error:
+        _require_one_shape(_rows(values), said)
         raise DataError(f"{said} is no array: {error}") from None
-    if found.dtype == object and found.ndim == 1 and len(found):
-        with_rows = [np.asarray(one) for one in found]
-        if with_rows[0].ndim and len({one.shape for one in with_rows}) == 1:
-            return np.stack(with_rows)
+    if found.dtype == object and found.ndim == 1 and (rows := _rows(found)):
+        _require_one_shape(rows, said)
+        return np.stack(rows)
     return found
+
+
+def _rows(values: Any) -> list[np.ndarray]:
+    """Values as an array each, if each is one."""
+    try:
+        rows = [np.asarray(one) for one in values]
+    except (ValueError, TypeError):
+        return []
+    return rows if all(one.ndim for one in rows) else []
 
 
 def _number(column: Any, said: str) -> np.ndarray:
@@ -308,6 +367,12 @@ def _number(column: Any, said: str) -> np.ndarray:
             "pandas.get_dummies, or leave it out"
         )
     return values.astype(np.float32)
+
+
+def _integers(values: np.ndarray, name: str) -> Tensor:
+    if values.dtype.kind not in "iub":
+        raise DataError(f"column '{name}' holds {values.dtype}, not a tokeniser's integers")
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def _inputs(values: Any, said: str) -> Tensor:

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cupola.base.suggest import suggest
 from cupola.errors import PlanError
 from cupola.nn.memory_saving import make_lean
+from cupola.nn.quantised import QuantisedLinear, unpack
 from cupola.nn.reprogram import INSTALLED
 
 Kind = Literal["lora", "ffa-lora", "lora-sb", "prompt", "bitfit", "head"]
@@ -86,8 +87,8 @@ def _mixed(mixin: type, kind: type) -> type:
 
 
 def is_dense(layer: nn.Module) -> bool:
-    """A dense layer: torch's, a quantised one with the same face, or transformers' `Conv1D`."""
-    return isinstance(layer, nn.Linear) or is_transposed(layer) or _is_quantised(layer)
+    """A dense layer: torch's, one in 8 bits, or transformers' `Conv1D`."""
+    return isinstance(layer, nn.Linear | QuantisedLinear) or is_transposed(layer)
 
 
 def is_transposed(layer: nn.Module) -> bool:
@@ -96,11 +97,6 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 _CONV1D = "transformers.pytorch_utils.Conv1D"
-
-
-def _is_quantised(layer: nn.Module) -> bool:
-    sized = hasattr(layer, "in_features") and hasattr(layer, "out_features")
-    return sized and not _holds(layer)
 
 
 def sizes(layer: Any) -> tuple[int, int]:
@@ -215,6 +211,7 @@ def adapt(
     >>> [name for name, p in adapt(net, "lora", rank=2).named_parameters() if p.requires_grad]
     ['0.lora_A.weight', '0.lora_B.weight']
     """
+    unpack(module)
     places = [name for name, part in module.named_modules() if name and _holds(part)]
     _require_fitting(modules_to_save, places, "modules_to_save")
     for p in module.parameters():
@@ -249,6 +246,11 @@ def adapt(
 def _train(module: nn.Module, patterns: Sequence[str]) -> None:
     for name, part in module.named_modules():
         if name and patterns and named(name, patterns):
+            if isinstance(part, QuantisedLinear):
+                raise PlanError(
+                    f"trainable.adapter: '{name}' is quantised to 8 bits and cannot be trained in "
+                    "full; leave it out when the base is quantised, or name other layers"
+                )
             for p in part.parameters(recurse=False):
                 if p.is_floating_point():
                     p.requires_grad_(True)
@@ -327,10 +329,20 @@ def product(layer: Any) -> Tensor:
 @torch.no_grad()
 def merge(module: nn.Module) -> nn.Module:
     """Add every product of factors to its layer's weight, in place: the model as it was, without
-    the factors. A quantised layer cannot take them."""
-    for name, layer in list(low_rank(module)):
-        if not isinstance(getattr(layer, "weight", None), Tensor):
-            raise PlanError(f"'{name}' is quantised: its adapter cannot be merged into it")
+    the factors. Where a weight cannot take them, nothing is changed."""
+    layers, tied = list(low_rank(module)), _tied(module)
+    for name, layer in layers:
+        if not layer.weight.is_floating_point():
+            raise PlanError(
+                f"'{name}' is quantised: its adapter cannot be merged into it without being "
+                "rounded away; keep the adapter beside the base"
+            )
+        if id(layer.weight) in tied:
+            raise PlanError(
+                f"'{name}' shares its weight with another layer, which has no adapter: it cannot "
+                "be merged; give the layer a weight of its own first"
+            )
+    for _, layer in layers:
         change = product(layer)
         change = change.mT if is_transposed(layer) else change
         layer.weight += change.view(layer.weight.shape).to(layer.weight.dtype)

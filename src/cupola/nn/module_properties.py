@@ -280,6 +280,7 @@ def _stackable(probe: Probe, random: tuple[str, ...]) -> tuple[bool, str]:
     stacked = {
         name: torch.stack([p.detach(), p.detach() + 0.01 * _noise(p, generator)]).requires_grad_()
         for name, p in module.named_parameters()
+        if p.is_floating_point()  # a quantised weight stays what it is
     }
     x = torch.stack([probe.x[:2], draw_like(probe.x, 2, generator)])
 

@@ -22,6 +22,7 @@ from cupola.base.held_objects import Held, hold
 from cupola.base.source_code import best_mark, source_mark
 from cupola.errors import PlanError
 from cupola.nn.losses import mean_of_sample
+from cupola.nn.quantised import unpack
 
 #: Losses that compare numbers one by one: outputs and targets must have one shape.
 _BY_NUMBER = (
@@ -53,7 +54,7 @@ def held_model(model: Any) -> Held:
                 f"model={called(model)}: it has parameters without a shape yet (lazy layers); "
                 "put a batch through it first"
             )
-        own = copy.deepcopy(model).cpu()
+        own = unpack(copy.deepcopy(model).cpu())
         return hold(called(model), module_mark(own), partial(copy.deepcopy, own))
     if not callable(model):
         raise PlanError(

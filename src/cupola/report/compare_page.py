@@ -25,7 +25,7 @@ from cupola.pages.any_run import plan_section
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import SPLITS, RunFolder
 from cupola.report.groups import Group, common_metric, easy_target, group
-from cupola.training.privacy_section import cell, heading
+from cupola.training.privacy_section import cell, heading, is_private
 from cupola.training.report_sections import x_axis, y_axis
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
@@ -167,9 +167,7 @@ def _table(
 def _epsilon(row: dict[str, Any], column: str, group: Group) -> str:
     if row["epsilon"] is not None:
         return cell(row, column)
-    choice = group.runs[0].plan.get("privacy")
-    hidden = isinstance(choice, dict) and choice.get("mechanism", "none") != "none"
-    return "only sites know it" if hidden else "not private"
+    return "only sites know it" if is_private(group.runs[0].plan) else "not private"
 
 
 def _exchange(groups: Sequence[Group], measured: str) -> str:

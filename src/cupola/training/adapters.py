@@ -92,7 +92,8 @@ def load_base(module: nn.Module, base: str, apart: tuple[str, ...]) -> tuple[str
     left = []
     for name, tensor in own.items():
         given = held.get(name)
-        if given is not None and given.shape == tensor.shape:
+        alike = given is not None and given.is_floating_point() == tensor.is_floating_point()
+        if given is not None and alike and given.shape == tensor.shape:
             tensor.copy_(given)
         elif tied.get(name) in aliases and given is None:
             continue  # the file has it under its other name
@@ -101,14 +102,19 @@ def load_base(module: nn.Module, base: str, apart: tuple[str, ...]) -> tuple[str
         elif named(name.rpartition(".")[0], apart):
             left.append(name.rpartition(".")[0])
         else:
-            what = "is missing" if given is None else f"is {list(given.shape)}"
+            what = "is missing" if given is None else f"is {_form(given)}"
             raise PlanError(
-                f"{said}: '{name}' {what} there, {list(tensor.shape)} in the model; if it is to be "
+                f"{said}: '{name}' {what} there, {_form(tensor)} in the model; if it is to be "
                 f"trained anew, name its module in trainable.adapter.modules_to_save"
             )
     if strange := [n for n in held if n not in own and not named(n.rpartition(".")[0], apart)]:
         raise PlanError(f"{said}: the model has no '{strange[0]}'")
     return tuple(dict.fromkeys(left))
+
+
+def _form(tensor: Tensor) -> str:
+    kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}".replace("torch.", "")
+    return f"{list(tensor.shape)}{kind}"
 
 
 def base_name(plan: Plan) -> str | None:

@@ -40,11 +40,12 @@ def lines(facts: Mapping[str, Any]) -> list[str]:
 
 def _utility(utility: Mapping[str, Any]) -> list[str]:
     answer = "[green]yes" if utility["preserved"] else "[red]no"
-    found = [
-        f"[bold]equals centralised training: {answer}[/][/] "
-        f"(weights of a probe in float64 differ by {utility['difference']:.1g})"
-    ]
-    if not utility["preserved"] and utility["difference"] <= EQUAL:
+    apart = utility["difference"]
+    probe = "no probe: the method needs more sites than one has"
+    if apart is not None:
+        probe = f"weights of a probe in float64 differ by {apart:.1g}"
+    found = [f"[bold]equals centralised training: {answer}[/][/] ({probe})"]
+    if not utility["preserved"] and apart is not None and apart <= EQUAL:
         found.append(
             "  The probe's few small sites met the same samples as its centralised twin; "
             "the plan's own sites need not."

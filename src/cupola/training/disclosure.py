@@ -20,13 +20,13 @@ def learned(program: Training, differences: str | None = None) -> list[tuple[str
     if not choice.masked:
         parties = [("coordinator", f"every site's own {what}{counts}, and its number of samples")]
     else:
-        parties = [
-            (
-                "coordinator",
-                f"totals of {what}{counts} over at least {choice.minimum} sites, with the sum of "
-                "their weights; who took part",
-            )
-        ]
+        told = (
+            f"totals of {what}{counts} over at least {choice.minimum} sites, with the sum of "
+            "their weights; who took part"
+        )
+        if (least := program.methods.least_told()) is not None:
+            told += f"; in every round the total of each group of {least} or more sites apart"
+        parties = [("coordinator", told)]
     if differences is not None:
         parties.append(("coordinator", differences))
     if choice.masked and choice.protocol == "compensator":

@@ -13,6 +13,7 @@ from typing import Any
 
 from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
+from cupola.training.mechanisms import NoMechanism
 from cupola.training.methods import method_of, told_of
 from cupola.training.methods.own_parts import HANDED
 from cupola.training.plan import Plan
@@ -91,7 +92,7 @@ def _told(choice: Participation) -> dict[str, Any]:
 
 def _privacy(plan: Plan, asked: Mapping[str, Any]) -> str | None:
     promised = plan.privacy
-    if asked.get("mechanism", "none") != promised.mechanism:
+    if asked.get("mechanism", NoMechanism.name) != promised.mechanism:
         return "the privacy mechanism is not the plan's"
     if not promised.on:
         return None

@@ -9,15 +9,8 @@ from cupola.base.formatting import count, epsilon, number, text
 from cupola.pages import charts, page
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import RunFolder
+from cupola.training.mechanisms import mechanism_named
 
-_UNITS = {
-    "example": "every single example at a site, from everybody outside it",
-    "site": "every whole site, from everybody who sees models but the coordinator",
-}
-_SHARES = (
-    "every whole site, from everybody, the coordinator included, if enough other sites add their "
-    "shares of the noise and the masked sums hold"
-)
 _LISTED = 12  # groups of sites in the table
 
 
@@ -29,6 +22,12 @@ def headline(run: RunFolder) -> tuple[str, str, str] | None:
     where = "at the site that spent most" if spent["unit"] == "example" else "for every site"
     about = f"delta {spent['delta']:g}, {spent['neighbours']}, {where}"
     return ("Epsilon", epsilon(spent["epsilon"]), about)
+
+
+def is_private(plan: Mapping[str, Any]) -> bool:
+    """Whether a run's plan has a mechanism that hides something."""
+    choice = plan.get("privacy")
+    return isinstance(choice, Mapping) and mechanism_named(choice).on
 
 
 def heading(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -48,11 +47,10 @@ def privacy_section(run: RunFolder) -> str:
     if not spent:
         return ""
     noise = "" if spent["noise"] is None else f" with noise multiplier {spent['noise']:.4g}"
-    whom = _SHARES if spent["mechanism"] == "distributed" else _UNITS[spent["unit"]]
     clip = "" if spent["clip"] is None else f", clip {spent['clip']:g}"
     lead = (
         f"Mechanism {spent['mechanism']}{noise}{clip}. It hides "
-        f"{whom}; data sets count as neighbours by {spent['neighbours']}. "
+        f"{mechanism_named(spent).hides}; data sets count as neighbours by {spent['neighbours']}. "
         f"Epsilon is at delta {spent['delta']:g}, composed over all that was asked."
     )
     alert = f'<p class="alert">{text(spent["status"].capitalize())}.</p>'

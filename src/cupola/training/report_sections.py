@@ -30,7 +30,7 @@ from cupola.pages.folder import AXES, SPLITS, RunFolder
 from cupola.training.border_picture import border_section
 from cupola.training.personalise.personal_section import personal_section
 from cupola.training.privacy_section import headline as privacy_headline
-from cupola.training.privacy_section import privacy_section
+from cupola.training.privacy_section import is_private, privacy_section
 
 _TAB = {"rounds": "by round", "bytes": "by bytes sent", "time": "by time"}
 
@@ -82,7 +82,7 @@ def in_short(run: RunFolder) -> dict[str, Any]:
         "epsilon": spent.get("epsilon"),
         "neighbours": spent.get("neighbours"),
         "unit": spent.get("unit"),
-        "private": bool((run.plan.get("privacy") or {}).get("mechanism", "none") != "none"),
+        "private": is_private(run.plan),
         "recipe": run.recipe,
         "data": run.result.get("data"),
         "model": run.result.get("model"),

@@ -15,6 +15,7 @@ import torch
 
 from cupola.data.dataset import Dataset, FederatedData, SiteData
 from cupola.engines.in_process import InProcess
+from cupola.errors import PlanError
 from cupola.federation.program import drive
 from cupola.nn.module_properties import loss_is_batch_dependent
 from cupola.training.centralised import centralised
@@ -42,7 +43,7 @@ class Condition:
 class Verdict:
     """The conditions, and the largest difference of any weight that the probe found.
 
-    difference is relative to the largest weight; None if no probe was made.
+    difference is relative to the largest weight; None if no probe was made, or none could be.
     """
 
     conditions: tuple[Condition, ...]
@@ -85,6 +86,9 @@ def _reasons(
     free = "server.upcycle: every second round extrapolates and trains nowhere"
     yield "every round trains", free if training.server.upcycle is not None else ""
     yield from _model(training, data)
+    own = training.method
+    altered = "" if own is None or not own.alters else f"{own.key}: {own.alters}"
+    yield "plain descent and a plain mean", altered
     how = " and ".join(step.describe() for step in training.transforms)
     yield "updates as they are", f"transforms: sent {how}" if how else ""
     yield "no noise", f"{training.mechanism.key} adds noise" if training.privacy.on else ""
@@ -170,8 +174,9 @@ def _first_held(data: FederatedData) -> Dataset | None:
     return next((train for train in sites if len(train)), None)
 
 
-def _probe(training: Training, data: FederatedData) -> float:
-    """A short federated run against its centralised twin, both in float64."""
+def _probe(training: Training, data: FederatedData) -> float | None:
+    """A short federated run against its centralised twin, both in float64; None where the plan's
+    method cannot do with as few sites (robust rules need a number of them)."""
     problem = replace(training.problem, dtype=torch.float64, device="cpu")
     if training.levels is not None:  # they name sites that the probe has not
         whole = problem.trainable.model_copy(update={"level": ()})
@@ -181,19 +186,24 @@ def _probe(training: Training, data: FederatedData) -> float:
     held = _first_held(data)
     several = held is not None and len(held) > training.local.batch_size
     batch = PROBE_SAMPLES // 3 if several else PROBE_SAMPLES
-    short = replace(
-        training,
-        problem=problem,
-        sites=len(small),
-        rounds=PROBE_ROUNDS,
-        local=training.local.model_copy(update={"batch_size": batch}),
-        evaluation=Evaluation(every=PROBE_ROUNDS + 1),
-        participation=_fitting(training, len(small)),
-        privacy=Privacy(),
-        sum=Sum(),
-        public={},
-        site_splits=frozenset(),
-    )
+    try:
+        short = replace(
+            training,
+            problem=problem,
+            sites=len(small),
+            rounds=PROBE_ROUNDS,
+            local=training.local.model_copy(update={"batch_size": batch}),
+            evaluation=Evaluation(every=PROBE_ROUNDS + 1),
+            participation=_fitting(training, len(small)),
+            privacy=Privacy(),
+            sum=Sum(),
+            public={},
+            site_splits=frozenset(),
+        )
+    except PlanError:
+        if training.method is None:
+            raise
+        return None
     host = TrainingHost(problem, small)
     with InProcess(host, seed=short.seed, mode="one-by-one", workers=1) as federation:
         federated = drive(short, federation).arrays

@@ -245,7 +245,7 @@ def test_every_step_can_be_resumed_from(method):
 def test_groups_are_a_partition_and_only_their_sums_are_told():
     data = small.digits((5,) * 7)
     program = training(data, GeometricMedian(group=3), 2)
-    asked = []
+    asked, reveals = [], []
 
     class Watched:
         start, answer = program.start, program.answer
@@ -255,7 +255,7 @@ def test_groups_are_a_partition_and_only_their_sums_are_told():
             ask = program.ask(state)
             if ask is not None:
                 asked.append((ask.question.round, ask.kind, tuple(ask.sites)))
-                assert f"over a group of {len(ask.sites)} sites" in ask.question.reveals
+                reveals.append(ask.question.reveals)
             return ask
 
     small.run(program, data)
@@ -269,6 +269,9 @@ def test_groups_are_a_partition_and_only_their_sums_are_told():
         assert sorted(itertools.chain(*groups)) == list(range(7))
         assert min(map(len, groups)) >= 3
     assert by_round[1] != by_round[2]  # drawn anew
+    assert sorted({len(sites) for _, _, sites in asked}) == [3, 4]
+    for (_, _, sites), said in zip(asked, reveals):
+        assert f"summed over a group of {len(sites)} sites" in said
 
 
 @pytest.mark.parametrize("protocol", ["compensator", "pairwise"])
@@ -308,11 +311,11 @@ def test_scaffold_and_fednova_go_with_a_method():
 REFUSED = [
     ("told more than a sum", {"method": Median(), "privacy": Privacy(mechanism="central",
                                                                      noise_multiplier=1)}),
-    ("can move much further", {"method": GeometricMedian(), "privacy": Privacy(
-        mechanism="central", noise_multiplier=1)}),
     ("averages bad ones", {"method": Krum(take=6)}),
     ("at least 6 sites a round", {"method": GeometricMedian(group=3),
                                   "participation": Participation(kind="fraction", count=5)}),
+    ("adds noise for a sum", {"method": GeometricMedian(group=2), "privacy": Privacy(
+        mechanism="central", noise_multiplier=1)}),
     ("clipped and noised one by one", {"method": Moon(), "privacy": Privacy(
         mechanism="dp-sgd", noise_multiplier=1)}),
     ("a method by itself", {"method": FedDyn(), "privacy": Privacy(
@@ -328,6 +331,16 @@ REFUSED = [
     ("at least 9 sites", {"method": Krum(bad=3)}),
     ("task = 'train'", {"method": FedDyn(), "task": "other"}),
 ]  # fmt: skip
+
+
+def test_one_site_may_move_what_is_made_of_groups_by_more_than_a_sum():
+    """Why the coordinator's noise, which is made for a sum, does not go with a median."""
+    half = [{"a": np.ones(1)}] * 4 + [{"a": -np.ones(1)}] * 4
+    one, other = (
+        GeometricMedian(group=1).aggregate([*half, {"a": np.full(1, by)}], [1.0] * 9)["a"]
+        for by in (1.0, -1.0)
+    )
+    assert 9 * abs(one - other) > 2 + 1  # a sum moves by 2, twice the clip
 
 
 @pytest.mark.parametrize(("said", "choices"), REFUSED, ids=[said for said, _ in REFUSED])
@@ -346,6 +359,31 @@ PLAN = {
     "model": {"name": "linear"},
     "local": {"weighting": "uniform"},
 }
+NEEDY = [{"name": "trimmed-mean", "trim": 0.1}, {"name": "krum", "bad": 3},
+         {"name": "geometric-median", "group": 5}]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", NEEDY, ids=lambda method: method["name"])
+def test_check_does_not_need_the_sites_that_a_method_needs(method):
+    """Its probe has six at most."""
+    cut = {"kind": "iid", "sites": 12, "samples_per_site": 5}
+    found = cupola.check({**PLAN, "data": {"name": "digits", "partition": cut}, "method": method})
+    assert found["utility"]["difference"] is None
+    assert not found["utility"]["preserved"]
+    assert "no probe: the method needs more sites than one has" in str(found)
+
+
+@pytest.mark.parametrize("name", ["median", "feddyn", "geometric-median"])
+def test_a_method_is_why_a_full_gradient_is_not_centralised_training(name):
+    one = {"work": "gradient", "weighting": "uniform"}
+    method = {"name": name, **({"group": 1} if name == "geometric-median" else {})}
+    for given, preserved in (({}, True), ({"method": method}, False)):
+        found = cupola.check({**PLAN, **given, "local": one})["utility"]
+        failing = [row["name"] for row in found["conditions"] if not row["holds"]]
+        assert failing == ([] if preserved else ["plain descent and a plain mean"])
+        assert found["preserved"] is preserved
+
+
 PARTITION = {"kind": "iid", "sites": 5, "samples_per_site": 10, "test": 0.3}
 NORMED = {"name": "resnet8", "norm": "group"}
 DEEP = {"model": {"name": "mlp"}, "evaluation": {"on": "sites"},
@@ -363,8 +401,21 @@ def test_a_plan_names_a_method(tmp_path, name):
     plan = {**PLAN, **needs.get(name, {}), "method": {"name": name, **options}}
     run = cupola.run(plan, tmp_path / "run")
     assert run.status == "finished"
-    if METHODS[name].asks == "gather":
-        assert "of each site" in (tmp_path / "run" / "ledger.jsonl").read_text()
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_text()
+    told = {"gather": ["of each site"], "sum": ["summed over sites"],
+            "groups": ["over a group of 2 sites", "over a group of 3 sites"]}  # fmt: skip
+    assert all(said in ledger for said in told[METHODS[name].asks])
+
+
+def test_check_says_that_the_totals_of_groups_are_told_apart():
+    masked = {**PLAN, "sum": {"kind": "masked", "minimum": 2}}
+    groups = {**masked, "method": {"name": "geometric-median", "group": 2}}
+    said = "in every round the total of each group of 2 or more sites apart"
+    for plan, expected in ((groups, True), (masked, False)):
+        found = cupola.check(plan)
+        parties = [row["learns"] for row in found["parties"] if row["party"] == "coordinator"]
+        assert any(said in learns for learns in parties) is expected
+        assert (said in " ".join(str(found).split())) is expected
 
 
 def test_wrong_options_are_refused_in_words():

@@ -13,6 +13,7 @@ from cupola.base.randomness import derive
 from cupola.base.registry import Registry
 from cupola.errors import PlanError
 from cupola.nn.huggingface import with_logits
+from cupola.nn.quantised import unpack
 
 _MODELS: Registry[Any] = Registry("model")
 
@@ -56,7 +57,7 @@ def build(
     if not isinstance(module, nn.Module):
         raise PlanError(f"model = {name!r} gave a {type(module).__name__}, not a torch.nn.Module")
     _instances_fit(name, module, shape)
-    return with_logits(module)
+    return with_logits(unpack(module))
 
 
 def _instances_fit(name: str, module: nn.Module, shape: tuple[int, ...]) -> None:

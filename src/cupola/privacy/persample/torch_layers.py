@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from cupola.nn.quantised import QuantisedLinear
 from cupola.privacy.persample.rules import (
     GRAM,
     Contribution,
@@ -67,7 +68,7 @@ def prefers_gram(positions: int, inputs: int, outputs: int) -> bool:
     return GRAM * positions * (inputs + outputs) < inputs * outputs
 
 
-@rule(nn.Linear, Dense)
+@rule(nn.Linear, Dense, QuantisedLinear)
 class LinearRule(Rule):
     """Inputs (n, d) or sequences (n, ..., d): the gradient is sum_t g_t x_t'.
 

@@ -27,6 +27,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from cupola.errors import PlanError
 from cupola.nn.kernelnorm import KernelNorm, KNConv
 from cupola.nn.module_probe import sandbox
+from cupola.nn.quantised import QuantisedLinear, packed
 from cupola.nn.reprogram import Adapted, Border
 from cupola.privacy.persample.bookkeeping import backward, forward, shares
 from cupola.privacy.persample.rules import Room, Sums
@@ -42,6 +43,11 @@ def unsupported(module: nn.Module) -> str | None:
     """Why a module, in its present mode, has no per-sample gradients; None if it may have."""
     for name, part in module.named_modules():
         place = f"{name or 'the model'} ({type(part).__name__})"
+        if packed(part):
+            return (
+                f"{place} is quantised and gives no gradient to what is before it: see "
+                f"cupola.nn.quantised.unpack, which gives torch's dense layers one"
+            )
         if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
             return (
                 f"{place} mixes the samples of a batch, so no sample has a gradient of its own: "
@@ -248,6 +254,8 @@ def redrawn(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
                 for statistic in (part.running_var, part.running_mean):
                     if statistic is not None:
                         statistic.copy_(0.5 + torch.rand(statistic.shape))
+            if isinstance(part, QuantisedLinear):
+                part.redraw()
     return copied
 
 

@@ -7,6 +7,9 @@ a file here, a line below, and its name and own keys in `cupola.training.choices
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cupola.federation.message import Question
 from cupola.training.choices import Privacy
 from cupola.training.mechanisms.base import Mechanism as Mechanism
@@ -42,6 +45,12 @@ def mechanism_for(question: Question) -> Mechanism:
     """The mechanism that a question asks for, its settings checked as a plan's are."""
     given = question.options.get("privacy")
     return mechanism_of(Privacy.model_validate(given)) if given else _NONE
+
+
+def mechanism_named(told: Mapping[str, Any]) -> type[Mechanism]:
+    """The mechanism that a run's plan or result names; the one that claims nothing where it names
+    none."""
+    return MECHANISMS.get(told.get("mechanism", ""), NoMechanism)
 
 
 #: Keys of [privacy] that not every mechanism takes: the first one that does, and the default.

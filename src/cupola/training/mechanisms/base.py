@@ -49,7 +49,8 @@ class Mechanism:
     to the sum. per_example: whether examples are drawn by chance and clipped one by one. stackable:
     whether many sites may be computed at once. with_methods: whether a method of the plan may
     change how sites train and the model moves. sends, sends_alone: what the coordinator gets, in
-    words, and what it gets where masks fail. coordinator: its part of the mechanism.
+    words, and what it gets where masks fail. hides: what, from whom, in a report's words.
+    coordinator: its part of the mechanism.
     """
 
     privacy: Privacy
@@ -66,6 +67,7 @@ class Mechanism:
     with_methods: ClassVar[bool] = True
     sends: ClassVar[str] = "updates"
     sends_alone: ClassVar[str] = "updates"
+    hides: ClassVar[str] = "every single example at a site, from everybody outside it"
     coordinator: ClassVar[type[Coordinator]] = Coordinator
 
     @property

@@ -74,6 +74,10 @@ class Distributed(SiteLevel):
     noised_at_site = True
     sends = "noised updates"
     sends_alone = "updates with their own shares of the noise alone"
+    hides = (
+        "every whole site, from everybody, the coordinator included, if enough other sites add "
+        "their shares of the noise and the masked sums hold"
+    )
     coordinator = DistributedCoordinator
 
     def check_options(self) -> None:

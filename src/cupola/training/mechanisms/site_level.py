@@ -35,6 +35,7 @@ class SiteLevel(Mechanism):
     """Sites send one clipped update each, all of equal weight, and nothing beside it."""
 
     unit = "site"
+    hides = "every whole site, from everybody who sees models but the coordinator"
 
     def check(self, training: Training) -> None:
         local = training.local

@@ -32,6 +32,7 @@ class FedDyn(Method):
     summary = "dynamic regularisation: sites' optima agree with the federation's"
     source = "Acar et al. 2021"
     post_processing = True
+    alters = "sites' gradients are corrected by those of their last turn"
 
     alpha: Positive = 0.1
 

@@ -26,6 +26,7 @@ class FedNtd(Method):
 
     summary = "distils what the received model knows of the classes that an example is not"
     source = "Lee et al. 2022"
+    alters = "a distillation is added to the loss"
 
     beta: Positive = 1.0
     temperature: Positive = 1.0

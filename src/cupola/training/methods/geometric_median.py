@@ -27,6 +27,8 @@ class GeometricMedian(Method):
     summary = "the geometric median of sums over random groups: robust under masked sums, too"
     source = "Pillutla et al. 2022"
     asks = "groups"
+    alters = "the geometric median stands for the mean"
+    post_processing = True  # nothing happens at a site
 
     group: Annotated[int, Field(ge=1)] = 3
 

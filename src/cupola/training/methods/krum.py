@@ -27,6 +27,7 @@ class Krum(Method):
     summary = "the update nearest to most others: robust to a number of bad sites"
     source = "Blanchard et al. 2017"
     asks = "gather"
+    alters = "single updates stand for the mean of all"
 
     bad: Annotated[int, Field(ge=1)] = 1
     take: Annotated[int, Field(ge=1)] = 1

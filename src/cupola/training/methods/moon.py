@@ -31,6 +31,7 @@ class Moon(Method):
 
     summary = "representations stay near the received model's, away from the site's last one"
     source = "Li et al. 2021"
+    alters = "a contrast of models is added to the loss"
 
     mu: Positive = 1.0
     temperature: Positive = 0.5

@@ -107,8 +107,15 @@ class Methods:
         training, size = self.training, getattr(self.own, "group", 1)
         same = training.sum.masked and not training.sum.changes
         order = permutation(training.seed, "groups", 0 if same else round, 0, len(sites))
-        parts = np.array_split(order, max(1, len(sites) // size))
+        parts = np.array_split(order, max(1, len(sites) // size))  # the smaller ones come last
         return [sorted(sites[i] for i in part) for part in parts]
+
+    def least_told(self) -> int | None:
+        """Sites of the smallest group whose sum is told; None where one sum is told of all."""
+        if self.asks != "groups":
+            return None
+        many = max(1, round(expected_sites(self.training.participation, self.training.sites)))
+        return len(self.groups(range(many), 1)[-1])
 
     def is_last(self, state: State, sites: Sequence[int], round: int) -> bool:
         """Whether this answer is the last of its round."""
@@ -246,8 +253,9 @@ def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> 
         )
     if mechanism.by_coordinator and own.asks != "sum":
         raise PlanError(
-            f"{own.key} with {mechanism.key}: its noise hides what a clipped update does to a sum, "
-            "and a robust mean can move much further by it; leave one of them out"
+            f"{own.key}: {mechanism.key} adds noise for a sum, which one site moves by its clip at "
+            "most; what is made of groups' sums it may move by more. Take privacy.mechanism = "
+            "'distributed', whose noise is in every group's sum, or a plain mean"
         )
     if mechanism.per_example and (overrides(own, "loss", "descend") or not own.post_processing):
         raise PlanError(

@@ -29,6 +29,7 @@ class TrimmedMean(Method):
     summary = "the mean without the extremes of every coordinate: robust to a share of bad sites"
     source = "Yin et al. 2018"
     asks = "gather"
+    alters = "extremes are left out of the mean"
 
     trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
 
@@ -60,6 +61,7 @@ class Median(Method):
     summary = "the median of every coordinate: robust to almost half of the sites"
     source = "Yin et al. 2018"
     asks = "gather"
+    alters = "the median stands for the mean"
 
     def check(self, training: Training) -> None:
         require_plain_mean(self, training)

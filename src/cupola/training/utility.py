@@ -193,6 +193,7 @@ def _probe(training: Training, data: FederatedData) -> float:
         sum=Sum(),
         public={},
         site_splits=frozenset(),
+        label_map=None,
     )
     host = TrainingHost(problem, small)
     with InProcess(host, seed=short.seed, mode="one-by-one", workers=1) as federation:

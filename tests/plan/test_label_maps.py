@@ -16,6 +16,8 @@ from test_run import checked, go, same, stop_after
 import cupola
 from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.plan_file import load
+from cupola.audit import Subject
+from cupola.audit.membership import membership_audit
 from cupola.data import Dataset
 from cupola.engines import InProcess
 from cupola.errors import FederationError, PlanError
@@ -272,3 +274,13 @@ def test_the_report_shows_the_map(source: str, tmp_path: Path) -> None:
     shown = label_section(open_run(run.folder))
     assert "Chosen 2 times as the border learnt" in shown
     assert shown.count("<tr>") == 11
+
+
+def test_an_audit_repeats_it_with_the_final_map(source: str, tmp_path: Path) -> None:
+    run = go(tmp_path / "run", plan=plan(source, rounds=2))
+    subject = Subject.open(run.folder, 1)
+    saved = load_file(run.folder / "model.safetensors")["output.index"]
+    assert all(np.array_equal(model[MAP], saved) for model in subject.models)
+    assert subject.question(1).task == "train"
+    found = membership_audit(subject, shadows=4, seed=0)
+    assert found["likelihood_ratio"] is not None

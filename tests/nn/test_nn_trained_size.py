@@ -16,6 +16,7 @@ from cupola.nn.trained_size import Around, Resized
 
 TO = Preprocessing(9, (0.4, 0.5, 0.6), (0.2, 0.25, 0.5), unit=3.0)
 LEAST = 2
+ANY = ({0: torch.export.Dim("n")},)
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -137,11 +138,33 @@ def test_the_size_cannot_leave_its_bounds(scale):
 
 def test_torch_export_takes_any_batch(source):
     module = build(source).eval()
-    batch = ({0: torch.export.Dim("n")},)
-    exported = torch.export.export(module, (torch.rand(3, 3, 12, 12),), dynamic_shapes=batch)
+    exported = torch.export.export(module, (torch.rand(3, 3, 12, 12),), dynamic_shapes=ANY)
+    compare(exported.module(), module)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("trained", [False, True])
+def test_onnx_takes_any_batch(source, trained, tmp_path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason="needs the extra 'export'")
+    import onnxruntime
+
+    fixed = {"adapt": "labels", "labels": [0, 1, 2, 3, 4]}
+    module = nn.build("pretrained", (3, 12, 12), 5, 1, source=source, **fixed)
+    module = (build(source, **fixed) if trained else module).eval()
+    path, x = str(tmp_path / "model.onnx"), torch.rand(2, 3, 12, 12)
+    torch.onnx.export(module, (x,), dynamic_shapes=ANY, verbose=False).save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    place = session.get_inputs()[0].name
+    compare(lambda x: torch.from_numpy(session.run(None, {place: x.numpy()})[0]), module)
+
+
+def compare(found, module) -> None:
     for n in (1, 7):
         x = torch.rand(n, 3, 12, 12)
-        torch.testing.assert_close(exported.module()(x), module(x), rtol=0, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(found(x), module(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

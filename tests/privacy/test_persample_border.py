@@ -23,8 +23,9 @@ def test_clipped_sums_equal_every_sample_by_itself(source: str, adapt: str, copi
     rows = oracles.alone(module, loss, x, y)
     expected = [row.unflatten(0, (-1, copies)).mean(1) for row in rows]
     assert [g[0].numel() for g in expected[:2]] == [1, 3 * 16 * 16]
-    engine = PerSample(module, loss, microbatch=3)
+    engine = PerSample(module, loss)
     clip = 0.5 * float(oracles.norms(expected).median())
     found = engine.clipped_sum(x, y, clip, multiplicity=copies)
     oracles.assert_equal(found, expected, clip, 1e-9)
-    assert engine.fallback is None
+    assert engine.form is not None
+    assert (engine.fallback, engine.form.alone) == (None, None)

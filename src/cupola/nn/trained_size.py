@@ -1,13 +1,13 @@
 """The size of the target image within the source's input, trained with the border (AutoVP, Tsao et
 al. 2024).
 
-    side = least + (size - least) sigmoid(scale)      in pixels; it cannot leave its bounds
+    side = middle + half scale / sqrt(1 + scale^2)      in pixels, within middle +- half
     x~   = c R(x) + (1 - c) unit tanh(Theta)
 
-R: the image resized to side x side, bilinearly, in the middle of the source's size x size; c: how
-much of each pixel it covers, 0 to 1. Both follow the side by fractions of a pixel, so the side has
-a gradient. With whole pixels on either side of the image this is what `Placement` and `Border`
-compute.
+middle +- half: from `least` to the source's size. R: the image resized to side x side, bilinearly,
+in the middle of the source's input; c: how much of each pixel it covers, 0 to 1. Both follow the
+side by fractions of a pixel, so the side has a gradient. With whole pixels on either side of the
+image this is what `Placement` and `Border` compute.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Resized(Placement):
                 f"model.least_inner = {least} and below the source's {to.size} pixels"
             )
         self.least = least
-        share = (inner - least) / (to.size - least)
-        self.scale = nn.Parameter(torch.tensor([math.log(share / (1 - share))]))
+        self.scale = nn.Parameter(torch.tensor([scale_of(inner, least, to.size)]))
 
     def side(self) -> float:
         """Of the image as it is now, in pixels."""
@@ -104,5 +103,12 @@ class Around(Border):
 
 
 def side_of(scale: Tensor, least: int, size: int) -> Tensor:
-    """Pixels."""
-    return least + (size - least) * torch.sigmoid(scale)
+    """Pixels. Of operations that are rounded once: a sample's bits must not depend on its place
+    among others, and a sigmoid of a few numbers may (see `privacy.persample`)."""
+    return (least + size) / 2 + (size - least) / 2 * (scale / torch.sqrt(1 + scale * scale))
+
+
+def scale_of(side: float, least: int, size: int) -> float:
+    """The scale at which the image has this size, strictly between the two."""
+    place = (2 * side - least - size) / (size - least)
+    return place / math.sqrt(1 - place * place)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 
 from cupola.base.formatting import number
+from cupola.nn.trained_size import side_of
 from cupola.pages import page
 from cupola.pages.folder import RunFolder
 
@@ -69,7 +71,7 @@ def _side(run: RunFolder, size: int) -> float:
     model = given if isinstance(given, dict) else {}
     least, scale = model.get("least_inner"), saved_array(run, "place.scale")
     if scale is not None and scale.shape == (1,) and isinstance(least, int) and 0 < least < size:
-        return least + (size - least) / (1 + float(np.exp(-scale[0])))
+        return float(side_of(torch.from_numpy(scale), least, size))
     inner = model.get("inner")
     return inner if isinstance(inner, int) and 0 < inner < size else round(200 / 224 * size)
 

@@ -130,7 +130,8 @@ class LabelMaps:
             counts = reply.arrays.get("counts")
         new = old if counts is None else self._index(counts)
         moved = (np.sort(new, 1) != np.sort(old, 1)).any(1)
-        return self.skip(state, {self.name: new}, int(moved.sum()))
+        first = "mapped" not in state.values  # what was there before is no map
+        return self.skip(state, {self.name: new}, 0 if first else int(moved.sum()))
 
     def skip(self, state: State, arrays: Arrays | None = None, moved: int = 0) -> State:
         """The state after this step; for a rehearsal, as if the map stayed."""

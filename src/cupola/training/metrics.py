@@ -284,6 +284,22 @@ def confusion(sums: Mapping[str, np.ndarray]) -> list[list[int]] | None:
     return np.asarray(sums["confusion"], np.int64).tolist()
 
 
+def with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics and the confusion matrix, which only the last record of a run keeps."""
+    table = confusion(sums)
+    return metrics(sums) | ({} if table is None else {"confusion": table})
+
+
+def without_matrices(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's record without its confusion matrices, which are long."""
+    return {
+        name: {n: v for n, v in value.items() if n != "confusion"}
+        if isinstance(value, dict)
+        else value
+        for name, value in record.items()
+    }
+
+
 def _from_confusion(confusion: np.ndarray) -> dict[str, float]:
     """Mean over classes of recall (class accuracy) and of intersection over union."""
     hit, truth, guess = np.diag(confusion), confusion.sum(1), confusion.sum(0)

@@ -13,6 +13,7 @@ from typing import Any
 
 from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
+from cupola.training.label_maps import TASK, may_ask_sites
 from cupola.training.mechanisms import NoMechanism
 from cupola.training.methods import method_of, told_of
 from cupola.training.methods.own_parts import HANDED
@@ -29,6 +30,7 @@ def deviation(plan: Plan, question: Question) -> str | None:
         "evaluate": _judging,
         "sparsity": _sparsity,
         "adapt": _adapting,
+        TASK: _counting_labels,
     }
     return checks.get(question.task, _training)(plan, question.options)
 
@@ -141,6 +143,10 @@ def _sparsity(plan: Plan, options: Mapping[str, Any]) -> str | None:
     if release is not None and not (options.get("noise") or 0.0) >= noise_of(release):
         return "there is less noise than in the plan"
     return None
+
+
+def _counting_labels(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    return _MORE if options or not may_ask_sites(plan) else None
 
 
 def _adapting(plan: Plan, options: Mapping[str, Any]) -> str | None:

@@ -178,11 +178,19 @@ class _Power:
         return F.cross_entropy(output, y, reduction="none") ** self.power
 
 
-@pytest.mark.parametrize("make", [
-    _loss_of, _Power, lambda p: lambda o, y, p=p: o[:, 0] * p,
-    lambda p: _Power(torch.tensor(p)), lambda p: _Power({"a": [p]}), lambda p: _Power(_loss_of(p)),
-    lambda p: _Power(p).__call__, lambda p: partial(_Power.__call__, _Power(p)),
-], ids=str)  # fmt: skip
+HOLDERS = {
+    "closure": _loss_of,
+    "attribute": _Power,
+    "default": lambda p: lambda o, y, p=p: o[:, 0] * p,
+    "tensor": lambda p: _Power(torch.tensor(p)),
+    "list in a dictionary": lambda p: _Power({"a": [p]}),
+    "closure in an attribute": lambda p: _Power(_loss_of(p)),
+    "method": lambda p: _Power(p).__call__,
+    "partial": lambda p: partial(_Power.__call__, _Power(p)),
+}
+
+
+@pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS)
 def test_what_an_object_holds_is_in_its_name(make) -> None:
     """Two losses of one source are two losses: a plan must not lead to the other one."""
     one, same, other = (held_loss(make(p)) for p in (1.0, 1.0, 2.0))

@@ -4,8 +4,9 @@
     python benchmarks/kernelnorm/evaluation.py --models resnet8 --seeds 1
     python benchmarks/kernelnorm/evaluation.py --table        # evaluation.json in Markdown
 
-Every network of the published experiments, most of them a quarter as wide, is trained on CIFAR-10
-at 16x16 pixels with the published dropout, with the same settings for all, which were not tuned.
+The networks of the tables in docs/kernelnorm.md, a quarter as wide, and DenseNet-20x16 as it is are
+trained on CIFAR-10 at 16x16 pixels with the published dropout, with the same settings for all,
+which were not tuned.
 Then the same weights are evaluated with expected, random and no dropout of the statistics. Random
 is the mean of `DRAWS` passes, as accuracy and as loss, not an average of outputs. Results go to
 evaluation.json beside this file, which a second call goes on with.

@@ -298,6 +298,12 @@ def test_tables_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     uneven = pa.table({"a": [[1], [1, 2]], "y": [0, 1]})
     with pytest.raises(DataError, match="lists of different lengths"):
         load("parquet", path=written(tmp_path / "u.parquet", uneven), target="y", inputs="a")
+    hole = pa.table({"a": [[1, 2], [None, 3]], "y": [0, 1]})  # a token of -2^63, once
+    with pytest.raises(DataError, match="an empty cell in a list"):
+        load("parquet", path=written(tmp_path / "h.parquet", hole), target="y", inputs="a")
+    twice = pa.Table.from_arrays([pa.array([1.0, 2.0])] * 2 + [pa.array([0, 1])], ["a", "a", "y"])
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        load("parquet", path=written(tmp_path / "d.parquet", twice), target="y")
     empty = written(tmp_path / "t.arrow", pa.table({"a": [1, 2], "y": ["b", None]}))
     with pytest.raises(DataError, match="an empty cell in the target"):
         load("parquet", path=empty, target="y")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from cupola.base.held_objects import find_object
 from cupola.base.source_code import source_mark
 from cupola.errors import PlanError
 from cupola.nn.losses import find_loss
@@ -158,3 +161,47 @@ def test_one_number_for_a_batch_is_refused() -> None:
 def test_what_makes_no_model_is_refused(model: object, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         held_model(model)
+
+
+def _loss_of(power: float, held: object = None):
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, y, reduction="none") ** power + 0 * (held is None)
+
+    return loss
+
+
+class _Power:
+    def __init__(self, power: object) -> None:
+        self.power = power
+
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, y, reduction="none") ** self.power
+
+
+HOLDERS = {
+    "closure": _loss_of,
+    "attribute": _Power,
+    "default": lambda p: lambda o, y, p=p: o[:, 0] * p,
+    "tensor": lambda p: _Power(torch.tensor(p)),
+    "list in a dictionary": lambda p: _Power({"a": [p]}),
+    "closure in an attribute": lambda p: _Power(_loss_of(p)),
+    "method": lambda p: _Power(p).__call__,
+    "partial": lambda p: partial(_Power.__call__, _Power(p)),
+}
+
+
+@pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS)
+def test_what_an_object_holds_is_in_its_name(make) -> None:
+    """Two losses of one source are two losses: a plan must not lead to the other one."""
+    one, same, other = (held_loss(make(p)) for p in (1.0, 1.0, 2.0))
+    assert one.name == same.name != other.name
+    assert find_object(other.name, "loss", PlanError) is other.value
+
+
+def test_objects_that_nobody_can_compare_do_not_stand_for_each_other() -> None:
+    one, other = _loss_of(1.0, Lock()), _loss_of(2.0, Lock())
+    assert source_mark(one) is None
+    first, second = held_loss(one), held_loss(other)
+    assert first.name != second.name
+    assert held_loss(one).name == first.name
+    assert find_object(second.name, "loss", PlanError) is second.value

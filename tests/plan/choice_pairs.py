@@ -131,6 +131,8 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "convolution": ("model={name='choice_pairs:convolution'}",),
         "dropout": ("model={name='mlp',hidden=[6],dropout=0.5}",),
         "reprogrammed": ("model={name='pretrained',source='SOURCE'}",),
+        "labels that follow": ("model={name='pretrained',source='SOURCE',adapt='labels',relabel=1,"
+                               "least_inner=4}",),
         "a new head": ("model={name='pretrained',source='SOURCE',adapt='head'}",),
     },
     "data": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,10 @@ def test_values_out_of_range_are_refused_by_name(setting: str, message: str) -> 
 def test_a_mechanism_without_strength_says_what_it_needs() -> None:
     with pytest.raises(PlanError, match="epsilon"):
         load({**SMALL, "recipe": "dp-sgd"})
+
+
+def test_a_run_that_clips_without_noise_can_be_opened(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", "rounds=1", plan=changed(noise_multiplier=0.0))
+    again = cupola.Run.open(run.folder)
+    assert again.status == "finished"
+    assert again.result.privacy.epsilon == math.inf

@@ -23,6 +23,7 @@ from cupola.errors import CupolaError, FederationError, PlanError
 from cupola.training import build
 from cupola.training.forecast import foresee
 from cupola.training.frozen import CHECKSUM, SEED
+from cupola.training.metrics import count
 from cupola.training.workspace import Workspace
 
 DP = {"mechanism": "dp-sgd", "noise_multiplier": 1.0}
@@ -91,6 +92,13 @@ def test_a_site_with_other_weights_is_refused_before_it_trains(
     crafted = {**state.arrays, "model/trunk.0.weight": np.zeros((6, 3, 3, 3), np.float32)}
     with pytest.raises(FederationError, match=r"'model/trunk.0.weight' is no trainable"):
         Workspace(build.problem(load(plan))).load(crafted)
+
+
+def test_a_site_that_is_judged_first_trains_on_the_same_features(plan: dict[str, Any]) -> None:
+    given = load(adapted(plan, "head"))
+    site, data = Workspace(build.problem(given)), build.federated_data(given).site(0).train
+    count(site, [data], {})
+    assert not site.batch(data, slice(8))[0].is_inference()
 
 
 @pytest.mark.parametrize("adapt", ["map", "head"])

@@ -23,6 +23,7 @@ from cupola.nn.normalisation import Affine
 from cupola.nn.quantised import QuantisedLinear
 from cupola.nn.reprogram import Border
 from cupola.nn.sources import Preprocessing
+from cupola.nn.trained_size import Around, Resized
 from cupola.privacy.persample import PerSample
 
 CLIP = 1.0
@@ -94,6 +95,9 @@ def _still(layer: Any) -> Any:
     return layer
 
 
+_SOURCE = Preprocessing(12, (0.5,) * 3, (0.25,) * 3)
+
+
 def _in_8_bits() -> nn.Module:
     made = QuantisedLinear(torch.randint(-127, 128, (30, 40)), torch.ones(()), torch.zeros(30))
     assert made.bias is not None
@@ -143,8 +147,10 @@ CASES = {
     "RMS norm": Case(lambda: nn.RMSNorm(12), (8, 12), 0, rules=(nn.RMSNorm,)),
     "PReLU": Case(lambda: nn.PReLU(4), (4, 6, 6), rules=(nn.PReLU,)),
     "affine": Case(lambda: Affine(4), (4, 6, 6), rules=(Affine,)),
-    "border": Case(
-        lambda: Border(Preprocessing(12, (0.5,) * 3, (0.25,) * 3), 8), (3, 12, 12), rules=(Border,)
+    "border": Case(lambda: Border(_SOURCE, 8), (3, 12, 12), rules=(Border,)),
+    "border of a trained size": Case(lambda: Around(_SOURCE, 4), (4, 12, 12), rules=(Around,)),
+    "trained size": Case(
+        lambda: Resized((3, 9, 7), _SOURCE, 8, "zero", 4), (3, 9, 7), rules=(Resized,)
     ),
     "tied": Case(Tied, (16,), 0, 12),
     "attention": Case(Attention, (8, 16), 0, rules=(nn.MultiheadAttention,)),

@@ -1,5 +1,6 @@
 """Noise: its law, its grid, and where it comes from."""
 
+import copy
 import math
 
 import numpy as np
@@ -162,3 +163,12 @@ def test_rounded_normals_have_the_variance_of_their_law():
         drawn = random.rounded_normals(200_000, 3.0)
         assert np.array_equal(drawn, np.rint(drawn))
         assert abs(drawn.var() / (9 + 1 / 12) - 1) < 6.2 * math.sqrt(2 / len(drawn))
+
+
+def test_a_child_by_fork_does_not_draw_what_its_parent_draws(monkeypatch):
+    """The difference of two releases with the same noise would hold none."""
+    parent = OperatingSystem()
+    child = copy.copy(parent)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    child.words(1)
+    assert child._stream is not parent._stream

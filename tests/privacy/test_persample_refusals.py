@@ -9,6 +9,7 @@ import pytest
 import torch
 from persample_examples import MARKS, draw, loss, ready
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cupola.errors import PlanError
 from cupola.privacy.persample import PerSample, Rule, rule, unsupported
@@ -143,3 +144,17 @@ def test_a_wrong_rule_is_not_believed(monkeypatch):
     found = persample.clipped_sum(x, y, 1.0)
     assert persample.fallback is not None
     oracles.assert_equal(found, oracles.alone(module, loss, x, y), 1.0)
+
+
+@pytest.mark.parametrize("ignored", [-100, 1, 0])
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_a_mean_over_labels_that_count_is_refused(ignored, classes):
+    """Whatever labels the trial happens to draw."""
+
+    def loss(output, y):
+        values = F.cross_entropy(output, y, reduction="none", ignore_index=ignored)
+        return values * len(y) / (y != ignored).sum().clamp_min(1)
+
+    engine = PerSample(nn.Linear(classes, classes), loss)
+    with pytest.raises(PlanError, match="depends on the other samples"):
+        engine.clipped_sum(torch.randn(8, classes), torch.zeros(8, dtype=torch.int64), 1.0)

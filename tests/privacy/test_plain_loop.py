@@ -13,7 +13,8 @@ import cupola.privacy
 from cupola.errors import PlanError
 from cupola.privacy import accounting, make_private
 from cupola.privacy.events import SampledGaussian
-from cupola.privacy.plain_loop import Output, Private
+from cupola.privacy.plain_loop import Private
+from cupola.privacy.private_model import Output
 
 N, SIZE = 120, 20
 
@@ -229,6 +230,9 @@ def test_gradients_that_are_not_private_are_refused(step, said: str) -> None:
         ({"noise_multiplier": None, "epsilon": 1.0, "epochs": 1.5}, "epochs = 1.5"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
         ({"clip": 0.0}, "clip must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 1.5}, "seed = 1.5"),
+        ({"delta": 1.0}, "delta must be"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

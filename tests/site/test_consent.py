@@ -1,6 +1,7 @@
 """Nothing runs without a site's consent, and consent is to one plan, one roster, one data set."""
 
 import stat
+import sys
 from pathlib import Path
 
 import consortium as made
@@ -186,7 +187,8 @@ def test_a_stranger_cannot_join(trial, tmp_path):
     "change",
     [{"model": "evil_code:Net"}, {"task": "evil_code:run"}, {"recipe": "evil_code:recipe"},
      {"data": {"name": "evil_code:load"}}, {"loss": "evil_code:loss"},
-     {"model": {"name": "linear", "x": ["evil_code:X"]}}],
+     {"model": {"name": "linear", "x": ["evil_code:X"]}},
+     {"evaluation": {"metrics": {"class_names": "evil_code:metric"}}}],
 )  # fmt: skip
 def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
     (tmp_path / "evil_code.py").write_text("raise SystemExit('code of a plan was run')\n")
@@ -194,6 +196,30 @@ def test_a_plan_cannot_load_code(tmp_path, change, monkeypatch):
     text = tomli_w.dumps({**made.PLAN, **change})
     with pytest.raises(PlanError, match=r"names code, 'evil_code:\w+'"):
         read_proposal(text)
+
+
+@pytest.mark.parametrize("section", ["model", "data"])
+def test_a_plan_fetches_nothing_at_a_site(section):
+    options = {"name": "huggingface", "path": "somebody/model", "download": True}
+    with pytest.raises(PlanError, match=rf"{section}\.download: a plan fetches nothing"):
+        read_proposal(tomli_w.dumps({**made.PLAN, section: options}))
+
+
+@pytest.mark.parametrize("name", ["os.system", "torch.os.system", "run", "Net.load_state_dict"])
+def test_an_allowed_module_does_not_lend_what_it_imports(tmp_path, monkeypatch, name):
+    """`model = {name = "own_nets:os.system", command = ...}` would run it at every site."""
+    (tmp_path / "own_nets.py").write_text(
+        "import os\nfrom subprocess import run\nimport torch\n\n"
+        "class Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n\n"
+        "made = torch.nn.CrossEntropyLoss()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_nets", raising=False)
+    text = tomli_w.dumps({**made.PLAN, "model": {"name": f"own_nets:{name}", "command": "true"}})
+    with pytest.raises(PlanError, match="only imported there"):
+        read_proposal(text, ["own_nets"])
+    honest = tomli_w.dumps({**made.PLAN, "model": "own_nets:Net"})
+    assert read_proposal(honest, ["own_nets"]).plan.model.name == "own_nets:Net"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ def test_a_plans_own_questions_follow_from_it(given):
         (made.PLAN, {"local": {"lr": 0.1, "batch_size": 1}}, "local training"),
         (made.PLAN, {"report_loss": True}, "more than the plan"),
         (made.PLAN, {"more": 1}, "more than the plan"),
+        (made.PLAN, {"transforms": {"list": [], "seed": 0}}, "transforms"),
+        (SHARES, {"transforms": {"list": [], "seed": 0}}, "transforms"),
         (made.PLAN, {"participation": {"stragglers": 0.5}}, "participation"),
         (made.PLAN, {"privacy": {"mechanism": "dp-sgd", "noise_multiplier": 1.0}}, "mechanism"),
         (made.PRIVATE, {"clip": 1e6}, r"privacy\.clip"),

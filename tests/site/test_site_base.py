@@ -32,6 +32,7 @@ class Adapter(nn.Module):
 def trial(tmp_path, monkeypatch):
     code = types.ModuleType("own_base")
     code.Adapter = Adapter
+    monkeypatch.setattr(Adapter, "__module__", "own_base")
     monkeypatch.setitem(sys.modules, "own_base", code)
     plan = {**made.PLAN, "sum": "plain", "model": "own_base:Adapter"}
     found = made.consortium(

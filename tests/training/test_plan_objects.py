@@ -125,21 +125,23 @@ def test_a_loop_that_is_left_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert isinstance(cupola.Run.open(tmp_path / "left", model=Net, data=(X, Y)).model(), Net)
 
 
-def test_other_initial_weights_are_another_run(tmp_path: Path) -> None:
+def test_other_initial_weights_are_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A function's source does not say all: what it makes is compared, too."""
-    width = 5
+    monkeypatch.setattr(Net, "width", 5, raising=False)
 
     def make() -> nn.Module:
-        return Net(width)
+        return Net(Net.width)
 
     for _ in cupola.iterate(PLAN, tmp_path, model=make, data=(X, Y)):
         break
-    width = 6
+    monkeypatch.setattr(Net, "width", 6)
     with pytest.raises(
         PlanError, match=r"other objects than these: model \(make\): initial_weights"
     ):
         cupola.resume(tmp_path, model=make, data=(X, Y))
-    width = 5
+    monkeypatch.setattr(Net, "width", 5)
     (again,) = cupola.resume(tmp_path, model=make, data=(X, Y), report=False)
     assert again.status == "finished"
 

@@ -620,12 +620,12 @@ def test_an_example_whose_gradient_overflows_counts_as_zero(build, mode, value):
 
 def test_a_real_site_draws_masks_and_augmentations_from_the_system():
     """All of a generator's state is secret, not 32 bits of a seed."""
-    from cupola.training import local
+    from cupola.privacy import secret_draws
 
-    one, other = local.secret_generator(), local.secret_generator()
+    one, other = (secret_draws.secret_generator() for _ in range(2))
     state = one.get_state().numpy()
-    key = state[local._STATE].view(np.uint64).astype(np.uint32)
-    assert not np.array_equal(key, other.get_state().numpy()[local._STATE].view(np.uint64))
+    key = state[secret_draws.STATE].view(np.uint64).astype(np.uint32)
+    assert not np.array_equal(key, other.get_state().numpy()[secret_draws.STATE].view(np.uint64))
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
     drawn = torch.rand(64, generator=one, dtype=torch.float32)

@@ -8,7 +8,7 @@ so every row is in just half of the shadow models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from cupola.privacy.membership import (
 )
 from cupola.training.choices import Evaluation
 from cupola.training.loop import Training
-from cupola.training.workspace import TrainingHost
+from cupola.training.workspace import MODEL, TrainingHost, frozen_part
 
 ROWS = 20_000  # of members and of others, at most, for the loss threshold
 SMALL = 200_000  # parameters of a model that shadow runs are made for
@@ -119,10 +119,10 @@ def _outputs(
     space.module.eval()
     found = []
     try:
-        with torch.inference_mode():
-            for data in rows:
-                for start in range(0, len(data), BATCH):
-                    x, y = space.batch(data, slice(start, start + BATCH))
+        for data in rows:
+            for start in range(0, len(data), BATCH):
+                x, y = space.batch(data, slice(start, start + BATCH))
+                with torch.inference_mode():
                     found.append((space.module(x), y))
     finally:
         space.module.train()
@@ -220,8 +220,10 @@ def _shadow(subject: Subject, datas: Sequence[Dataset], seed: int) -> dict[str, 
         privacy=program.privacy.model_copy(update={"budget": None}),
     )
     with InProcess(TrainingHost(program.problem, sites), seed=seed) as federation:
-        state = drive(repeated, federation)
-    return {n: a for n, a in state.arrays.items() if n.startswith(("model/", "buffer/"))}
+        start, frozen = repeated.start(), frozen_part(subject.models[-1])
+        state = drive(repeated, federation, replace(start, arrays=start.arrays | frozen))
+    kept = (*MODEL, "frozen/")
+    return {n: a for n, a in state.arrays.items() if n.startswith(kept)}
 
 
 def _confidence(

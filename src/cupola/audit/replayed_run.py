@@ -27,10 +27,10 @@ from cupola.privacy.events import Event
 from cupola.training import build
 from cupola.training.choices import Privacy
 from cupola.training.local import train
-from cupola.training.loop import Training, frozen_part
+from cupola.training.loop import Training
 from cupola.training.mechanisms.base import Mechanism
 from cupola.training.participation import draw
-from cupola.training.workspace import TrainingHost, Workspace
+from cupola.training.workspace import MODEL, TrainingHost, Workspace, frozen_part
 
 Step = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MARGIN = 1e-9  # relative; between a noise found twice
@@ -63,7 +63,7 @@ class Subject:
         host.book = None  # an audit is charged to nobody
         # A transform makes no update longer than its clip, and takes off none of the noise that is
         # in it: the mechanism is audited as if updates were sent as they are.
-        program = replace(build.training(plan, host), transforms=())
+        program = replace(build.training(plan, host), transforms=(), label_map=None)
         start = program.start().arrays
         saved = load_file(run.folder / "model.safetensors")
         if program.levels is not None:
@@ -71,9 +71,10 @@ class Subject:
                 f"{run.folder}: its sites train different parts of the model (trainable.level), "
                 "which an audit does not repeat; audit a run where all train the same"
             )
-        frozen = frozen_part(start)
-        final = {name: saved[name.split("/", 1)[1]] for name in start if _is_model(name)} | frozen
-        first = {name: array for name, array in start.items() if _is_model(name)} | frozen
+        own = {name: saved[name.split("/", 1)[1]] for name in start if name.startswith(MODEL)}
+        # Where labels move, the first map is not kept: the final one stands for it.
+        final = frozen_part(start) | own
+        first = {n: a for n, a in start.items() if _is_model(n)} | frozen_part(final)
         done = max(1, program.training_round(int(run.result["rounds"])))
         return cls(run, host, program, (first, final), min(rounds, done), program.space)
 

@@ -17,8 +17,8 @@ PREFIX = "object:"
 class Held:
     """An object, and the name that stands for it."""
 
-    def __init__(self, name: str, value: Any) -> None:
-        self.name, self.value = name, value
+    def __init__(self, name: str, value: Any, unsure: Any = None) -> None:
+        self.name, self.value, self.unsure = name, value, unsure
 
     def __deepcopy__(self, memo: Any) -> Held:
         return self
@@ -27,10 +27,19 @@ class Held:
 _HELD: WeakValueDictionary[str, Held] = WeakValueDictionary()
 
 
-def hold(word: str, mark: str, value: Any) -> Held:
-    """Give an object its name; who keeps the result keeps it findable."""
-    held = Held(f"{PREFIX}{word}#{mark[:12]}", value)
-    _HELD[held.name] = held
+def hold(word: str, mark: str, value: Any, unsure: Any = None) -> Held:
+    """Give an object its name; who keeps the result keeps it findable.
+
+    unsure: what was passed, where its mark may be that of another, too. Of those that are held at
+    the same time each gets a name of its own: a plan must not lead to another one's object.
+    """
+    name = first = f"{PREFIX}{word}#{mark[:12]}"
+    number = 1
+    while unsure is not None and name in _HELD and _HELD[name].unsure is not unsure:
+        number += 1
+        name = f"{first}-{number}"
+    held = Held(name, value, unsure)
+    _HELD[name] = held
     return held
 
 

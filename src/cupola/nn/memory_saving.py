@@ -54,8 +54,11 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, top: float) -> tuple[Tensor, Tensor]:
-        passed = x > 0 if top == math.inf else (x > 0) & (x < top)
-        return x.clamp(0, top), passed.to(torch.int8)  # a gradient times int8: twice as fast
+        if top == math.inf:  # a clamp to infinity is nothing that ONNX knows
+            gate, passed = x.clamp_min(0), x > 0
+        else:
+            gate, passed = x.clamp(0, top), (x > 0) & (x < top)
+        return gate, passed.to(torch.int8)  # a gradient times int8: twice as fast
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

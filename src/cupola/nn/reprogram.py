@@ -32,6 +32,10 @@ Pad = Literal["zero", "black"]
 #: How a border begins: random as in 000 (Xavier's uniform numbers), or with nothing in it.
 Begin = Literal["random", "zero"]
 
+#: Whose examples a map of labels is made by while a border learns: public ones, or the sites';
+#: auto: public ones if there are any.
+Counted = Literal["auto", "public", "sites"]
+
 #: Names of tensors that are neither trained nor sent, but the same at all sites by their files.
 INSTALLED = "_cupola_installed"
 
@@ -140,12 +144,18 @@ class Border(nn.Module):
 
 
 class Labels(nn.Module):
-    """Target logits as means of some of the source's: index (classes, per class)."""
+    """Target logits as means of some of the source's: index (classes, per class).
+
+    moves: whether it is made anew while a border learns (ILM-VP); whoever makes it sends it.
+    """
 
     index: Tensor
 
-    def __init__(self, index: Sequence[Sequence[int]], classes: int, of: int) -> None:
+    def __init__(
+        self, index: Sequence[Sequence[int]], classes: int, of: int, *, moves: bool = False
+    ) -> None:
         super().__init__()
+        self.of, self.moves = of, moves
         index = [[i] if isinstance(i, int) else list(i) for i in index]
         flat = [i for row in index for i in row]
         if len(index) != classes or len({len(row) for row in index}) != 1 or not flat:
@@ -158,6 +168,19 @@ class Labels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, self.index].mean(2)
+
+    def fits(self, index: np.ndarray) -> bool:
+        """Whether another index could be this one."""
+        same = index.dtype == np.int64 and index.shape == tuple(self.index.shape)
+        inside = same and index.min() >= 0 and index.max() < self.of
+        return bool(inside and len(np.unique(index)) == index.size)
+
+
+def label_counts(truth: Tensor, guessed: Tensor, classes: int, of: int) -> np.ndarray:
+    """(target classes, source classes): how often the one was taken for the other."""
+    known = (truth >= 0) & (truth < classes)
+    cells = torch.bincount(truth[known] * of + guessed[known], minlength=classes * of)
+    return cells.view(classes, of).cpu().numpy()
 
 
 def frequent_labels(counts: np.ndarray, per_class: int = 1) -> list[list[int]]:
@@ -235,7 +258,7 @@ class Adapted(nn.Module):
 
     @property
     def fixed(self) -> bool:
-        early = [m for m in (self.border, self.trunk) if m is not None]
+        early = [m for m in (self.place, self.border, self.trunk) if m is not None]
         trained = any(p.requires_grad for m in early for p in m.parameters())
         return not trained and self.place.shape != (self.width,)
 

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from cupola.base.chain import mark
 from cupola.base.held_objects import Held, hold
-from cupola.base.source_code import source_mark
+from cupola.base.source_code import best_mark, source_mark
 from cupola.errors import PlanError
 from cupola.nn.losses import mean_of_sample
 from cupola.nn.quantised import unpack
@@ -67,8 +67,9 @@ def held_model(model: Any) -> Held:
         raise PlanError(
             f"model={called(model)} does not say which parameters it takes; wrap it in a function"
         ) from None
-    told = source_mark(model) or "unknown"
-    return hold(called(model), mark(called(model).encode(), told.encode()), model)
+    told, unsure = best_mark(model)
+    name = mark(called(model).encode(), told.encode())
+    return hold(called(model), name, model, model if unsure else None)
 
 
 def module_mark(module: nn.Module) -> str:
@@ -123,12 +124,12 @@ def plain_loss(loss: Any) -> dict[str, Any] | None:
 def held_loss(loss: Any) -> Held:
     """A loss with one value per sample: torch's `reduction` is set to 'none'."""
     own = PerSampleLoss(loss)
-    told = source_mark(loss) or "unknown"
+    told, unsure = best_mark(loss)
     parts = [called(loss).encode(), told.encode()]
     if isinstance(own.loss, nn.Module):
         facts = {k: v for k, v in sorted(vars(own.loss).items()) if k[0] != "_" and k != "training"}
         parts += [repr(facts).encode(), module_mark(own.loss).encode()]
-    return hold(called(loss), mark(*parts), own)
+    return hold(called(loss), mark(*parts), own, loss if unsure else None)
 
 
 class PerSampleLoss:
@@ -237,5 +238,6 @@ def held_metric(name: str, metric: Any) -> Held:
             f"metrics['{name}'] is {_kind(metric)}; pass a function of (outputs, targets) with "
             "one value per sample"
         )
-    told = source_mark(metric) or "unknown"
-    return hold(called(metric), mark(name.encode(), told.encode()), metric)
+    told, unsure = best_mark(metric)
+    own = mark(name.encode(), told.encode())
+    return hold(called(metric), own, metric, metric if unsure else None)

@@ -58,14 +58,19 @@ class OperatingSystem:
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16)))
-        self._stream = cipher.encryptor()
+        self._stream, self._process = cipher.encryptor(), os.getpid()
 
     def _words(self, n: int) -> np.ndarray:
         """n integers, uniform in [0, 2^53)."""
         return self.words(n) >> np.uint64(11)
 
     def words(self, n: int) -> np.ndarray:
+        if self._process != os.getpid():  # a child by fork would draw what its parent draws
+            self._begin()
         data = self._stream.update(bytes(8 * n))
         return np.frombuffer(data, "<u8")
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from cupola.errors import PlanError
@@ -27,24 +27,10 @@ from cupola.privacy.dp_sgd_budget import noise_multiplier as least_noise
 from cupola.privacy.events import SampledGaussian, check_number
 from cupola.privacy.noise import Source, source
 from cupola.privacy.persample.clipping import PerSample, noised_mean
-from cupola.privacy.persample.trial import unsupported
-from cupola.privacy.poisson_loader import PrivateLoader, Samples
-
-#: Losses of torch that can be taken for each sample.
-LOSSES = frozenset(
-    {
-        *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
-        *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.soft_margin_loss),
-        *(F.kl_div, F.poisson_nll_loss, F.multi_margin_loss, F.multilabel_margin_loss),
-        F.multilabel_soft_margin_loss,
-    }
-)
-#: Of these, whose `weight` is one of classes; elsewhere it would be one of samples.
-_BY_CLASS = frozenset({F.cross_entropy, F.nll_loss, F.multi_margin_loss})
-_WAY_OUT = (
-    "give the model's output to one loss of torch.nn.functional (or its module), or use "
-    "`private.backward(x, y, loss)` with a loss that has one value per sample"
-)
+from cupola.privacy.persample.trial import remembers, unsupported
+from cupola.privacy.poisson_loader import PrivateLoader, Samples, require_rows
+from cupola.privacy.private_model import WAY_OUT, PrivateModel, kind_of
+from cupola.privacy.secret_draws import secret_draws
 
 
 def make_private(
@@ -57,14 +43,17 @@ def make_private(
     delta: float = 1e-5,
     noise_multiplier: float | None = None,
     clip: float = 1.0,
+    steps: int = 0,
     seed: int | None = None,
 ) -> Private:
     """Model, optimizer and loader of a plain loop, private: `model, optimizer, loader = ...`.
 
     epsilon: target at `delta` after `epochs` over the loader, from which the noise is found; more
     steps than that are refused. Or noise_multiplier itself. clip: L2 norm of one sample's gradient.
+    steps: that were done before, by a loop that goes on from its checkpoint (`private.steps`).
     seed: noise and samples that can be repeated, for experiments: its epsilon is not valid for a
-    release. Without it they come from the operating system.
+    release. Without it they come from the operating system, and so does what random layers, the
+    data set and its loader draw: masks and augmentations must be secret for the clip to hold.
 
     One sample more or less (add-remove) is hidden from everybody who sees the gradients, so the
     model at every step. Losses that a loop prints are not noised.
@@ -78,7 +67,7 @@ def make_private(
     >>> for epoch in range(2):
     ...     for x, y in loader:
     ...         optimizer.zero_grad()
-    ...         loss = F.cross_entropy(model(x), y)
+    ...         loss = nn.functional.cross_entropy(model(x), y)
     ...         loss.backward()
     ...         optimizer.step()
     >>> private.steps, round(private.epsilon(delta=1e-5), 1)
@@ -102,29 +91,26 @@ def make_private(
         noise = least_noise(epsilon=target, rate=rate, steps=most, delta=delta)
     else:
         noise = check_number("noise_multiplier", noise_multiplier, least=0)
-    samples = Samples(n, rate, each, source(seed, "privacy batches", 0))
-    spent = _Spent(rate, noise, clip, rate * n, source(seed, "privacy noise", 0), most)
+    for name, whole in {"steps": steps, "seed": 0 if seed is None else seed}.items():
+        if check_number(name, whole, least=0) != int(whole):
+            raise PlanError(f"{name} = {whole}: a whole number is needed")
+    check_number("delta", delta, above=0, below=1)
+    samples = Samples(n, rate, each, source(seed, "privacy batches", steps))
+    random = source(seed, "privacy noise", steps)
+    spent = _Spent(rate, noise, clip, rate * n, random, most, delta, steps)
     return Private(model, optimizer, loader, samples, spent, simulated=seed is not None)
 
 
 def _require(model: Any, optimizer: Any, loader: Any) -> None:
     """Refuse what would not be private, by what was passed."""
     if not isinstance(model, nn.Module):
-        raise PlanError(f"model is {_a(model)}; pass a torch.nn.Module")
+        raise PlanError(f"model is {kind_of(model)}; pass a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise PlanError(f"optimizer is {_a(optimizer)}; pass one of torch.optim")
+        raise PlanError(f"optimizer is {kind_of(optimizer)}; pass one of torch.optim")
     if not isinstance(loader, DataLoader):
-        raise PlanError(f"loader is {_a(loader)}; pass a torch.utils.data.DataLoader")
-    if loader.batch_size is None:
-        raise PlanError("loader has no batch_size, which says how large samples are to be")
-    if not hasattr(loader.dataset, "__len__") or not hasattr(loader.dataset, "__getitem__"):
-        raise PlanError("loader reads a stream; Poisson samples need rows by number")
-    if not len(loader.dataset):
-        raise PlanError("loader holds no rows")
-    was = model.training
-    model.train()
-    reason = unsupported(model)
-    model.train(was)
+        raise PlanError(f"loader is {kind_of(loader)}; pass a torch.utils.data.DataLoader")
+    require_rows(loader)
+    reason = unsupported(model) if model.training else _in_training(model, unsupported)
     if reason is not None:
         raise PlanError(f"model has no per-sample gradients: {reason}")
     own = {id(p) for p in model.parameters()}
@@ -137,9 +123,14 @@ def _require(model: Any, optimizer: Any, loader: Any) -> None:
         raise PlanError("model has no trainable parameters")
 
 
-def _a(thing: Any) -> str:
-    word = type(thing).__name__
-    return f"{'an' if word[0].lower() in 'aeiou' else 'a'} {word}"
+def _in_training(model: nn.Module, look: Callable[[nn.Module], str | None]) -> str | None:
+    """What is seen of a model in training mode, which it then leaves again, part by part."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        return look(model.train())
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 @dataclass
@@ -152,7 +143,8 @@ class _Spent:
     expected: float
     random: Source
     most: int | None
-    steps: int = 0
+    delta: float
+    steps: int
 
     def charge(self) -> None:
         if self.most is not None and self.steps >= self.most:
@@ -161,6 +153,10 @@ class _Spent:
                 "more, give make_private more epochs"
             )
         self.steps += 1
+
+
+#: Optimizers of private loops: their hook knows one loop's gradients.
+_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 class Private:
@@ -181,6 +177,13 @@ class Private:
         self._module, self._spent, self.simulated = model, spent, simulated
         self._engines: list[tuple[tuple[Any, ...], PerSample]] = []
         self._written: dict[int, tuple[Tensor, int]] = {}
+        self._shapes: set[tuple[Any, ...]] = set()  # of inputs that the model was tried on
+        if optimizer in _PRIVATE:
+            raise PlanError(
+                "optimizer is that of a private loop already, and a new one would forget what that "
+                "has spent: give make_private all epochs, or a new optimizer and `steps`"
+            )
+        _PRIVATE.add(optimizer)
         self.optimizer = optimizer
         self.loader = PrivateLoader(loader, samples)
         self.model = PrivateModel(model, self)
@@ -199,10 +202,11 @@ class Private:
         """Noised gradients so far."""
         return self._spent.steps
 
-    def epsilon(self, delta: float = 1e-5) -> float:
-        """What these steps have spent, for one sample more or less."""
+    def epsilon(self, delta: float | None = None) -> float:
+        """What these steps have spent, for one sample more or less; delta: as it was asked for."""
         spent = self._spent
-        return accounting.epsilon([SampledGaussian(spent.rate, spent.noise, spent.steps)], delta)
+        done = SampledGaussian(spent.rate, spent.noise, spent.steps)
+        return accounting.epsilon([done], spent.delta if delta is None else delta)
 
     def backward(self, x: Tensor, y: Any, loss: Callable[..., Tensor]) -> Tensor:
         """The noised mean of clipped gradients, added to `.grad`; the losses, (n,), which are not
@@ -222,10 +226,12 @@ class Private:
     def _backward(self, engine: PerSample, x: Tensor, y: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y):
             raise PlanError("a loss of samples needs inputs and targets, tensors of one length")
+        self._require_forgetful(x)
         self.loader.use(len(x))
         spent = self._spent
         spent.charge()
-        made = engine.clipped_sum(x, y, spent.clip, expected=spent.expected)
+        with nullcontext() if self.simulated else secret_draws():
+            made = engine.clipped_sum(x, y, spent.clip, expected=spent.expected)
         trained = [p for p in self._module.parameters() if p.requires_grad]
         flat = torch.cat([total.reshape(-1) for total in made.sums]).cpu().numpy()
         noised = torch.from_numpy(
@@ -237,6 +243,16 @@ class Private:
             p.grad = added if p.grad is None else p.grad + added
             self._written[id(p)] = p.grad, p.grad._version
         return made.losses.detach()
+
+    def _require_forgetful(self, x: Tensor) -> None:
+        shape = (x.shape[1:], x.dtype)
+        buffer = None if shape in self._shapes else remembers(self._module, x)
+        if buffer is not None:
+            raise PlanError(
+                f"the model's buffer '{buffer}' changes with the samples that it sees, and no "
+                "noise protects it; leave it out, or compute it on public data"
+            )
+        self._shapes.add(shape)
 
     def _only_noised(self, optimizer: Any, args: tuple[Any, ...], more: Mapping[str, Any]) -> None:
         """Before the optimizer steps: no gradient that somebody else has made or changed."""
@@ -260,165 +276,9 @@ class Private:
         raise PlanError(
             "a gradient is not the one that `backward` has noised: something else wrote to .grad "
             "(another loss, a gradient computed without the private model, or clipping after "
-            f"noise); {_WAY_OUT}"
+            f"noise); {WAY_OUT}"
         )
 
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b))
-
-
-# Models and losses
-
-
-class PrivateModel:
-    """The model in a private loop. In training it hands its input on, and computes with the loss;
-    in evaluation mode, and without gradients, it is the module itself."""
-
-    def __init__(self, module: nn.Module, private: Private) -> None:
-        self.module, self._private = module, private
-
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        if not self.module.training or not torch.is_grad_enabled():
-            return self.module(*args, **more)
-        if len(args) != 1 or more or not isinstance(args[0], Tensor):
-            raise PlanError(
-                "a private model takes one tensor with a row for each sample; wrap a model of "
-                "several inputs in one that takes them as one"
-            )
-        return Output(args[0], self._private)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
-
-    def train(self, mode: bool = True) -> PrivateModel:
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> PrivateModel:
-        return self.train(False)
-
-    def to(self, *args: Any, **more: Any) -> PrivateModel:
-        self.module.to(*args, **more)
-        return self
-
-
-class Output:
-    """What a private model gives in training: its output, when a loss asks for it.
-
-    Given to a loss of torch it becomes a `BatchLoss`. Anything else sees the output without its
-    gradient (for the accuracy of a batch, say).
-    """
-
-    def __init__(self, x: Tensor, private: Private) -> None:
-        self._x, self._private = x, private
-        self._value: Tensor | None = None
-
-    @property
-    def value(self) -> Tensor:
-        """The output; gradients through it are refused."""
-        if self._value is None:
-            with torch.no_grad():
-                made = self._private._module(self._x)
-            self._value = made.requires_grad_()
-            self._value.register_hook(_refuse_gradient)
-        return self._value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.value, name)
-
-    def __len__(self) -> int:
-        return len(self._x)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return self.value[index]
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        more = dict(kwargs or {})
-        if function in LOSSES and args and isinstance(args[0], Output):
-            return args[0]._loss(function, args[1:], more)
-        shown = [a.value if isinstance(a, Output) else a for a in args]
-        return function(
-            *shown, **{k: v.value if isinstance(v, Output) else v for k, v in more.items()}
-        )
-
-    def _loss(
-        self, function: Callable[..., Any], args: tuple[Any, ...], more: dict[str, Any]
-    ) -> BatchLoss:
-        target = args[0] if args else more.pop("target", None)
-        if len(args) > 1:
-            raise PlanError(f"{function.__name__}: give options by name; {_WAY_OUT}")
-        if more.pop("reduction", "mean") != "mean":
-            raise PlanError(f"{function.__name__}: reduction must be 'mean' (the default)")
-        if not isinstance(target, Tensor):
-            raise PlanError(f"{function.__name__}: targets are {_a(target)}, not a tensor")
-        if more.get("weight") is not None and function not in _BY_CLASS:
-            raise PlanError(f"{function.__name__}: weight is of a batch's samples; leave it out")
-        for old in ("size_average", "reduce"):
-            if more.pop(old, None) is not None:
-                raise PlanError(f"{function.__name__}: {old} is of old versions; leave it out")
-        names = sorted(more)
-        key = (function, *names, *(more[name] for name in names))
-        engine = self._private._engine(key, partial(_each, function, more))
-        return BatchLoss(self._private, engine, self._x, target)
-
-
-def _each(
-    function: Callable[..., Tensor], options: Mapping[str, Any], output: Tensor, y: Tensor
-) -> Tensor:
-    """A loss of torch with one value per sample: the mean over its own elements."""
-    values = function(output, y, reduction="none", **options)
-    if values.dim() < 2:
-        return values
-    ignored = options.get("ignore_index")
-    if ignored is None or values.shape != y.shape:
-        return values.flatten(1).mean(1)
-    return values.flatten(1).sum(1) / (y != ignored).flatten(1).sum(1).clamp_min(1)
-
-
-def _refuse_gradient(gradient: Tensor) -> None:  # noqa: ARG001
-    raise PlanError(f"this loss would give gradients that are not private; {_WAY_OUT}")
-
-
-class BatchLoss:
-    """The mean loss of a batch, not computed yet: `backward` does it, and `item` tells it after."""
-
-    def __init__(self, private: Private, engine: PerSample, x: Tensor, y: Tensor) -> None:
-        self._private, self._engine, self._x, self._y = private, engine, x, y
-        self._losses: Tensor | None = None
-
-    def backward(self) -> None:
-        """Add the noised mean of clipped gradients to `.grad`."""
-        self._losses = self._private._backward(self._engine, self._x, self._y)
-
-    def item(self) -> float:
-        """The mean loss: computed from the samples, and not noised. nan of an empty batch."""
-        if self._losses is None:
-            with torch.no_grad():
-                made = self._engine.loss(self._private._module(self._x), self._y)
-            return float(made.mean()) if len(made) else math.nan
-        return float(self._losses.mean()) if len(self._losses) else math.nan
-
-    def __float__(self) -> float:
-        return self.item()
-
-    def detach(self) -> Tensor:
-        return torch.tensor(self.item())
-
-    def __getattr__(self, name: str) -> Any:
-        raise PlanError(
-            f"a private loss has backward() and item(), and no '{name}': its gradient is that of "
-            f"one loss of torch; {_WAY_OUT}"
-        )
-
-    def __add__(self, other: Any) -> Any:
-        raise PlanError(f"a private loss cannot be added to another; {_WAY_OUT}")
-
-    __radd__ = __sub__ = __rsub__ = __truediv__ = __mul__ = __rmul__ = __add__

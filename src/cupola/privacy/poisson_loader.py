@@ -4,14 +4,77 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils import _pytree as pytree
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from cupola.errors import PlanError
-from cupola.privacy.noise import Source
+from cupola.nn.module_probe import sandbox
+from cupola.privacy.noise import OperatingSystem, Source
+from cupola.privacy.secret_draws import secret_draws, secret_generator, set_secret
+
+TRIED = 8  # items on which a loader's own way to make a batch is tried
+
+
+def require_rows(loader: DataLoader[Any]) -> None:
+    """Refuse loaders whose rows cannot be drawn one by one, each with the same probability."""
+    if loader.batch_size is None:
+        raise PlanError("loader has no batch_size, which says how large samples are to be")
+    dataset = loader.dataset
+    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not readable:
+        raise PlanError("loader reads a stream; Poisson samples need rows by number")
+    if not len(dataset):  # type: ignore[arg-type]
+        raise PlanError("loader holds no rows")
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise PlanError(
+            f"loader has a sampler of its own ({type(loader.sampler).__name__}): Poisson samples "
+            "are of all rows of its data set; choose rows with torch.utils.data.Subset instead"
+        )
+    _require_apart(loader)
+
+
+def _require_apart(loader: DataLoader[Any]) -> None:
+    """Refuse a collate_fn that gives an item other numbers in other company (mixed images, texts
+    filled up to the longest): a gradient that several items go into is clipped as one item's.
+
+    Tried on a few items, with the same draws: the first of a batch must be as it is alone.
+    """
+    collate, rows = loader.collate_fn, len(loader.dataset)  # type: ignore[arg-type]
+    if collate is default_collate:
+        return
+    places = np.unique(np.linspace(0, rows - 1, TRIED).astype(int)).tolist()
+    items = [loader.dataset[i] for i in places]
+
+    def first(these: list[Any], seed: int) -> list[Tensor]:
+        with sandbox(seed):
+            leaves = pytree.tree_leaves(collate(these))
+        return [leaf[:1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+
+    for i, item in enumerate(items):
+        alone, among = first([item], i), first([*items[i:], *items[:i]], i)
+        if len(alone) != len(among) or not all(map(_alike, alone, among)):
+            raise PlanError(
+                "the loader's collate_fn gives a sample other numbers among others than alone: it "
+                "mixes samples, fills up to the longest, or draws for all at once. Nothing would "
+                "bound what one sample adds; fill up to a fixed length, and augment in the data set"
+            )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), equal_nan=True)
 
 
 class Samples:
@@ -38,6 +101,10 @@ class PrivateLoader:
     def __init__(self, loader: DataLoader[Any], samples: Samples) -> None:
         self.dataset, self._samples = loader.dataset, samples
         self._fresh: int | None = None
+        secret = isinstance(samples.random, OperatingSystem)
+        stored = type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+        here = secret and not (loader.num_workers or stored)  # where anything is drawn at all
+        self._draws = secret_draws if here else nullcontext
         self._loader: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=samples,
@@ -45,15 +112,21 @@ class PrivateLoader:
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=_Secret(loader.worker_init_fn) if secret else loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
+            generator=secret_generator() if secret else None,  # workers' seeds come from it
         )
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
+        batches = iter(self._loader)
+        while True:
+            with self._draws():  # augmentations: see `secret_draws`
+                batch = next(batches, batches)
+            if batch is batches:
+                break
             self._fresh = self._samples.drawn.popleft()
             yield batch
         self._fresh = None
@@ -71,6 +144,18 @@ class PrivateLoader:
                 f"the private loader's batch has {fresh} samples, the model was given {n}: what is "
                 "spent holds for whole batches of the loader, and no other data"
             )
+
+
+class _Secret:
+    """The loader's own worker_init_fn; afterwards what a worker draws is nobody's to repeat."""
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self.own = own
+
+    def __call__(self, worker: int) -> None:
+        if self.own is not None:
+            self.own(worker)
+        set_secret()
 
 
 class _Collate:

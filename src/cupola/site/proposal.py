@@ -7,9 +7,12 @@ other parties may change for themselves (engine, devices, files) is no part of i
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -20,6 +23,7 @@ from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, foreign_module, kind_of
 from cupola.analysis.plan_file import load, read_toml
 from cupola.analysis.protocol import Analysis
+from cupola.base.importing import imported
 from cupola.errors import PlanError
 from cupola.secure.roster import Roster
 
@@ -73,6 +77,7 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     text = Path(source).read_text(encoding="utf-8") if isinstance(source, Path) else source
     _, given = read_toml(text + "\n")
     _refuse_hidden(given)
+    _refuse_downloads(given)
     given.pop("track", None)  # its author's own affair: nobody else writes to a tracker
     _refuse_code(given, set(modules))
     plan: PlanHeader = load(given, elsewhere=True)
@@ -89,19 +94,35 @@ def _refuse_hidden(given: dict[str, Any]) -> None:
             raise PlanError(f"the plan has characters that cannot be seen, in {key!a} = {value!a}")
 
 
+def _refuse_downloads(given: dict[str, Any]) -> None:
+    """Refuse a plan that would have a site's machine fetch what its author names."""
+    for section in ("model", "data"):
+        options = given.get(section)
+        if isinstance(options, dict) and options.get("download"):
+            raise PlanError(
+                f"{section}.download: a plan fetches nothing at other people's sites; leave it "
+                "out, and let each of them get the files"
+            )
+
+
 def _refuse_code(given: dict[str, Any], allowed: set[str]) -> None:
     """Refuse a plan that names code of other modules, before anything of it is imported."""
+    named = []
     for key, value in _strings(given):
         # More than what is well formed: looking 'module:a.b' up in vain would import the module.
-        if ":" not in value or key == "class_names" or (key == "device" and _DEVICE.match(value)):
+        device = key == "device" and _DEVICE.match(value)
+        if ":" not in value or key == "data.class_names" or device:
             continue
         _require_allowed(value.split(":")[0], value, allowed)
+        named.append(value)
     if not isinstance(given.get("kind", ""), str):
         raise PlanError("kind is the name of an analysis")
     kind = kind_of(given)
     module = foreign_module(kind)  # also of an installed kind, which has a plain name
     if module is not None:
         _require_allowed(module, kind, allowed)
+    for value in named:
+        _require_own(value, allowed)
 
 
 def _require_allowed(module: str, named: str, allowed: set[str]) -> None:
@@ -112,14 +133,31 @@ def _require_allowed(module: str, named: str, allowed: set[str]) -> None:
         )
 
 
+def _require_own(named: str, allowed: set[str]) -> None:
+    """Refuse what an allowed module has only imported: 'module:os.system' is nobody's model."""
+    with suppress(ImportError):  # then there is nothing that could be called
+        importlib.import_module(named.partition(":")[0])
+        found = imported(named)
+        code = inspect.isclass(found) or inspect.isroutine(found)
+        if not code and "." not in named.partition(":")[2]:
+            return  # an instance that the module has made
+        home = str(getattr(found, "__module__", None))
+        if not any(home == module or home.startswith(f"{module}.") for module in allowed):
+            raise PlanError(
+                f"the plan names code, '{named}', which is of the module '{home}' and only "
+                "imported there; a plan may name what an allowed module defines itself"
+            )
+
+
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a plan, with the key it stands under."""
+    """Every text in a plan, with the dotted key it stands under; and every key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
         for name, part in value.items():
-            yield str(name), ""
-            yield from _strings(part, str(name))
+            inner = f"{key}.{name}" if key else str(name)
+            yield inner, ""
+            yield from _strings(part, inner)
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _strings(part, key)

@@ -24,7 +24,9 @@ from cupola.training import build, plan_names, plan_objects
 from cupola.training.adapters import base_name, metadata
 from cupola.training.changing_sites import may_change, told
 from cupola.training.forecast import forecast
-from cupola.training.loop import Training, without_matrices
+from cupola.training.label_maps import TASK, may_ask_sites
+from cupola.training.loop import Training
+from cupola.training.metrics import without_matrices
 from cupola.training.personalise.personal_files import write_group_models, write_personal
 from cupola.training.personalise.personal_program import Personalisation
 from cupola.training.plan import Plan as TrainingPlan
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from cupola.pages.folder import RunFolder
     from cupola.secure.roster import Roster
 
-_STEPS = 5  # of a round: training, and four ways of judging, at most
+_STEPS = 6  # of a round: a map of labels, training, and four ways of judging, at most
 
 
 class TrainingAnalysis(Analysis[TrainingPlan]):
@@ -160,6 +162,7 @@ class TrainingAnalysis(Analysis[TrainingPlan]):
     @property
     def tasks(self) -> tuple[str, ...]:
         more = () if self.plan.personalise is None else ("sparsity", "adapt")
+        more = (*more, TASK) if may_ask_sites(self.plan) else more
         return (plan_names.site_task(self.plan.task), "evaluate", *more)
 
     @property

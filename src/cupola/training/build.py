@@ -31,6 +31,7 @@ from cupola.training import plan_names
 from cupola.training.batches import require_batches
 from cupola.training.features import public_labels
 from cupola.training.frozen import partly
+from cupola.training.label_maps import label_map_of
 from cupola.training.loop import Training
 from cupola.training.methods import method_of
 from cupola.training.methods.method import Method
@@ -153,7 +154,8 @@ def _source_options(plan: Plan, data: FederatedData) -> dict[str, Any]:
             f"kind '{data.kind}'"
         )
     options, public = plan.model.options, data.public.get("validation")
-    if options.get("adapt") != "labels" or "labels" in options or not public:
+    fixed = options.get("adapt") == "labels" and options.get("relabel") is None
+    if not fixed or "labels" in options or not public:
         return {}
     return {"labels": public_labels(options, data.input_shape, data.classes, plan.seed, public)}
 
@@ -221,6 +223,7 @@ def training(plan: Plan, of: TrainingHost | None = None) -> Training:
         method=own_method(plan),
         public=of.sites.public,
         site_splits=_splits(plan, of.sites),
+        label_map=label_map_of(plan),
     )
     _require_computable(plan, of, made)
     return made
@@ -241,13 +244,13 @@ def _require_computable(plan: Plan, of: TrainingHost, made: Training) -> None:
         return
     from cupola.training.batched.choose import possible
 
-    ask = made.ask(made.start())
+    ask = made.first_ask()
     mode = plan.engine.mode
     some = [i for i in range(min(len(of), SITES_CHECKED)) if len(of.data(i).train)][:8]
     sites = [
         SiteContext(i, of.data(i), made.space, StateStore(), plan.seed, mode=mode) for i in some
     ]
-    if ask is not None and sites and not possible(sites, ask.question):
+    if sites and not possible(sites, ask.question):
         raise PlanError(
             f"engine.mode = '{mode}': sites cannot be computed together in this form here (random "
             "or batch-dependent layers, inputs that stay in their files, or an unsupported "

@@ -33,6 +33,8 @@ def centralised(training: Training, data: FederatedData) -> Iterator[tuple[dict[
     for round in range(1, training.training_rounds + 1):
         rate = training.local.lr * training.local.schedule.factor(round, training.training_rounds)
         samples = 0
+        if training.maps.is_before(round):
+            training.maps.remake(space, data)
         torch_state = torch.random.get_rng_state()
         torch.manual_seed(derive(training.seed, "layers", round))
         for x, y in _batches(training, data, space, store, round):

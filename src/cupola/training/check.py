@@ -67,6 +67,7 @@ def facts(plan: Plan, host: TrainingHost | None = None) -> dict[str, Any]:
             "frozen": frozen.parameters,
             "checksum": frozen.regenerate(host.problem.frozen_seed).hex() or None,
             "levels": _levels(program),
+            "labels": program.maps.facts(),
         },
         "bytes": {
             "sites": cost.sites,

@@ -81,7 +81,18 @@ def _trainable(model: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("", f"{count(level['sites'], 'site')} train {level['trainable']:,} of them")
         for level in model["levels"]
     ]
+    lines += [("labels", _labels(model["labels"]))] if model["labels"] else []
     return lines + (_adapter(model["adapter"]) if model["adapter"] else [])
+
+
+def _labels(labels: Mapping[str, Any]) -> str:
+    """When, and by whose examples, source classes are chosen anew."""
+    how = "by counts that the sites add up"
+    if labels["by"] == "public":
+        how = f"by {count(labels['public'], 'public sample')}, which asks nobody"
+    every = "every" if labels["every"] == 1 else f"every {labels['every']:,}"
+    rounds = "training round" if labels["every"] == 1 else "training rounds"
+    return f"mapped anew before {every} {rounds}, {how}"
 
 
 def _adapter(adapter: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -27,6 +27,12 @@ def learned(program: Training, differences: str | None = None) -> list[tuple[str
         if (least := program.methods.least_told()) is not None:
             told += f"; in every round the total of each group of {least} or more sites apart"
         parties = [("coordinator", told)]
+    if program.maps.by == "sites":
+        whose = "totals over sites" if choice.masked else "every site's own"
+        parties.append(
+            ("coordinator", f"{whose} of how often the source takes examples of each class for "
+             "each of its own classes")
+        )  # fmt: skip
     if differences is not None:
         parties.append(("coordinator", differences))
     if choice.masked and choice.protocol == "compensator":
@@ -57,9 +63,7 @@ def masking(program: Training) -> dict[str, Any] | None:
     """How parameters are encoded where sums are masked, and how much that can cost."""
     if not program.sum.masked:
         return None
-    ask = program.ask(program.start())
-    assert ask is not None
-    asked = ask.question
+    asked = program.first_ask().question
     layout = layout_of(asked, program.sites)
     entry = next(e for e in layout if e.name.startswith(("model/", "packed/")))
     return {

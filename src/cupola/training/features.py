@@ -10,14 +10,13 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cupola.data.dataset import Dataset
 from cupola.nn.models.building import build
 from cupola.nn.regenerate import checksum
-from cupola.nn.reprogram import Adapted, frequent_labels
+from cupola.nn.reprogram import Adapted, frequent_labels, label_counts
 from cupola.privacy.persample.batch_independence import LANES, threads_without_rest
 
 KEPT_BYTES = 1 << 30
@@ -129,6 +128,5 @@ def public_labels(
     assert isinstance(module, Adapted)
     assert classes is not None
     guessed = Features(module, torch.device("cpu"), torch.float32).of(public).inputs().argmax(1)
-    counts = np.zeros((classes, module.width))
-    np.add.at(counts, (public.y.numpy(), guessed.numpy()), 1)
+    counts = label_counts(public.y, guessed, classes, module.width)
     return frequent_labels(counts, options.get("per_class", 1))

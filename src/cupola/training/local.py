@@ -7,7 +7,6 @@ once are in `batched`; tests hold them equal.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from cupola.base.randomness import derive
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import Charge, Partial, SiteContext, task
+from cupola.privacy.secret_draws import secret_draws, secret_generator
 from cupola.training.batches import Work, declined_by, share_out
 from cupola.training.choices import Local, Privacy
 from cupola.training.mechanisms import mechanism_for
@@ -35,7 +35,6 @@ from cupola.training.transforms.pipeline import packed_answer, packed_layout, un
 from cupola.training.turn import Turn
 from cupola.training.workspace import Workspace, workspace_of
 
-_STATE = slice(24, 24 + 624 * 8)  # of a generator's bytes: the words of a Mersenne twister
 MICRO_BATCH = 256  # samples per pass of a full gradient; bounds memory, changes no result
 
 
@@ -262,23 +261,10 @@ def own_randomness(site: SiteContext, question: Question, space: Workspace) -> I
     if not space.serial:
         yield
         return
+    if site.secret_seed is None:
+        with secret_draws():
+            yield
+        return
     with torch.random.fork_rng():
-        if site.secret_seed is None:
-            secret = secret_generator()
-            torch.manual_seed(secret.initial_seed())  # of other devices, too
-            torch.default_generator.set_state(secret.get_state())
-        else:
-            torch.manual_seed(derive(site.secret_seed, "layers", question.round, site.index))
+        torch.manual_seed(derive(site.secret_seed, "layers", question.round, site.index))
         yield
-
-
-def secret_generator() -> torch.Generator:
-    """A generator whose whole state comes from the operating system.
-
-    A seed would not do: torch's generator takes 32 bits of it, which can be tried one by one.
-    """
-    made = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
-    state = made.get_state().numpy().copy()
-    words = state[_STATE].view(np.uint64)  # 32 bits in 64 each
-    words[:] = np.frombuffer(os.urandom(4 * len(words)), np.uint32)
-    return made.set_state(torch.from_numpy(state))

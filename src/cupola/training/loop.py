@@ -22,12 +22,20 @@ from cupola.federation.message import Arrays, Question, Spec
 from cupola.federation.program import ALONE, Ask, Reply, State
 from cupola.training.choices import Evaluation, Local, Participation, Privacy, Server, Sum
 from cupola.training.frozen import SEED, levels, require_trainable
+from cupola.training.label_maps import LabelMap, LabelMaps
 from cupola.training.masking_bounds import bounded_counts
 from cupola.training.mechanisms import mechanism_of
 from cupola.training.mechanisms.coordinator import parameter_names
 from cupola.training.methods.method import Method
 from cupola.training.methods.rounds import Methods
-from cupola.training.metrics import confusion, count, expected, metrics, require_judged
+from cupola.training.metrics import (
+    count,
+    expected,
+    metrics,
+    require_judged,
+    with_matrix,
+    without_matrices,
+)
 from cupola.training.optimizers import server_step
 from cupola.training.participation import draw, require_sites
 from cupola.training.privacy_promise import require_possible
@@ -41,7 +49,7 @@ from cupola.training.upcycle import (
     require_upcyclable,
     training_rounds,
 )
-from cupola.training.workspace import Problem, Workspace
+from cupola.training.workspace import MODEL, Problem, Workspace, frozen_part
 
 
 @dataclass
@@ -59,14 +67,15 @@ class Training:
     State arrays: 'model/', 'buffer/', 'server/' (optimizer), 'variate/' (SCAFFOLD), 'ftrl/',
     'told/' (groups' sums of a round under way), 'method/' (what a method keeps),
     'best/', 'before/' (the model before a training round that a free one follows), 'frozen/' (the
-    seed and the checksum of what is not trained, see `frozen`).
+    seed and the checksum of what is not trained, see `frozen`), 'map/' (see `label_maps`).
     State values: 'round' (completed rounds), 'record' (of the round under way), 'pending'
     (questions left in it), 'last' (record of the last completed round), 'best', 'stopped', 'clip'
     (where it follows a quantile), 'factor' and 'loss' (where upcycling is adaptive), 'answered'
-    (whether anybody did in the last training round, where free ones follow).
+    (whether anybody did in the last training round, where free ones follow), 'mapped' (the
+    training round that the map of labels was made for) and 'moved' (how many changed then).
     privacy: with its noise found (see `privacy_promise.resolve`); mechanism: what it names. sum:
     masked sums need bounds, which go into the questions. method: the plan's own, if any.
-    transforms: of updates on their way.
+    transforms: of updates on their way. label_map: when labels are mapped anew, if they are.
     """
 
     problem: Problem
@@ -87,12 +96,14 @@ class Training:
     members: tuple[int, ...] | None = None
     federation: int | None = None
     goes_on: bool = False
+    label_map: LabelMap | None = None
 
     def __post_init__(self) -> None:
         self._space: Workspace | None = None
         self.levels = levels(self)
         self.mechanism = mechanism_of(self.privacy)
         self.methods = Methods(self, pipeline.unpacked_total)
+        self.maps = LabelMaps(self)
         require_possible(self)
         require_trainable(self)
         require_upcyclable(self)
@@ -128,6 +139,8 @@ class Training:
         pending = state.values["pending"]
         if pending:
             return self._ask_evaluation(state, *pending[0])
+        if self.maps.due(state):
+            return self.maps.ask(state)
         done = state.values["round"]
         if done >= self.rounds or state.values["stopped"]:
             return None
@@ -138,6 +151,8 @@ class Training:
     def answer(self, state: State, reply: Reply) -> State:
         if state.values["pending"]:
             return self._judged(state, reply)
+        if self.maps.due(state):
+            return self.maps.answer(state, reply)
         if is_free(self.server.upcycle, state.values["round"] + 1):
             return self._upcycled(state)
         round = self.training_round(state.values["round"] + 1)
@@ -149,6 +164,8 @@ class Training:
     def skip(self, state: State, answered: bool = True) -> State:
         """The state after the next step as if its answer changed nothing and validation never
         stopped the training: a rehearsal needs the questions only. answered: by anybody."""
+        if self.maps.due(state):
+            return self.maps.skip(state)
         done, pending = state.values["round"], state.values["pending"][1:]
         if not state.values["pending"]:
             number = self.training_round(done + 1)
@@ -163,6 +180,14 @@ class Training:
         return state.next(pending=pending, round=done + (not pending))
 
     # Training
+
+    def first_ask(self) -> Ask:
+        """The first question to train."""
+        state = self.start()
+        state = self.maps.skip(state) if self.maps.due(state) else state
+        ask = self.ask(state)
+        assert ask is not None
+        return ask
 
     def _ask_training(self, state: State, round: int) -> Ask:
         """round: number of the training round."""
@@ -223,6 +248,7 @@ class Training:
             "sites": len(total.sites),
             "failed": dict(Counter(total.failed.values())),
             "samples": total.weight if self.local.weighting == "samples" else None,
+            **self.maps.told(state, round),
         }
         arrays, values = self.coordinator.step(self, state, total, round)
         arrays |= pipeline.next_ranges(total, self, state, round)
@@ -346,7 +372,7 @@ class Training:
         """Metrics of a model on data that are here; with the confusion matrix if asked."""
         self.space.load(arrays)
         sums = count(self.space, data, self._options("test"))
-        return _with_matrix(sums) if matrix else metrics(sums)
+        return with_matrix(sums) if matrix else metrics(sums)
 
     def _options(self, split: str) -> dict[str, Any]:
         judge = self.evaluation
@@ -374,7 +400,7 @@ class Training:
         (_, split), *pending = state.values["pending"]
         record = dict(state.values["record"])
         if isinstance(reply, Total):
-            record["sites_" + split] = _with_matrix(reply.arrays) if reply.arrays else {}
+            record["sites_" + split] = with_matrix(reply.arrays) if reply.arrays else {}
         elif reply is not None:
             record["per_site"] = {str(s): metrics(c.arrays) for s, c in reply.items()}
         return self._next_judgement(state.next(record=record, pending=pending), pending)
@@ -394,9 +420,7 @@ class Training:
             if math.isfinite(score) and (best is None or score > best["score"]):
                 values |= {"best": {"score": score, "round": record["round"]}, "waited": 0}
                 if judge.best:
-                    models = {
-                        n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))
-                    }
+                    models = {n: a for n, a in arrays.items() if n.startswith(MODEL)}
                     arrays = {**arrays, **{f"best/{n}": a for n, a in models.items()}}
             else:
                 values["waited"] = values.get("waited", 0) + 1
@@ -421,28 +445,5 @@ class Training:
         frozen = self.space.frozen.arrays(int(state.arrays.get(SEED, 0)))
         best = {n.removeprefix("best/"): a for n, a in state.arrays.items() if n[:5] == "best/"}
         source = best or state.arrays
-        trained = {
-            n.split("/", 1)[1]: a for n, a in source.items() if n.startswith(("model/", "buffer/"))
-        }
+        trained = {n.split("/", 1)[1]: a for n, a in source.items() if n.startswith(MODEL)}
         return {**frozen, **trained}
-
-
-def frozen_part(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """What stands for the frozen part of a model."""
-    return {n: a for n, a in arrays.items() if n.startswith("frozen/")}
-
-
-def _with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Metrics and the confusion matrix, which only the last record of a run keeps."""
-    table = confusion(sums)
-    return metrics(sums) | ({} if table is None else {"confusion": table})
-
-
-def without_matrices(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's record without its confusion matrices, which are long."""
-    return {
-        name: {n: v for n, v in value.items() if n != "confusion"}
-        if isinstance(value, dict)
-        else value
-        for name, value in record.items()
-    }

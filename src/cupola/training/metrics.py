@@ -92,8 +92,8 @@ def count(space: Workspace, data: Sequence[Dataset], options: Mapping) -> Arrays
     sums = {name: torch.zeros(s.shape, dtype=torch.float64) for name, s in _specs(problem, options)}
     space.module.eval()
     try:
-        with torch.inference_mode():
-            for x, y in _batches(space, data, _rows(problem, options.get("batch_size", 512))):
+        for x, y in _batches(space, data, _rows(problem, options.get("batch_size", 512))):
+            with torch.inference_mode():  # batches are made outside: what is kept is trained on
                 _count_batch(problem, space.module(x), y, sums)
     finally:
         space.module.train()
@@ -282,6 +282,22 @@ def confusion(sums: Mapping[str, np.ndarray]) -> list[list[int]] | None:
     if "confusion" not in sums or len(sums["confusion"]) > SHOWN_CLASSES:
         return None
     return np.asarray(sums["confusion"], np.int64).tolist()
+
+
+def with_matrix(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics and the confusion matrix, which only the last record of a run keeps."""
+    table = confusion(sums)
+    return metrics(sums) | ({} if table is None else {"confusion": table})
+
+
+def without_matrices(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's record without its confusion matrices, which are long."""
+    return {
+        name: {n: v for n, v in value.items() if n != "confusion"}
+        if isinstance(value, dict)
+        else value
+        for name, value in record.items()
+    }
 
 
 def _from_confusion(confusion: np.ndarray) -> dict[str, float]:

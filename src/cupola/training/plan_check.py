@@ -13,6 +13,7 @@ from typing import Any
 
 from cupola.federation.message import Question
 from cupola.training.choices import Local, Participation, Privacy
+from cupola.training.label_maps import TASK, may_ask_sites
 from cupola.training.mechanisms import NoMechanism
 from cupola.training.methods import method_of, told_of
 from cupola.training.methods.own_parts import HANDED
@@ -29,6 +30,7 @@ def deviation(plan: Plan, question: Question) -> str | None:
         "evaluate": _judging,
         "sparsity": _sparsity,
         "adapt": _adapting,
+        TASK: _counting_labels,
     }
     return checks.get(question.task, _training)(plan, question.options)
 
@@ -54,9 +56,7 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
     told = [one.server.upcycle for one in alike if one.server.upcycle is not None]
     if options.get("report_loss") and not any(upcycle.adaptive for upcycle in told):
         return _MORE
-    if _listed(options.get("transforms")) != [
-        step.model_dump(mode="json") for step in plan.transforms
-    ]:
+    if _listed(options.get("transforms")) != _planned(plan):
         return "transforms are not the plan's"
     return _privacy(plan, options.get("privacy") or {})
 
@@ -64,7 +64,13 @@ def _training(plan: Plan, options: Mapping[str, Any]) -> str | None:
 def _listed(told: object) -> object:
     """The transforms that a question names; range and seed are the coordinator's to choose, since
     clip and noise come before them."""
-    return told.get("list") if isinstance(told, Mapping) else []
+    return told.get("list") if isinstance(told, Mapping) else told
+
+
+def _planned(plan: Plan) -> object:
+    """The same of a plan. None where it has none: an empty list would give the same update another
+    name, under which masked sums know nothing of the totals before."""
+    return [step.model_dump(mode="json") for step in plan.transforms] or None
 
 
 def _method(plan: Plan) -> dict[str, Any] | None:
@@ -137,6 +143,10 @@ def _sparsity(plan: Plan, options: Mapping[str, Any]) -> str | None:
     if release is not None and not (options.get("noise") or 0.0) >= noise_of(release):
         return "there is less noise than in the plan"
     return None
+
+
+def _counting_labels(plan: Plan, options: Mapping[str, Any]) -> str | None:
+    return _MORE if options or not may_ask_sites(plan) else None
 
 
 def _adapting(plan: Plan, options: Mapping[str, Any]) -> str | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.base.chain import mark, read_json
 from cupola.base.held_objects import Held, find_object, hold, is_object, named_objects, word_of
-from cupola.base.source_code import source_mark
+from cupola.base.source_code import best_mark, source_mark
 from cupola.data.conversion import converted
 from cupola.data.dataset import FederatedData
 from cupola.data.fingerprint import fingerprint
@@ -100,8 +100,8 @@ def _method(given: dict[str, Any], method: Any) -> Named:
     name = method_name(kind)
     if name in METHODS:
         return {**given, "method": {"name": name, **options}}, []
-    told = source_mark(kind) or "unknown"
-    held = hold(kind.__name__, mark(name.encode(), told.encode()), kind)
+    told, unsure = best_mark(kind)
+    held = hold(kind.__name__, mark(name.encode(), told.encode()), kind, kind if unsure else None)
     return {**given, "method": {**options, "name": held.name}}, [held]
 
 

@@ -28,6 +28,7 @@ from cupola.pages.any_run import ledger_section, plan_section, traffic, trouble
 from cupola.pages.charts import Axis, Line
 from cupola.pages.folder import AXES, SPLITS, RunFolder
 from cupola.training.border_picture import border_section
+from cupola.training.label_section import label_section
 from cupola.training.personalise.personal_section import personal_section
 from cupola.training.privacy_section import headline as privacy_headline
 from cupola.training.privacy_section import is_private, privacy_section
@@ -49,6 +50,7 @@ def sections(run: RunFolder) -> list[str]:
         ledger_section(run),
         _confusion(run),
         border_section(run),
+        label_section(run),
         _per_site(run),
         _failures(run),
         plan_section(run),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator
 
 import cupola
 from cupola.analysis.result import Facts, Result
@@ -50,12 +52,13 @@ class Round(Facts):
 
 
 class Spent(Facts):
-    """What the sites have spent of their privacy: the largest epsilon of any."""
+    """What the sites have spent of their privacy: the largest epsilon of any; infinite, which JSON
+    has no number for, where nothing is noised."""
 
     mechanism: str
     unit: str
     neighbours: str
-    epsilon: float
+    epsilon: Annotated[float, BeforeValidator(lambda told: math.inf if told is None else told)]
     delta: float
 
 

@@ -15,10 +15,11 @@ from cupola.analysis.checkpoint import Log, json_line, write_sealed
 from cupola.base.files import write_atomically
 from cupola.federation.message import Arrays
 from cupola.training.centralised import centralised
-from cupola.training.loop import Training, without_matrices
+from cupola.training.loop import Training
+from cupola.training.metrics import without_matrices
 from cupola.training.plan import Plan
 from cupola.training.summary import result
-from cupola.training.workspace import TrainingHost
+from cupola.training.workspace import MODEL, TrainingHost
 
 
 def run_twin(
@@ -51,7 +52,7 @@ def run_twin(
             between(record)
     finally:
         history.close()
-    trained = {n: a for n, a in arrays.items() if n.startswith(("model/", "buffer/"))}
+    trained = {n: a for n, a in arrays.items() if n.startswith(MODEL)}
     plain = program.space.frozen.arrays(program.problem.frozen_seed)
     plain |= {name.split("/", 1)[1]: array for name, array in trained.items()}
     write_atomically(folder / "model.safetensors", to_safetensors(plain))

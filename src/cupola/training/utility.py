@@ -199,6 +199,7 @@ def _probe(training: Training, data: FederatedData) -> float | None:
             sum=Sum(),
             public={},
             site_splits=frozenset(),
+            label_map=None,
         )
     except PlanError:
         if training.method is None:

@@ -22,13 +22,15 @@ from cupola.nn.adapters import settle
 from cupola.nn.losses import Loss, NamedLoss
 from cupola.nn.memory_saving import make_lean
 from cupola.nn.module_properties import Properties, loss_is_batch_dependent, properties
-from cupola.nn.reprogram import Adapted
+from cupola.nn.reprogram import Adapted, Labels
 from cupola.training.choices import Trainable
 from cupola.training.features import Features
 from cupola.training.frozen import FrozenPart, frozen_names, level_of
 from cupola.training.precision import Precision, autocast, set_products
 
 Example = tuple[Tensor, Tensor]
+#: What a finished model is made of, by how its arrays' names begin.
+MODEL = ("model/", "buffer/", "map/")
 LIGHT = 1_000_000  # parameters below which a network without convolutions is light
 
 
@@ -96,8 +98,8 @@ class Workspace:
     """One model, reused for site after site: parameters are views into one flat vector.
 
     Arrays that cross the border are named 'model/<parameter>' and 'buffer/<buffer>'; where a part
-    is frozen, also 'frozen/seed' and 'frozen/checksum'. level: of sites that train less.
-    received: parameters that others train.
+    is frozen, also 'frozen/seed' and 'frozen/checksum', and 'map/<index>' where labels move.
+    level: of sites that train less. received: parameters that others train. maps: labels that move.
     """
 
     def __init__(self, problem: Problem, level: int | None = None) -> None:
@@ -133,6 +135,11 @@ class Workspace:
         self.buffers = {name: b for name, b in moving.items() if b.is_floating_point()}
         counters = (b for b in moving.values() if not b.is_floating_point())
         self._counters = [(b, b.clone()) for b in counters]
+        self.maps = {
+            f"map/{name}.index": layer
+            for name, layer in self.module.named_modules()
+            if isinstance(layer, Labels) and layer.moves
+        }
         self.start = self.flat.clone()
         self.lock = Lock()
         self.cache: dict[str, Any] = {}
@@ -212,6 +219,10 @@ class Workspace:
                 array.copy_(torch.from_numpy(arrays[name]))
             for counter, first in self._counters:  # they stay here: no trace of the last site
                 counter.copy_(first)
+            for name, layer in self.maps.items():
+                if name not in arrays or not layer.fits(arrays[name]):
+                    raise FederationError(f"'{name}', the map of labels, is missing or ill-formed")
+                layer.index.copy_(torch.from_numpy(arrays[name]))
             self.start.copy_(self.flat)
 
     def put(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -233,6 +244,7 @@ class Workspace:
         return {
             **{f"model/{n}": p.detach().cpu().numpy().copy() for n, p in self.pairs()},
             **{f"buffer/{n}": b.cpu().numpy().copy() for n, b in self.buffers.items()},
+            **{name: layer.index.cpu().numpy().copy() for name, layer in self.maps.items()},
             **self.frozen.broadcast(self.problem.frozen_seed),
         }
 
@@ -320,6 +332,11 @@ class Workspace:
             else:
                 value = loss(self.module, x, y)
             return list(torch.autograd.grad(value, self.params, materialize_grads=True))
+
+
+def frozen_part(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """What a model needs beside what is trained: what stands for its frozen part, its labels."""
+    return {n: a for n, a in arrays.items() if n.startswith(("frozen/", "map/"))}
 
 
 def probe_inputs(problem: Problem, n: int) -> Tensor:

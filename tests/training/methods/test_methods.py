@@ -14,6 +14,8 @@ import cupola
 from cupola.base.randomness import permutations
 from cupola.errors import PlanError
 from cupola.federation import Declined, SiteContext, Spec, StateStore
+from cupola.federation.federation import Total
+from cupola.federation.message import Contribution
 from cupola.training import Local, Participation, Privacy, Server, Upcycle, Workspace
 from cupola.training.choices import Sum
 from cupola.training.local import train
@@ -206,14 +208,32 @@ def test_robust_rules_are_their_definitions():
     np.testing.assert_array_equal(krum, rows[int(np.argmin(scores))])
 
 
+@pytest.mark.parametrize("most", [1e9, 1e30, 1e200])
 @pytest.mark.parametrize("method", [TrimmedMean(trim=0.2), Median(), Krum(bad=2, take=3),
                                     GeometricMedian(group=1)], ids=told_of)  # fmt: skip
-def test_bad_sites_cannot_carry_a_robust_rule_away(method):
+def test_bad_sites_cannot_carry_a_robust_rule_away(method, most):
+    """However large what they send: it sets no scale that others are measured by."""
     rng = np.random.default_rng(1)
     honest = [{"a": 1 + 0.1 * rng.normal(size=50)} for _ in range(8)]
-    bad = [{"a": np.full(50, -1e6)}, {"a": np.full(50, 1e9)}]
+    bad = [{"a": np.full(50, -1e6)}, {"a": np.full(50, most)}]
     made = method.aggregate([*honest, *bad], [1.0] * 10)["a"]
     assert np.abs(made - 1).max() < 0.4
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e6, 1.7e308])
+@pytest.mark.parametrize("sent", [0.0, -50.0, 1e200])
+@pytest.mark.parametrize("method", [TrimmedMean(trim=0.2), Median(), Krum(), Krum(take=3),
+                                    GeometricMedian(group=1)], ids=told_of)  # fmt: skip
+def test_a_bad_site_says_neither_what_it_weighs_nor_what_comes_beside(method, sent, weight):
+    """With a weight of its own it would be most of the federation, or a division by zero."""
+    honest = [(1 + i / 1000, 1.0) for i in range(9)]
+    parts = [Total() for _ in range(10)]
+    for site, (number, claimed) in enumerate([*honest, (sent, weight)]):
+        answer = {name: np.full(3, number) for name in ("model/a", "buffer/b", "beyond")}
+        parts[site].add(site, Contribution(answer, claimed))
+    total = training(small.digits((4,) * 10), method).methods._aggregated(parts)
+    for name in ("model/a", "buffer/b", "beyond"):
+        assert total.mean(name) == pytest.approx(1.004, abs=5e-3)
 
 
 @pytest.mark.parametrize("method", [FedDyn(alpha=0.2), Moon(), Median(), GeometricMedian(group=2)],
@@ -270,6 +290,14 @@ def test_groups_can_be_masked(protocol):
     assert small.largest_difference(masked, small.model_after(plain_, data)) < 1e-4
 
 
+def test_a_trimmed_mean_of_fewer_sites_than_asked_still_leaves_out_the_extremes():
+    updates = [{"a": np.array([float(number)])} for number in (1, 1, 1, 100)]
+    assert TrimmedMean(trim=0.2).aggregate(updates, [1.0] * 4)["a"] == 1
+    assert TrimmedMean(trim=0.2).aggregate(updates[-2:], [1.0] * 2)["a"] == 50.5
+    hundred = [{"a": np.array([1e6 if site >= 71 else 1.0])} for site in range(100)]
+    assert TrimmedMean(trim=0.29).aggregate(hundred, [1.0] * 100)["a"] == 1
+
+
 def test_upcycling_goes_with_a_method():
     data = small.digits(SIZES)
     program = training(data, FedDyn(), 4, server=Server(upcycle=Upcycle(factor=0.5)))
@@ -286,6 +314,9 @@ def test_scaffold_and_fednova_go_with_a_method():
 REFUSED = [
     ("told more than a sum", {"method": Median(), "privacy": Privacy(mechanism="central",
                                                                      noise_multiplier=1)}),
+    ("averages bad ones", {"method": Krum(take=6)}),
+    ("at least 6 sites a round", {"method": GeometricMedian(group=3),
+                                  "participation": Participation(kind="fraction", count=5)}),
     ("adds noise for a sum", {"method": GeometricMedian(group=2), "privacy": Privacy(
         mechanism="central", noise_multiplier=1)}),
     ("clipped and noised one by one", {"method": Moon(), "privacy": Privacy(

@@ -18,6 +18,8 @@ import small
 from cupola.errors import PlanError
 from cupola.federation import Declined, Ledger, SiteContext, StateStore
 from cupola.federation.message import contribution_size
+from cupola.privacy.persample.rules import ROUNDING
+from cupola.secure.encoding import encode, entry
 from cupola.secure.wrapped_question import layout_of
 from cupola.training import Level, Local, Privacy, Server, Trainable, TrainingHost
 from cupola.training.choices import Sum
@@ -35,7 +37,9 @@ SIZES = (20, 7, 33, 12, 9)
 LOCAL = Local(work="batches", batches=3, batch_size=4, lr=0.3)
 UNIFORM = Local(work="batches", batches=3, batch_size=4, lr=0.3, weighting="uniform")
 MASKED = Sum(kind="masked", minimum=3)
+SHORT = Sum(kind="masked", minimum=3, bits=16)
 CENTRAL = Privacy(mechanism="central", noise_multiplier=0.0, clip=0.1)
+NOISED = Privacy(mechanism="central", noise_multiplier=1.0, clip=0.1)
 FINE = (Quantise(bits=16),)
 NAMES = ["1.weight", "1.bias", "3.weight", "3.bias"]
 
@@ -273,6 +277,7 @@ def test_a_site_hides_counts_and_memory_whatever_a_question_says():
         {"room": 2**30},
         {"list": [{"kind": "no"}]},
         {"list": 3},
+        {"list": []},
         {"list": [{"kind": "quantise", "bits": 1}]},
     ],
 )
@@ -322,6 +327,7 @@ def test_rounding_at_a_real_site_is_not_drawn_from_the_plans_seed():
     ("steps", "choices", "said"),
     [
         ([TopK()], {"sum": MASKED}, "top-k cannot be masked.*sparsify"),
+        ([TopK()], {"local": UNIFORM, "method": TrimmedMean()}, "top-k with.*zero for good"),
         ([Quantise(bits=3)], {"sum": MASKED}, "no room for masked totals of 5 sites: at least 4"),
         ([Quantise(), Sparsify()], {}, "'quantise' must be the last"),
         ([TopK(), Quantise()], {}, "'top-k' must be the last"),
@@ -335,6 +341,11 @@ def test_rounding_at_a_real_site_is_not_drawn_from_the_plans_seed():
             },
             "distributed.*grid",
         ),
+        (
+            [],
+            {"local": UNIFORM, "sum": SHORT, "privacy": NOISED},
+            "sum.bits = 16: rounding.*longer",
+        ),
         ([Quantise()], {"task": "half"}, "need task = 'train'"),
         ([Negated()], {"local": UNIFORM, "privacy": CENTRAL}, "Negated.*promise.*keeps_clip"),
     ],
@@ -342,6 +353,22 @@ def test_rounding_at_a_real_site_is_not_drawn_from_the_plans_seed():
 def test_what_does_not_go_together_is_refused(steps, choices, said):
     with pytest.raises(PlanError, match=said):
         training(steps, **choices)
+
+
+def test_rounding_under_masks_makes_no_update_longer_than_its_noise_allows():
+    """Numbers just above half a step become a whole one: such sums are refused. Digits are whole
+    numbers before they are masked."""
+    lengths = {}
+    for bits in (16, 32):
+        place = entry("model", (100_000,), "float", 1 + ROUNDING, 100, bits)
+        step = 2.0**-place.fraction
+        update = np.zeros(place.size)
+        many = min(place.size, int((0.5001 * step) ** -2))
+        update[:many] = many**-0.5
+        lengths[bits] = np.linalg.norm(encode(place, update).astype(float)) * step
+    assert lengths[16] > 1.2
+    assert lengths[32] < 1 + ROUNDING / 2
+    training([Quantise(bits=8)], local=UNIFORM, sum=SHORT, privacy=NOISED)
 
 
 def test_a_site_alone_packs_what_the_coordinator_opens():

@@ -67,6 +67,17 @@ def test_rounding_within_a_length_never_exceeds_it(scale: float, size: int) -> N
         assert np.linalg.norm(found) <= longest
 
 
+def test_the_largest_level_is_never_exceeded() -> None:
+    """In float64 a whole number and a lot just below one can add up to the next whole number."""
+
+    class Largest(np.random.Generator):
+        def random(self, size: int) -> np.ndarray:  # type: ignore[override]
+            return np.full(size, 1 - 2.0**-53)
+
+    levels = np.array([32767.0, 1.0, 0.0, -1.0, -32767.0])
+    assert (rounded(levels, Largest(np.random.PCG64(0))) == levels).all()
+
+
 def test_rounding_within_a_length_keeps_the_direction() -> None:
     random, steps = np.random.default_rng(0), np.random.default_rng(1).normal(size=5000) * 4
     longest = float(np.linalg.norm(steps))

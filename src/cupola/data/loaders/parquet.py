@@ -51,6 +51,8 @@ def parquet(
     root = Path(path).expanduser()
     files = [TableFile(file) for file in _files(root)]
     columns = files[0].names
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise DataError(f"{root}: two columns are called {twice[0]!r}")
     for name in [n for n in (target, inputs, site, *drop) if n is not None]:
         if name not in columns:
             raise DataError(f"{root}: no column {name!r}; {suggest(name, columns, 'it has')}")
@@ -229,7 +231,10 @@ class TableFile:
                 f"{self.path}, column {self._columns[0]!r}: lists of different lengths; all must "
                 f"have {width} numbers, as the first"
             )
-        values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), width)
+        flat = column.flatten()
+        if flat.null_count and self.dtype == torch.int64:  # of floats it is a NaN, which is found
+            raise DataError(f"{self.path}, column {self._columns[0]!r}: an empty cell in a list")
+        values = flat.to_numpy(zero_copy_only=False).reshape(len(column), width)
         return torch.from_numpy(
             values.astype(np.int64 if self.dtype == torch.int64 else np.float32)
         )

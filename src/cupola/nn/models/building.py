@@ -22,6 +22,7 @@ model = _MODELS.add
 names = _MODELS.names
 describe = _MODELS.describe
 options = _MODELS.options
+checked = _MODELS.check
 
 
 def build(

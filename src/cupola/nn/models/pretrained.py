@@ -19,6 +19,7 @@ from cupola.nn.reprogram import (
     Adapted,
     Begin,
     Border,
+    Counted,
     Labels,
     Narrow,
     Pad,
@@ -26,6 +27,7 @@ from cupola.nn.reprogram import (
     require_enough,
 )
 from cupola.nn.sources.trained import Trained, fresh_source, load, stamp
+from cupola.nn.trained_size import Around, Resized
 
 #: reprogram: border and map; labels: border, classes by a fixed mapping; map: the map alone; head:
 #: a new last layer; full: that and all of the source; scratch: the same from fresh weights.
@@ -49,11 +51,14 @@ def pretrained(
     adapt: Adapt = "reprogram",
     size: Size | None = None,
     inner: Size | None = None,
+    least_inner: Size | None = None,
     pad: Pad = "zero",
     begin: Begin = "random",
     relu: bool = False,
     labels: list[int] | list[list[int]] | None = None,
     per_class: Size = 1,
+    relabel: Size | None = None,
+    relabel_by: Counted = "auto",
     norms: Norms = "auto",
     compute: Literal["float32", "bfloat16"] = "float32",
 ) -> nn.Module:
@@ -62,17 +67,23 @@ def pretrained(
 
     source: a name (see `cupola sources`) or the folder of a finished run; weights: its file.
     size: of the source's input. inner: of the target image within it; default 200 / 224 of it
-        where a border is trained, else all of it. pad, relu: as 000's code has it: a black border,
-        a ReLU before the map. begin: of the border: 'random' as published, or 'zero': empty.
+        where a border is trained, else all of it. least_inner: the size is trained with the border,
+        from `inner` on, between this and the source's (see `cupola.nn.trained_size`).
+    pad, relu: as 000's code has it: a black border, a ReLU before the map. begin: of the border:
+        'random' as published, or 'zero': empty.
     labels: source classes that stand for each target class; default: the most frequent ones on
-        public validation data, `per_class` of them.
+        public validation data, `per_class` of them. relabel: they are chosen anew before every so
+        many training rounds, as the border learns; relabel_by: by 'public' data, or by counts that
+        'sites' add up; 'auto' takes public data if there are any.
     compute: bfloat16 runs a frozen source in half the bits.
     """
     wanted = needs_classes("pretrained", classes)
     bordered, frozen = adapt in ("reprogram", "labels"), adapt not in ("full", "scratch")
     _require_possible(adapt, labels, norms, compute, relu)
-    if begin != "random" and not bordered:
-        raise PlanError(f"model.begin is for a trained border; adapt = '{adapt}' has none")
+    _require_labels(adapt, labels, relabel, relabel_by)
+    for key, chosen in (("begin", begin != "random"), ("least_inner", least_inner is not None)):
+        if chosen and not bordered:
+            raise PlanError(f"model.{key} is for a trained border; adapt = '{adapt}' has none")
     headless = adapt in ("head", "full", "scratch")
     if adapt == "scratch":
         given = _split(_untrained(source, size), headless)
@@ -81,15 +92,22 @@ def pretrained(
         given = _adapted(source, weights, size, norms, headless, stamp(source, weights))
     to = given.preprocessing
     inner = (round(SHARE * to.size) if bordered else to.size) if inner is None else inner
-    place = Placement(input_shape, to, inner, pad)
-    border = Border(to, inner, begin) if bordered else None
+    place: Placement
+    border: Border | None
+    if least_inner is None:
+        place = Placement(input_shape, to, inner, pad)
+        border = Border(to, inner, begin) if bordered else None
+    else:
+        place = Resized(input_shape, to, inner, pad, least_inner)
+        border = Around(to, least_inner, begin)
     trunk = _shared(given.module) if frozen else copy.deepcopy(given.module)
     for name, p in trunk.named_parameters():
         p.requires_grad_(not frozen and not _is_statistic(trunk, name))
     output: nn.Module
     if adapt == "labels":
         require_enough(wanted, given.classes, per_class)
-        output = Labels(_given_labels(labels), wanted, given.classes)
+        first = _given_labels(labels) if relabel is None else _any_labels(wanted, per_class)
+        output = Labels(first, wanted, given.classes, moves=relabel is not None)
     else:
         output = nn.Linear(given.width, wanted)
         output = nn.Sequential(nn.ReLU(), output) if relu else output
@@ -105,7 +123,8 @@ def pretrained(
             "travel and could be changed on the way; take a source without"
         )
     kept = [name for name, p in made.named_parameters() if not p.requires_grad]
-    setattr(made, INSTALLED, (*kept, *(["output.index"] if adapt == "labels" else [])))
+    fixed = ["output.index"] if adapt == "labels" and relabel is None else []
+    setattr(made, INSTALLED, (*kept, *fixed))
     return made
 
 
@@ -125,12 +144,31 @@ def _require_possible(adapt: Adapt, labels: object, norms: Norms, compute: str, 
         )
 
 
+def _require_labels(adapt: Adapt, labels: object, relabel: int | None, by: Counted) -> None:
+    if relabel is None and by != "auto":
+        raise PlanError(
+            f"model.relabel_by = '{by}' says how labels are chosen anew: set model.relabel = 5, say"
+        )
+    if relabel is not None and adapt != "labels":
+        raise PlanError(
+            f"model.relabel is for a map of labels that is not trained (model.adapt = 'labels'); "
+            f"adapt = '{adapt}' has none"
+        )
+    if relabel is not None and labels is not None:
+        raise PlanError("model.labels fixes the source classes, model.relabel chooses them anew")
+
+
+def _any_labels(classes: int, per_class: int) -> list[list[int]]:
+    """Until the first are chosen."""
+    return [[i * per_class + k for k in range(per_class)] for i in range(classes)]
+
+
 def _given_labels(labels: list[int] | list[list[int]] | None) -> list[list[int]]:
     if labels is None:
         raise PlanError(
             "model.adapt = 'labels' chooses source classes by how often they are predicted. That "
-            "looks at labels, so it needs public data: set data.partition.public_validation, or "
-            "list source classes in model.labels"
+            "looks at labels, so it needs public data: set data.partition.public_validation, list "
+            "source classes in model.labels, or let sites add up counts (model.relabel)"
         )
     return [[row] if isinstance(row, int) else row for row in labels]
 

@@ -178,7 +178,9 @@ class PerSample:
             _count(x, y, own, multiplicity, expected)
         n = _count(x, y, clip, multiplicity, expected)
         x, y = x.detach(), y.detach()
-        form = self._form(x, y, multiplicity, expected)
+        full = torch.autocast(x.device.type, enabled=False)  # the clip is proven for no fewer bits
+        with full:
+            form = self._form(x, y, multiplicity, expected)
         sums = Sums()
         batch = self._batch(self.module, form, clip, multiplicity, sums)
         batch = batch if blocks is None else replace(batch, blocks=blocks)
@@ -186,7 +188,7 @@ class PerSample:
         norms = losses = torch.zeros(0, dtype=torch.float64, device=x.device)
         if n:
             pieces = zip(x.split(step), y.split(step))
-            with _in_order(self.module, form):
+            with full, _in_order(self.module, form):
                 each = [batch.add(filled(a, step), filled(b, step), len(a)) for a, b in pieces]
             norms, losses = (torch.cat(column) for column in zip(*each))
         with torch.no_grad():

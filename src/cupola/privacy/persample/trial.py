@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from cupola.privacy.persample.tape import Layout, NotCoveredError, layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SAMPLES = 3
+LABELS = (0, 1, -100, -1, 255)  # of samples, and of what does not count
 SEED = 271_828  # of the trial's own draws; no result depends on it
 
 
@@ -65,6 +66,32 @@ def unsupported(module: nn.Module) -> str | None:
                     f"{place} changes its weights by the tokens it sees (max_norm), without noise"
                 )
     return None
+
+
+def remembers(module: nn.Module, x: Tensor) -> str | None:
+    """A buffer that is another after other samples; None if there is none, or nobody can tell.
+
+    What changes whatever the samples are (a counter, a power iteration) tells nothing of them.
+    """
+    names = dict(module.named_buffers())
+    if not names:
+        return None
+    with chance(), torch.no_grad():
+        try:
+            copied = redrawn(module)
+            before = [copy.deepcopy(copied), copied]
+            for one in before:
+                drawn, _ = drawn_like(module, x, x, SAMPLES)
+                with chance(1):
+                    one(drawn)
+        except Exception:
+            return None
+    pairs = zip(names, *(one.buffers() for one in before))
+    return next((n for n, a, b in pairs if not _same_bits(a, b)), None)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 class Trial(NamedTuple):
@@ -164,12 +191,36 @@ def _refuse_mixing(
             losses = loss(module(x), y)
             if not torch.equal(start, torch.default_generator.get_state()):
                 return
-        alone = torch.cat([loss(module(x[i : i + 1]), y[i : i + 1]) for i in range(SAMPLES)])
-    if not torch.allclose(losses.detach(), alone, 10 * tolerance, 10 * tolerance, equal_nan=True):
-        raise PlanError(
-            "the loss of a sample depends on the other samples in its batch, so no sample has a "
-            "gradient of its own: the model or the loss mixes them"
+        parts = [module(x[i : i + 1]) for i in range(SAMPLES)]
+        alone = torch.cat([loss(part, y[i : i + 1]) for i, part in enumerate(parts)])
+        same = torch.allclose(
+            losses.detach(), alone, 10 * tolerance, 10 * tolerance, equal_nan=True
         )
+        if not same or _weighs_by_labels(loss, parts, y, tolerance):
+            raise PlanError(
+                "the loss of a sample depends on the other samples in its batch, so no sample has "
+                "a gradient of its own: the model or the loss mixes them"
+            )
+
+
+def _weighs_by_labels(loss: Loss, outputs: list[Any], y: Tensor, tolerance: float) -> bool:
+    """Whether a sample's loss changes with the others' labels, as that of a mean over what counts
+    does, or of weights by how often a class is there."""
+    if y.is_floating_point() or not all(isinstance(o, Tensor) for o in outputs):
+        return False
+    if y.device.type != "cpu":  # a label that is none ends a process on others
+        return False
+    for other in LABELS:
+        try:
+            changed = torch.full_like(y, other)
+            changed[0] = other == 0  # a usual label
+            with_others = loss(torch.cat(outputs), changed)[:1]
+            alone = loss(outputs[0], changed[:1])
+        except Exception:  # the loss knows no such label
+            continue
+        if not torch.allclose(with_others, alone, 10 * tolerance, 10 * tolerance, equal_nan=True):
+            return True
+    return False
 
 
 def calm(part: nn.Module) -> None:

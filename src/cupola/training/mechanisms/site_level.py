@@ -5,6 +5,7 @@ A site's whole update is clipped to one norm; how noise gets into the sum is eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from cupola.federation.message import Arrays, Question
 from cupola.federation.site import Charge
 from cupola.privacy.events import Event
 from cupola.privacy.persample.rules import ROUNDING
+from cupola.secure.encoding import entry
 from cupola.training.choices import Participation, Privacy
 from cupola.training.masking_bounds import bounded_training
 from cupola.training.mechanisms.base import Mechanism
@@ -24,6 +26,9 @@ from cupola.training.turn import Turn
 
 if TYPE_CHECKING:
     from cupola.training.loop import Training
+
+
+BITS = 32  # of a clipped number in a masked sum, unless sum.bits says otherwise
 
 
 class SiteLevel(Mechanism):
@@ -61,10 +66,15 @@ class ServerNoise(SiteLevel):
     stackable = True
     sends = sends_alone = "clipped updates, before its noise"
 
+    def check(self, training: Training) -> None:
+        super().check(training)
+        if training.sum.masked and not any(step.last for step in training.transforms):
+            _require_fine(self, training)
+
     def bounds(self, question: Question, training: Training, clip: float) -> Question:
         choice = training.sum
         change = min(choice.change, clip * (1 + ROUNDING))
-        return bounded_training(question, choice, training.local, change, choice.bits or 32)
+        return bounded_training(question, choice, training.local, change, choice.bits or BITS)
 
     def charge(self, turn: Turn) -> Charge | None:
         return Charge(self.site_events(turn), unit="site", trusts="coordinator")
@@ -88,6 +98,25 @@ class ServerNoise(SiteLevel):
         """Which of an auditor's two crafted sites takes part in each round: in turn, so that noise
         which is used again cancels and shows them."""
         return [i % 2 for i in range(rounds)]
+
+
+def _require_fine(mechanism: ServerNoise, training: Training) -> None:
+    """Refuse masked sums so coarse that a clipped update, rounded to their grid, is longer than its
+    noise allows for: by half a step in each of its numbers, at most."""
+    choice, clip, bits = training.sum, mechanism.privacy.clip, training.sum.bits or BITS
+    sites = training.federation or training.sites
+    place = entry("model", (), "float", min(choice.change, clip * (1 + ROUNDING)), sites, bits)
+    model = training.problem.build()
+    numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    step = math.ldexp(1.0, -place.fraction)
+    step *= 1 if mechanism.privacy.quantile is None else 2  # as the clip moves
+    longer = step / 2 * math.sqrt(numbers) / clip
+    if longer > ROUNDING / 2 and mechanism.privacy.noise_multiplier:
+        raise PlanError(
+            f"{mechanism.key} with sum.bits = {bits}: rounding to so few bits can make an update "
+            f"of {numbers:,} numbers longer by {longer:.2g} of its clip, and the noise has room "
+            f"for {ROUNDING / 2:g}: raise sum.bits, or use transforms = [{{ kind = 'quantise' }}]"
+        )
 
 
 def clipped_update(change: Sequence[Tensor], privacy: Privacy) -> tuple[list[Tensor], Arrays]:

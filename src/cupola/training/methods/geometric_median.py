@@ -18,7 +18,7 @@ from pydantic import Field
 from cupola.federation.message import Arrays
 from cupola.training.methods.method import Method, flat
 
-STEPS, SMALL = 100, 1e-8
+STEPS, SMALL, CLOSE = 100, 1e-8, 1e-10
 
 
 class GeometricMedian(Method):
@@ -35,15 +35,24 @@ class GeometricMedian(Method):
     def aggregate(self, updates: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
         rows = np.array([flat(update) for update in updates])
         own = np.array(weights) / sum(weights)
-        share = own
-        for _ in range(STEPS):
-            distance = np.linalg.norm(rows - share @ rows, axis=1)
-            new = own / np.maximum(distance, SMALL * max(distance.max(), 1e-300))
-            new /= new.sum()
-            if np.abs(new - share).max() < 1e-10:
-                break
-            share = new
+        point, share = np.median(rows, 0), own
+        with np.errstate(over="ignore"):  # far updates are at an infinite distance
+            for _ in range(STEPS):
+                distance = np.linalg.norm(rows - point, axis=1)
+                # Start, smoothing and end by medians: the farthest update must not set the scale.
+                middle = _middle(distance, own)
+                share = own / np.maximum(distance, max(SMALL * middle, 1e-300))
+                share /= share.sum()
+                before, point = point, share @ rows
+                if np.linalg.norm(point - before) <= CLOSE * middle:
+                    break
         return {
             name: np.tensordot(share, [update[name] for update in updates], 1)
             for name in updates[0]
         }
+
+
+def _middle(distance: np.ndarray, own: np.ndarray) -> float:
+    """The distance within which half of the weight is."""
+    order = np.argsort(distance)
+    return float(distance[order[np.searchsorted(np.cumsum(own[order]), 0.5 - 1e-9)]])

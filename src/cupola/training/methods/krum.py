@@ -40,11 +40,17 @@ class Krum(Method):
                 f"method.bad = {self.bad} needs at least {2 * self.bad + 3} sites a round (2 bad + "
                 f"3); {many:g} are asked"
             )
+        if self.take > many - self.bad:
+            raise PlanError(
+                f"method.take = {self.take} of {many:g} sites a round averages bad ones, too; take "
+                f"{many - self.bad:g} at most"
+            )
 
     def aggregate(self, updates: Sequence[Arrays], weights: Sequence[float]) -> Arrays:  # noqa: ARG002
         rows = np.array([flat(update) for update in updates])
-        square = (rows * rows).sum(1)
-        distances = square[:, None] + square - 2 * rows @ rows.T
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are sorted last
+            square = (rows * rows).sum(1)
+            distances = square[:, None] + square - 2 * rows @ rows.T
         np.fill_diagonal(distances, np.inf)
         near = max(1, len(rows) - self.bad - 2)
         scores = np.sort(distances, 1)[:, :near].sum(1)

@@ -27,6 +27,7 @@ from cupola.training.participation import expected_sites
 if TYPE_CHECKING:
     from cupola.training.loop import Training
 
+NOT_FINITE = "NaN or infinity in its update"
 TOLD = "told/"  # before the arrays of groups that have answered in this round
 
 
@@ -153,20 +154,37 @@ class Methods:
         return self._undone(total, self.training, state, round)
 
     def _aggregated(self, parts: Sequence[Total]) -> Total:
-        """One total whose mean is what the method makes of the parts' means."""
-        whole, came = Total(), [part for part in parts if part.sites]
+        """One total whose mean is what the method makes of the parts' means. Of what comes beside
+        updates (buffers, variates) it is their median, but for what is the method's own."""
+        assert self.own is not None
+        if self.training.local.weighting == "uniform":
+            parts = [_counted(part) for part in parts]
+        whole, came = Total(), list[tuple[Total, Arrays]]()
         for part in parts:
             whole.failed |= part.failed
-            whole.sites += part.sites
-            whole.weight += part.weight
-            for name, array in part.arrays.items():
-                whole.arrays[name] = whole.arrays.get(name, 0.0) + array
-                whole.weights[name] = whole.weights.get(name, 0.0) + part.weights[name]
-        if came:
-            assert self.own is not None
-            updates = [_means(part) for part in came]
-            for name, array in self.own.aggregate(updates, [part.weight for part in came]).items():
-                whole.arrays[f"model/{name}"] = array * whole.weights[f"model/{name}"]
+            means = _means(part)
+            if not all(np.isfinite(array).all() for array in means.values()):
+                whole.failed |= dict.fromkeys(part.sites, NOT_FINITE)
+            elif part.sites:
+                came.append((part, means))
+                whole.sites += part.sites
+                whole.weight += part.weight
+        if not came:
+            return whole
+        updates = [
+            {n.removeprefix("model/"): a for n, a in means.items() if n.startswith("model/")}
+            for _, means in came
+        ]
+        found = self.own.aggregate(updates, [part.weight for part, _ in came])
+        for name in came[0][1]:
+            each = [(part.weights[name], means[name]) for part, means in came if name in means]
+            whole.weights[name] = weight = sum(w for w, _ in each)
+            if name.startswith("model/"):
+                whole.arrays[name] = found[name.removeprefix("model/")] * weight
+            elif name.startswith(self.own.named()):
+                whole.arrays[name] = sum((w * mean for w, mean in each), np.zeros(()))
+            else:
+                whole.arrays[name] = np.median([mean for _, mean in each], 0) * weight
         return whole
 
     def step(
@@ -208,7 +226,14 @@ def _part(state: State, number: int) -> Total:
 
 
 def _means(part: Total) -> Arrays:
-    return {n.removeprefix("model/"): part.mean(n) for n in part.arrays if n.startswith("model/")}
+    with np.errstate(all="ignore"):  # of weights and numbers that a site made up
+        return {name: np.asarray(part.mean(name)) for name in part.arrays}
+
+
+def _counted(part: Total) -> Total:
+    """A part in which every site counts once, whatever it says that it weighs."""
+    many = float(len(part.sites))
+    return replace(part, weights=dict.fromkeys(part.weights, many), weight=many)
 
 
 def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> None:
@@ -254,10 +279,11 @@ def _require_possible(own: Method, training: Training, stay: frozenset[str]) -> 
 
 def _require_groups(own: Method, training: Training) -> None:
     size, choice = getattr(own, "group", 1), training.participation
-    if training.sites < 2 * size:
+    many = expected_sites(choice, training.sites)
+    if many < 2 * size:
         raise PlanError(
-            f"method.group = {size} needs at least {2 * size} sites for two groups; there are "
-            f"{training.sites}"
+            f"method.group = {size} needs at least {2 * size} sites a round for two groups; there "
+            f"are {many:g}"
         )
     if training.sum.masked and size < training.sum.minimum:
         raise PlanError(

@@ -7,6 +7,7 @@ need every site's own update, so they are told to the coordinator one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,14 +36,19 @@ class TrimmedMean(Method):
     def check(self, training: Training) -> None:
         require_plain_mean(self, training)
         many = expected_sites(training.participation, training.sites)
-        if int(self.trim * many) < 1:
+        if self._out(many) < 1:
             raise PlanError(
                 f"method.trim = {self.trim:g} leaves out nobody of {many:g} sites a round; raise "
-                f"it to {1 / many:.2g}, or ask more sites"
+                f"it to {math.ceil(1000 / many) / 1000:g}, or ask more sites"
             )
 
+    def _out(self, many: float) -> int:
+        """How many of so many sites are left out at either end."""
+        return int(self.trim * many + 1e-9)
+
     def aggregate(self, updates: Sequence[Arrays], weights: Sequence[float]) -> Arrays:  # noqa: ARG002
-        out = int(self.trim * len(updates))
+        # One at least, where fewer sites came than were asked.
+        out = min(max(1, self._out(len(updates))), (len(updates) - 1) // 2)
         return {
             name: np.sort([u[name] for u in updates], 0)[out : len(updates) - out].mean(0)
             for name in updates[0]

@@ -23,7 +23,7 @@ from cupola.federation.federation import Total
 from cupola.federation.message import Arrays, Contribution, Question, contribution_size
 from cupola.federation.program import Ask, Reply, State
 from cupola.training.choices import Evaluation
-from cupola.training.loop import Training, frozen_part
+from cupola.training.loop import Training
 from cupola.training.metrics import expected
 from cupola.training.personalise.grouping import from_matrix, from_references, shuffled
 from cupola.training.personalise.jobs import Job, jobs_of
@@ -48,7 +48,7 @@ from cupola.training.personalise.similarity import (
     to_references,
 )
 from cupola.training.personalise.sparsity import ask_sparsity, drawn_channels
-from cupola.training.workspace import Problem, probe_inputs
+from cupola.training.workspace import Problem, frozen_part, probe_inputs
 
 Make = Callable[[Sequence[int], int], Training]  # (sites, seed) -> their training
 
@@ -266,8 +266,8 @@ class Personalisation:
     def federated(self, state: State) -> Arrays:
         """The federated model: the best on validation data if kept, else the last; and what stands
         for its frozen part."""
-        model = model_of(unprefixed("best/", state.arrays) or state.arrays)
-        return model | frozen_part(state.arrays)
+        arrays = state.arrays | unprefixed("best/", state.arrays)
+        return model_of(arrays) | frozen_part(arrays)
 
     def _grouped(self, state: State, reply: dict[int, Contribution]) -> State:
         sites = sorted(reply)
@@ -305,7 +305,7 @@ class Personalisation:
             options |= methods.judged()
         return Question(
             "evaluate",
-            model | frozen_part(state.arrays),
+            model | frozen_part(self.federated(state)),
             options,
             expects,
             step=state.step,
@@ -319,8 +319,9 @@ class Personalisation:
 
     def _ask_alone(self, state: State, job: Job) -> Question:
         method = "finetune" if job.method in GROUPED else job.method
-        scratch = method == "scratch"
-        arrays = self.federated(self.training.start() if scratch else state)
+        arrays = self.federated(state)
+        if method == "scratch":
+            arrays |= model_of(self.training.start().arrays)
         options = {
             "method": method,
             "local": self.adaptation.local.model_dump(exclude_defaults=True, mode="json"),

@@ -58,6 +58,7 @@ def personalisation(
             site_splits=frozenset(),
             members=tuple(sites),
             federation=whole.sites,
+            label_map=None,  # that of the federated model stays
         )
 
     return Personalisation(whole, choice, make, splits, private=plan.privacy.budget is not None)

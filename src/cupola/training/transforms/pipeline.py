@@ -282,6 +282,8 @@ def _told(space: Workspace, question: Question) -> Packing | None:
     parts, sizes = _parts(space)
     try:
         steps, seed, room = tuple(map(transform, told["list"])), told["seed"], told.get("room")
+        if not steps:
+            raise ValueError("no transforms")
         if type(seed) is not int or not (room is None or (type(room) is int and 0 < room < 2**31)):
             raise ValueError("whole numbers")
         packing = Packing(steps, parts, sizes, room, seed)
@@ -325,6 +327,8 @@ def packed_answer(turn: Turn, answer: Contribution) -> tuple[Contribution, Array
         return answer, {}
     site, mechanism = turn.site, mechanism_for(turn.question)
     limit = mechanism.privacy.clip if mechanism.of_sites else None
+    if limit is not None and mechanism.noised_at_site:
+        raise Declined("what was noised in shares is sent as it is")
     if limit is not None and not all(s.keeps_clip and not s.remembers for s in packing.transforms):
         raise Declined("the transforms that were asked for do not keep to the clip")
     by_samples = turn.local.weighting == "samples"

@@ -115,16 +115,22 @@ def rounded(steps: Vector, random: np.random.Generator, longest: float | None = 
     """Whole numbers, up or down by chance: right on average. longest: the result is no longer, in
     the 2-norm; then it is a little short on average."""
     if longest is None:
-        return np.floor(steps + random.random(steps.size)).astype(np.int64)
+        return _drawn(steps, random)
     # What rounding adds to the squared length: 1/4 a number at most, and some luck.
     room = 1 - steps.size / (2 * longest) ** 2 - 2 / longest
     steps = steps * math.sqrt(max(room, 0.0))
     for _ in range(TRIES):
-        found = np.floor(steps + random.random(steps.size)).astype(np.int64)
+        found = _drawn(steps, random)
         if _is_within(found, longest):
             return found
     found = np.trunc(steps).astype(np.int64)
     return found if _is_within(found, longest) else np.zeros_like(found)
+
+
+def _drawn(steps: Vector, random: np.random.Generator) -> np.ndarray:
+    """Up or down; never above the next whole number, which a sum of floats can round to."""
+    found = np.floor(steps + random.random(steps.size))
+    return np.minimum(found, np.ceil(steps), out=found).astype(np.int64)
 
 
 def _is_within(found: np.ndarray, longest: float) -> bool:

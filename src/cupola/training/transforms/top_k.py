@@ -46,6 +46,12 @@ class TopK(Transform):
                 "have to be told; use kind = 'sparsify', whose places are the same at all sites, "
                 "or sum = 'plain'"
             )
+        if training.method is not None and training.method.asks != "sum":
+            raise PlanError(
+                f"transforms: top-k with {training.method.key}: every site sends other places, and "
+                "where most send nothing a robust mean is zero for good; use kind = 'sparsify', "
+                "whose places are the same at all sites"
+            )
 
     def spec(self, spec: Spec, room: int | None) -> Spec:  # noqa: ARG002
         return Spec(spec.shape, "float", code=(SPARSE, kept(self.share, math.prod(spec.shape))))

@@ -178,7 +178,7 @@ class PerSample:
             _count(x, y, own, multiplicity, expected)
         n = _count(x, y, clip, multiplicity, expected)
         x, y = x.detach(), y.detach()
-        full = torch.autocast(x.device.type, enabled=False)  # the clip is proven for no fewer bits
+        full = _without_autocast(x.device.type)  # the clip is proven for no fewer bits
         with full:
             form = self._form(x, y, multiplicity, expected)
         sums = Sums()
@@ -397,6 +397,13 @@ def _norms(parts: list[Share], losses: Tensor) -> Tensor:
     for part in parts:
         squared = squared + part.squared
     return squared.sqrt().mul_(1 + 2.0**-40)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """torch's own switch, which not every device has: where there is none, nothing is to switch."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def _count(x: Tensor, y: Tensor, clip: float, multiplicity: int, expected: float | None) -> int:

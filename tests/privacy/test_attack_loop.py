@@ -174,6 +174,22 @@ def test_buffers_that_samples_change_are_refused() -> None:
     assert loop.steps == 0
 
 
+class Picky(Running):
+    """A model that cannot be tried on drawn samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x >= 0).all():
+            raise ValueError("no such sample")
+        return super().forward(x)
+
+
+def test_buffers_that_cannot_be_tried_are_refused() -> None:
+    loop = private(Picky(of_samples=True))
+    with pytest.raises(PlanError, match="nobody can tell whether they change"):
+        step(loop)
+    assert loop.steps == 0
+
+
 def test_layers_keep_their_modes() -> None:
     """A batch normalisation that is frozen, as the refusal says, is none that mixes."""
     net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))

@@ -69,7 +69,8 @@ def unsupported(module: nn.Module) -> str | None:
 
 
 def remembers(module: nn.Module, x: Tensor) -> str | None:
-    """A buffer that is another after other samples; None if there is none, or nobody can tell.
+    """A buffer that is another after other samples; None if there is none. Refused where the model
+    fails on drawn samples, so that nobody can tell.
 
     What changes whatever the samples are (a counter, a power iteration) tells nothing of them.
     """
@@ -84,8 +85,12 @@ def remembers(module: nn.Module, x: Tensor) -> str | None:
                 drawn, _ = drawn_like(module, x, x, SAMPLES)
                 with chance(1):
                     one(drawn)
-        except Exception:
-            return None
+        except Exception as error:
+            raise PlanError(
+                f"the model has buffers ('{next(iter(names))}') and fails on random samples, so "
+                "that nobody can tell whether they change with the samples it sees, which no noise "
+                f"protects: {str(error) or type(error).__name__}; leave them out"
+            ) from error
     pairs = zip(names, *(one.buffers() for one in before))
     return next((n for n, a, b in pairs if not _same_bits(a, b)), None)
 

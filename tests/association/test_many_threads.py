@@ -69,7 +69,8 @@ def test_every_row_is_done_once_in_threads_of_their_own(monkeypatch):
         parts.append(part)
 
     many_threads.over(1000, work)
-    assert (done == 1).all() and len(parts) == 3
+    assert (done == 1).all()
+    assert len(parts) == 3
     many_threads.over(10, work)  # too few to share out
     assert len(parts) == 4
 

@@ -6,6 +6,7 @@ serves all cohorts of a simulation: they take turns in it, and never use more co
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ def over(count: int, work: Callable[[slice], None], least: int = _LEAST) -> None
         work(slice(0, count))
         return
     bounds = [i * count // pieces for i in range(pieces + 1)]
-    parts = [slice(a, b) for a, b in zip(bounds, bounds[1:])]
+    parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
     for done in [_pool(threads()).submit(work, part) for part in parts]:
         done.result()
 

@@ -14,6 +14,7 @@ from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
 from cupola.association import own_cohort, results, study_progress
 from cupola.association.accounting import counted_lines
+from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
@@ -159,7 +160,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
         in the first edition: studies under way stay joined."""
         own = {*self.plan.own_affair, "seeds", "grid"}
-        facts = self.plan.model_dump(mode="json", exclude=own)
+        facts = agreed(self.plan, own)
         return {**facts, "kind": "study", "names": list(self.site_names)}
 
     @classmethod

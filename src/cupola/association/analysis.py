@@ -19,7 +19,7 @@ from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import StudyPlan, for_real_cohorts
 from cupola.association.questions import tasks_of
-from cupola.association.result_files import TABLES, summary, write_tables
+from cupola.association.result_files import NOTES, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
@@ -73,20 +73,9 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     title = "association study"
     noun = data_noun = "cohort"
     _table: Table | None = None  # of results, once they are made
-    files = TABLES
+    files = tables_of("study")  # as before tables had the study's name
     unchosen = MappingProxyType({"bfile": "not-chosen"})
     table_link = "Search all variants"
-    file_notes = MappingProxyType(
-        {
-            "study.assoc": "results, as PLINK prints them",
-            "study.assoc.linear": "results, as PLINK prints them",
-            "study.assoc.logistic": "results, as PLINK prints them",
-            "study.model": "trend test, as PLINK prints it",
-            "study.parquet": "results, unrounded",
-            "study.ssf.tsv": "results for the GWAS catalog",
-            "study.dropped.tsv": "why variants were left out",
-        }
-    )
     not_from_browsers = MappingProxyType(
         {
             "cohorts": _SITES_CHOOSE,
@@ -100,6 +89,16 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     def __init__(self, plan: StudyPlan) -> None:
         super().__init__(plan)
         self._facts: dict[str, Any] = {}
+
+    # Its tables
+
+    @classmethod
+    def files_of(cls, name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*tables_of(name), *cls.files)))
+
+    @classmethod
+    def file_note(cls, file: str) -> str:
+        return next((note for end, note in NOTES.items() if file.endswith(end)), "")
 
     # Data and program
 
@@ -159,7 +158,15 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         in the first edition: studies under way stay joined."""
         own = {*self.plan.own_affair, "seeds", "grid"}
         facts = self.plan.model_dump(mode="json", exclude=own)
-        return {**facts, "kind": "study", "names": list(self.site_names)}
+        for key, default in self.plan.later.items():
+            if self.plan.to_dict().get(key, default) == default:
+                facts.pop(key, None)
+        return {
+            **facts,
+            **self.plan.old_table_keys,
+            "kind": "study",
+            "names": list(self.site_names),
+        }
 
     @classmethod
     def without_sites(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +215,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         del watch
         plan, program = self.plan, self.association
         found = results(program, state)
-        self._table = as_table(found, plan.test, plan.confidence)
+        self._table = as_table(found, plan.test, plan.confidence, plan.newton.firth)
         written = write_tables(plan, folder, program, state, found)
         names = [cohort.name for cohort in plan.cohorts]
         shared = [[names[a], names[b], n] for a, b, n in state.values.get("shared_people", [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def write_ldsc(file: IO[bytes], found: Results) -> None:
     ]  # fmt: skip
     # Without time and name: equal results are equal files.
     with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-        write_table(packed, [columns], separator="\t")
+        write_table(cast(IO[bytes], packed), [columns], separator="\t")
 
 
 def _or_none(values: np.ndarray) -> np.ndarray:

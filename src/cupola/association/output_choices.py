@@ -35,8 +35,9 @@ def with_old_keys(given: dict[str, Any]) -> dict[str, Any]:
     if not told:
         return given
     wanted = [key for key, on in told.items() if on]
-    for key in wanted:
-        warn_renamed(f"{key} = true", f"tables = ['plink', '{key}']")
+    if wanted:
+        old = ", ".join(f"{key} = true" for key in wanted)
+        warn_renamed(old, f"tables = {['plink', *wanted]}")
     rest = {key: value for key, value in given.items() if key not in told}
     tables = list(rest.get("tables", ["plink"]))
     more = [key for key in wanted if key not in tables]

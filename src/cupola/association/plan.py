@@ -165,7 +165,11 @@ class StudyPlan(PlanHeader, Study):
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
         """lasting: tables had keys of their own, and runs under way are known by them."""
         found = super().to_dict(lasting=lasting)
-        return {**found, **self.old_table_keys} if lasting and not self.many else found
+        if not lasting or self.many:
+            return found
+        facts = list(found.items())
+        after = list(found).index("confidence") + 1
+        return dict([*facts[:after], *self.old_table_keys.items(), *facts[after:]])
 
     @property
     def old_table_keys(self) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_c
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
 from cupola.association.results import Results, inflation
+from cupola.association.text import write_table
 from cupola.base.files import replacing, write_atomically
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def write_tables(
 
     lines = tables.columns_of(found, plan.test, plan.confidence, plan.newton.firth)
     shown = [c.shown for c in found.covariates]
-    write(tables.ENDINGS[plan.test], lambda file: tables.write_table(file, lines, shown))
+    write(tables.ENDINGS[plan.test], lambda file: write_table(file, lines, shown))
     listed, reason = program.variants(state), state.arrays["reason"]
     write(DROPPED, lambda file: tables.write_dropped(file, listed, reason, found))
     if plan.trend:
         trend = tables.trend_columns(found)
-        write(".model", lambda file: tables.write_table(file, trend))
+        write(".model", lambda file: write_table(file, trend))
     if "ssf" in plan.tables:
         checksum, lost = write(SSF, lambda file: _ssf(file, plan, found))
         facts = (plan, state.values["people"], written[-1], checksum, lost)

@@ -14,6 +14,7 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.compare import read_results
+from cupola.association.files import Variants
 from cupola.association.plan import StudyPlan
 from cupola.base import renaming
 
@@ -26,12 +27,10 @@ def _study(folder, test="logistic", variants=12, **options):
         data.variants.chromosome[:] = np.arange(variants) % 22 + 1
     data.copies[3] = 0
     data.copies[3, np.flatnonzero(data.cc == 2)[::8]] = 1  # separated: no estimate but Firth's
-    for texts in ("name", "a1", "a2"):
-        object.__setattr__(data.variants, texts, getattr(data.variants, texts).astype(object))
-    data.variants.a1[5] = "ACGT" * 3
-    data.variants.a2[6] = "<DEL>"
-    data.variants.name[7] = "1:8000:A:G"
-    data.variants.name[8] = "rs8008"
+    v = data.variants
+    name, a1, a2 = v.name.tolist(), v.a1.tolist(), v.a2.tolist()
+    a1[5], a2[6], name[7], name[8] = "ACGT" * 3, "<DEL>", "1:8000:A:G", "rs8008"
+    data.variants = Variants(v.chromosome, v.position, name, a1, a2)
     cut(folder, data, np.array_split(np.arange(180), 3))
     write_bim(folder / "public.bim", data.variants)
     return {

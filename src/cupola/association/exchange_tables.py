@@ -9,6 +9,7 @@ import numpy as np
 
 from cupola.association import fit
 from cupola.association.text import Column, write_table
+from cupola.association.texts import Texts
 from cupola.errors import PlanError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def write_regenie(file: IO[bytes], found: Results) -> None:
         Column("TEST", 0, "ADD"), Column("BETA", 0, _or_none(effect), _DIGITS),
         Column("SE", 0, error, _DIGITS), Column("CHISQ", 0, found.statistic, _DIGITS),
         Column("LOG10P", 0, -found.log10_p + 0.0, _DIGITS),
-        Column("EXTRA", 0, np.where(failed, "TEST_FAIL", "NA")),
+        Column("EXTRA", 0, Texts.of(np.where(failed, "TEST_FAIL", "NA"))),
     ]  # fmt: skip
     write_table(file, [columns])
 
@@ -65,8 +66,8 @@ def write_parquet(file: IO[bytes], found: Results) -> None:
         raise PlanError("Parquet needs pyarrow: pip install 'cupola[gwas]'") from None
     v = found.variants
     columns = {
-        "CHR": v.chromosome, "SNP": v.name, "BP": v.position, "A1": v.a1, "A2": v.a2,
-        "A1_FREQ": found.frequency, **found.columns,
+        "CHR": v.chromosome, "SNP": v.name.tolist(), "BP": v.position, "A1": v.a1.tolist(),
+        "A2": v.a2.tolist(), "A1_FREQ": found.frequency, **found.columns,
         "NOTE": np.array(fit.MEANINGS)[found.status],
     }  # fmt: skip
     for c in found.covariates:

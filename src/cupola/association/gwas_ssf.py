@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import cupola
 from cupola.association.files import MT, XY, X
 from cupola.association.tables import normal_quantile
 from cupola.association.text import Column, write_table
+from cupola.association.texts import Texts
 
 if TYPE_CHECKING:
     from cupola.association.plan import StudyPlan
@@ -37,7 +37,9 @@ def fit_for_ssf(found: Results) -> np.ndarray:
     v, c = found.variants, found.columns
     fine = np.isfinite(found.effect) & np.isfinite(c["SE"]) & np.isfinite(found.log10_p)
     fine &= (v.chromosome >= 1) & (v.chromosome <= MT)
-    letters = [_BASES.issuperset(a) and _BASES.issuperset(b) for a, b in zip(v.a1, v.a2)]
+    letters = [
+        _BASES.issuperset(a) and _BASES.issuperset(b) for a, b in zip(v.a1.tolist(), v.a2.tolist())
+    ]
     return np.flatnonzero(fine & np.array(letters, bool))
 
 
@@ -57,8 +59,8 @@ def write_table_of(file: IO[bytes], found: Results, test: str, confidence: float
         *_effect(c, test),
         Column("effect_allele_frequency", 0, found.frequency[kept], _DIGITS),
         Column("neg_log_10_p_value", 0, -found.log10_p[kept] + 0.0, _DIGITS),
-        Column("variant_id", 0, _texts(re.sub(r"\W", "_", name, flags=re.A) for name in names)),
-        Column("rsid", 0, _texts(_rs(name) for name in names)),
+        Column("variant_id", 0, Texts.of([re.sub(r"\W", "_", name, flags=re.A) for name in names])),
+        Column("rsid", 0, Texts.of([_rs(name) for name in names])),
         *_interval(c, test, confidence),
         Column("n", 0, c["NMISS"], 0),
     ]
@@ -84,10 +86,6 @@ def _interval(c: dict[str, np.ndarray], test: str, confidence: float) -> list[Co
 
 def _rs(name: str) -> str:
     return name if re.fullmatch(r"rs[0-9]+", name) else _NO_VALUE
-
-
-def _texts(texts: Iterable[str]) -> np.ndarray:
-    return np.array(list(texts), object)
 
 
 def metadata(

@@ -160,6 +160,7 @@ class StudyPlan(PlanHeader, Study):
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
+            self.quality.kinship,
         )
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:

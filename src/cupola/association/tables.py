@@ -16,6 +16,7 @@ from cupola.association import fit, pvalues
 from cupola.association.agreement import KEPT, REASONS
 from cupola.association.compare import Table
 from cupola.association.text import Column
+from cupola.association.texts import Texts
 
 if TYPE_CHECKING:
     from cupola.association.files import Variants
@@ -33,8 +34,8 @@ def _p(found: Results) -> Column:
 
 
 def _place(v: Variants) -> list[Column]:
-    quick = v.name.dtype.kind == "U"
-    longest = np.char.str_len(v.name).max(initial=0) if quick else max(map(len, v.name))
+    # Letters, not bytes; 0 variants have no name at all.
+    longest = v.name.lengths.max(initial=0) if v.name.ascii else max(map(len, v.name))
     return [
         Column("CHR", 4, v.chromosome, 0),
         Column("SNP", max(4, int(longest)), v.name),
@@ -83,7 +84,7 @@ def columns_of(
     for row in found.covariates:
         lines.append(_coefficient(found, test, row.name, row.beta, row.error, confidence))
     if firth:
-        fallen = np.where(found.status == fit.FIRTH, "Y", "N")
+        fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
         lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]
     return lines
 

@@ -164,6 +164,30 @@ def missing_by_person(words, count):
                 missing ^= lowest
 
 
+@njit(cache=True, nogil=True)
+def centred(rows, mean, people):
+    """rows: (variants, bytes) uint8. mean: copies, by variant. Gives (variants, people) copies less
+    the mean, 0 without a call."""
+    k = rows.shape[0]
+    found = np.empty((k, people))
+    value = np.zeros(4)
+    whole = people // 4
+    for s in range(k):
+        value[0] = 2.0 - mean[s]
+        value[2] = 1.0 - mean[s]
+        value[3] = -mean[s]
+        for byte in range(whole):
+            v = rows[s, byte]
+            at = 4 * byte
+            found[s, at] = value[v & 3]
+            found[s, at + 1] = value[(v >> 2) & 3]
+            found[s, at + 2] = value[(v >> 4) & 3]
+            found[s, at + 3] = value[(v >> 6) & 3]
+        for person in range(4 * whole, people):
+            found[s, person] = value[(rows[s, person // 4] >> (2 * (person % 4))) & 3]
+    return found
+
+
 @intrinsic
 def _as_float(typingctx, bits):  # noqa: ARG001
     """The float64 with these 64 bits."""

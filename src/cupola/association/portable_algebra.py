@@ -58,3 +58,34 @@ def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for j in range(1, a.shape[1]):
         found += a[:, j] * b[:, j]
     return found
+
+
+def total(values: np.ndarray) -> np.ndarray:
+    """Sums over the first axis, by halves: the second half is added to the first until one row is
+    left. Accurate, and in the same order everywhere."""
+    values = np.array(values, np.float64, order="C", copy=True)
+    rows = len(values)
+    if rows == 0:
+        return np.zeros(values.shape[1:])
+    while rows > 1:
+        half = (rows + 1) // 2
+        values[: rows - half] += values[half:rows]
+        rows = half
+    return values[0]
+
+
+def products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a'b, (p, q), of two tall matrices (m, p) and (m, q)."""
+    found = np.empty((a.shape[1], b.shape[1]))
+    for i in range(a.shape[1]):
+        found[i] = total(a[:, i : i + 1] * b)
+    return found
+
+
+def combined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a b, (m, q), of a tall matrix (m, p) and a small one (p, q), added up from the first column
+    to the last."""
+    found = np.zeros((a.shape[0], b.shape[1]))
+    for j in range(a.shape[1]):
+        found += a[:, j : j + 1] * b[j]
+    return found

@@ -115,6 +115,9 @@ class Regression:
             return self._go_on(work, part="firth", iteration=0)
         return self._store(self._nothing(fit.OK))
 
+    def progress(self) -> tuple[int, int]:
+        return self.state.values["at"], len(self.program.chunks(self.state))
+
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
@@ -313,7 +316,7 @@ class Regression:
         arrays[f"test/{state.values['at']}"] = table
         last = state.values["at"] + 1 == len(self.program.chunks(state))
         values = {**state.values, "at": state.values["at"] + 1, "part": "sums", "iteration": 0}
-        values["phase"] = "done" if last else "test"
+        values["phase"] = self.program.after("test") if last else "test"
         return State(state.step + 1, arrays, values)
 
     def _units(self) -> np.ndarray:

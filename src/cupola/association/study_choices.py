@@ -121,3 +121,18 @@ class Study(_Choice):
         if not self.regression:
             return []
         return [*self.covariates, *(["SEX"] if self.sex else [])]
+
+    @property
+    def before_variants(self) -> tuple[str, ...]:
+        """Phases between people and the list of variants."""
+        return ("standardise",) if self.regression else ()
+
+    @property
+    def after_variants(self) -> tuple[str, ...]:
+        """Phases between the list of variants and their counts."""
+        return ("fingerprints",) if self.fingerprints else ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Phases after the counts, in their order."""
+        return ("test",) if self.regression else ()

@@ -19,6 +19,7 @@ from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
 from cupola.association.design import SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
+from cupola.association.part import Part
 from cupola.association.questions import Asker, Chunk
 from cupola.association.regression import Regression
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
@@ -31,6 +32,8 @@ STRETCH = 64  # chunks in a question about the list or about counts
 OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
 NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
+#: Parts after the counts, by phase; `Study.parts` says which a study has, and in which order.
+PARTS: dict[str, type[Part]] = {"test": Regression}
 
 
 @dataclass
@@ -72,10 +75,16 @@ class Association:
             "agree": (self._ask_agree, self._agreed),
             "fingerprints": (self._ask_fingerprints, self._fingerprints),
             "counts": (self._ask_counts, self._counts),
-            "test": (self._ask_test, self._tested),
+            **dict.fromkeys(PARTS, (self._ask_part, self._answer_part)),
         }
 
     # The machine
+
+    def after(self, phase: str) -> str:
+        """The phase that follows; the agreement is a part of proposing."""
+        order = ("people", *self.study.before_variants, "propose", *self.study.after_variants,
+                 "counts", *self.study.parts, "done")  # fmt: skip
+        return order[order.index(phase) + 1]
 
     def start(self) -> State:
         return State(values={"phase": "people", "at": 0, "warnings": []})
@@ -95,8 +104,8 @@ class Association:
     def skip(self, state: State) -> State:
         """The state after a question that takes genotypes to answer, for a rehearsal: as if every
         variant passed the filters, somebody lacked a call at each, and none converged."""
-        if state.values["phase"] == "test":
-            return Regression(self, state).skip()
+        if state.values["phase"] in PARTS:
+            return self._part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
         total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
@@ -144,10 +153,9 @@ class Association:
             "tested": tested if binary else quantitative, "cases": cases if binary else 0,
         }  # fmt: skip
         self._require_people(people["tested"])
-        after = "standardise" if study.regression else "propose"
         width = len(study.columns) + 1
         return state.next(
-            phase=after,
+            phase=self.after("people"),
             at=0,
             people=people,
             binary=binary,
@@ -191,7 +199,7 @@ class Association:
             shift[-1], width[-1] = 0.0, 1.0
         done = at == 2
         return state.next(
-            phase="propose" if done else "standardise",
+            phase=self.after("standardise") if done else "standardise",
             at=0 if done else at + 1,
             shift=shift.tolist(),
             width=width.tolist(),
@@ -307,8 +315,13 @@ class Association:
                 f"{hint}"
             )
         warnings += self._unlisted(own)
-        after = "fingerprints" if self.study.fingerprints else "counts"
-        values = {**state.values, "phase": after, "at": 0, "found": facts, "warnings": warnings}
+        values = {
+            **state.values,
+            "phase": self.after("propose"),
+            "at": 0,
+            "found": facts,
+            "warnings": warnings,
+        }
         return State(state.step, {**state.arrays, "reason": reason}, values)
 
     def _unlisted(self, own: dict[str, int]) -> list[str]:
@@ -336,7 +349,7 @@ class Association:
             for b in sorted(sets)
             if a < b and sets[a] & sets[b]
         ]
-        return state.next(phase="counts", at=0, shared_people=shared)
+        return state.next(phase=self.after("fingerprints"), at=0, shared_people=shared)
 
     # Counts and quality
 
@@ -399,10 +412,9 @@ class Association:
         state = State(state.step, arrays, state.values)
         reason = quality.filtered(self, state)
         arrays["reason"] = reason
-        state = State(state.step, arrays, {**state.values, "at": 0, "phase": "test"})
+        state = State(state.step, arrays, {**state.values, "at": 0, "phase": self.after("counts")})
         if not (reason == KEPT).any():
             state.values["warnings"] = [*state.values["warnings"], "no variant passed the filters"]
-        if not self.study.regression or not (reason == KEPT).any():
             state.values["phase"] = "done"
         return state
 
@@ -412,23 +424,28 @@ class Association:
         n, males = people["loaded"], people["males"]
         return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
 
-    # The test of a regression
+    # Parts after the counts
+
+    def _part(self, state: State) -> Part:
+        return PARTS[state.values["phase"]](self, state)
+
+    def _ask_part(self, state: State) -> Any:
+        question = self._part(state).ask()
+        return ("alone", None, []) if question is None else self._everybody(question)
+
+    def _answer_part(self, state: State, total: Total | None) -> State:
+        return self._part(state).answer(total)
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
         extra = ["SEX"] if kind == SEX_X and self.study.sex_on_x else []
         return [*self.study.columns, *extra]
 
-    def _ask_test(self, state: State) -> Any:
-        question = Regression(self, state).ask()
-        return ("alone", None, []) if question is None else self._everybody(question)
-
-    def _tested(self, state: State, total: Total | None) -> State:
-        return Regression(self, state).answer(total)
-
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""
         phase, at = state.values["phase"], state.values["at"]
-        if phase in ("counts", "test"):
+        if phase in PARTS:
+            return phase, *self._part(state).progress()
+        if phase == "counts":
             return phase, at, len(self.chunks(state))
         return phase, 0, 1

@@ -162,7 +162,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     return _sized(site, question, answer)
 
 
-def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
+def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the cohort's files that a question selects, and where alleles are swapped."""
     kept, options = site.recall(question), question.options
     own.pin("list", "in use")
@@ -179,7 +179,7 @@ def _rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray,
 
 def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     """Packed calls of the variants that a question selects."""
-    return calls(own.cohort, *_rows(own, site, question), int(question.options["kind"]))
+    return calls(own.cohort, *listed_rows(own, site, question), int(question.options["kind"]))
 
 
 def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
@@ -195,7 +195,7 @@ def _coefficients(
 ) -> np.ndarray:
     """Those of each variant, one row each; answered a limited number of times."""
     beta = _bounded(question, (count, made.columns.shape[1] + 1))
-    local = _rows(own, site, question)[0]
+    local = listed_rows(own, site, question)[0]
     own.count(question, question.task, local, len(own.cohort.variants))
     return beta
 
@@ -205,7 +205,11 @@ def _coefficients(
 def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Copies of a1 and of both alleles, by group; with 'genotypes' also people by genotype among
     those with two copies, in cases and controls (or all)."""
-    (local, swapped), cohort, options = _rows(own, site, question), own.cohort, question.options
+    (local, swapped), cohort, options = (
+        listed_rows(own, site, question),
+        own.cohort,
+        question.options,
+    )
     kind, binary = int(options["kind"]), bool(options["binary"])
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary, own.limits.least_cell)[list(options["groups"])]

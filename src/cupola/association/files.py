@@ -400,7 +400,7 @@ def enter(seen: dict[str, int], path: Path, number: int, ids: Sequence[str], wha
     """Note in which line a person stands; CohortError for one without a name, or named twice."""
     person = person_of(ids)
     if ids[-1] == "0":
-        raise CohortError(f"{what}-no-id", f"{path}, line {number}", "names nobody (IID is missing)")
+        raise CohortError(f"{what}-no-id", f"{path}, line {number}", "names nobody (its IID is 0)")
     if person in seen:
         raise CohortError(
             f"{what}-duplicate-person",

@@ -72,11 +72,12 @@ def format_of(path: Path) -> str:
 
 
 def blocks(genotypes: Genotypes, index: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Dosages of chosen variants, a few at a time."""
+    """Dosages of chosen variants, a few at a time; within 0 to 2 whatever the file says: bounds of
+    masked sums hang on it."""
     size = max(1, _BLOCK // max(1, genotypes.people))
     for start in range(0, len(index), size):
         part = slice(start, min(start + size, len(index)))
-        yield part, genotypes.dosages(index[part])
+        yield part, np.clip(genotypes.dosages(index[part]), 0.0, 2.0)
 
 
 def missing_by_person(genotypes: Genotypes) -> np.ndarray:
@@ -91,8 +92,8 @@ def no_hard_calls(path: Path) -> CohortError:
     return CohortError(
         "dosages",
         str(path),
-        "holds imputed dosages, but the study asks for hard calls: say dosages = true in the study, "
-        "or make hard calls of them (`plink2 --make-bed`)",
+        "holds imputed dosages, but the study asks for hard calls: say dosages = true in the "
+        "study, or make hard calls of them (`plink2 --make-bed`)",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,9 @@ def read_named_people(path: Path) -> People | None:
     if not table.lines:
         raise CohortError("fam-empty", str(path), "holds no people")
     person = list(table.lines)
-    sex = np.array([_SEX.get(text, 0) for text in _column(table.names, table.values, "SEX", person)])
+    sex = np.array(
+        [_SEX.get(text, 0) for text in _column(table.names, table.values, "SEX", person)]
+    )
     traits = [name for name in table.names if name.upper() not in _NOT_TRAITS]
     chosen = "PHENO1" if "PHENO1" in traits else (traits or [""])[0]
     return People(
@@ -42,13 +43,6 @@ def read_named_people(path: Path) -> People | None:
         table.values.get(chosen, ["-9"] * len(person)),
         first=3 if sample else 2,
     )
-
-
-def _column(
-    names: Sequence[str], values: dict[str, list[str]], wanted: str, person: list[str]
-) -> list[str]:
-    name = next((name for name in names if name.upper() == wanted), None)
-    return ["0"] * len(person) if name is None else values[name]
 
 
 def _bare(path: Path) -> People:

@@ -1,7 +1,7 @@
 """Genotypes in PLINK 2's .pgen format, read by PLINK's own library (pgenlib).
 
-Whether a file holds dosages stands in its header: a byte a variant, of which two bits are about them
-(PLINK 2's file format specification, "Variant record types").
+Whether a file holds dosages stands in its header: a byte a variant, of which two bits are about
+them (PLINK 2's file format specification, "Variant record types").
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def _holds_dosages(path: Path, people: int, variants: int) -> bool:
                 return head[2] in _FIXED_DOSAGES
             if head[2] != _VARIABLE[0]:
                 raise CohortError(
-                    "pgen-mode", str(path), "keeps its index apart; `plink2 --make-pgen` rewrites it"
+                    "pgen-mode",
+                    str(path),
+                    "its index is apart; `plink2 --make-pgen` rewrites it",
                 )
             width = head[11] & 15
             if width < 4:  # half a byte a variant has no room for dosages

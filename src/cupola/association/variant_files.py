@@ -1,4 +1,4 @@
-"""Variants of files that are no .bim: PLINK 2's .pvar, and what BGEN and VCF files say themselves."""
+"""Variants of files that are no .bim: PLINK 2's .pvar, and what is in BGEN and VCF files."""
 
 from __future__ import annotations
 

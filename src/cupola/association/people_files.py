@@ -32,9 +32,9 @@ def read_named_people(path: Path) -> People | None:
     if not table.lines:
         raise CohortError("fam-empty", str(path), "holds no people")
     person = list(table.lines)
-    sex = np.array(
-        [_SEX.get(text, 0) for text in _column(table.names, table.values, "SEX", person)]
-    )
+    told = next((name for name in table.names if name.upper() == "SEX"), "")
+    written = table.values.get(told, ["0"] * len(person))
+    sex = np.array([_SEX.get(text, 0) for text in written])
     traits = [name for name in table.names if name.upper() not in _NOT_TRAITS]
     chosen = "PHENO1" if "PHENO1" in traits else (traits or [""])[0]
     return People(

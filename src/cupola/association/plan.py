@@ -178,7 +178,11 @@ class StudyPlan(PlanHeader, Study):
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
+<<<<<<< HEAD
             self.dosages,
+=======
+            self.quality.kinship,
+>>>>>>> main
         )
 
     def study(self) -> Study:

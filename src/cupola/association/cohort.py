@@ -40,13 +40,8 @@ class Wanted:
 
     trait: a column of the .pheno file, or None for the .fam file's. covariates: columns of the .cov
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
-<<<<<<< HEAD
-    sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. dosages: whether
-    genotypes are read as dosages.
-=======
     sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
-    people at least so much related one is left out.
->>>>>>> main
+    people at least so much related one is left out. dosages: whether genotypes are read as dosages.
     """
 
     trait: str | None = None
@@ -54,11 +49,8 @@ class Wanted:
     sex: bool = False
     ambiguous_sex: bool = False
     mind: float = 1.0
-<<<<<<< HEAD
-    dosages: bool = False
-=======
     kinship: float = 1.0
->>>>>>> main
+    dosages: bool = False
 
 
 @dataclass(frozen=True)

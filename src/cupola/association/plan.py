@@ -178,11 +178,8 @@ class StudyPlan(PlanHeader, Study):
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
-<<<<<<< HEAD
-            self.dosages,
-=======
             self.quality.kinship,
->>>>>>> main
+            self.dosages,
         )
 
     def study(self) -> Study:

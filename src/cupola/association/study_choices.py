@@ -132,6 +132,11 @@ class Study(_Choice):
                 "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
                 "quality.hardy_weinberg out (quality.info filters badly imputed variants)"
             )
+        if self.quality.kinship < 1:
+            raise ValueError(
+                "dosages = true: kinship is computed from hard calls; leave quality.kinship out; "
+                "each cohort can keep a list of people without relatives (keep)"
+            )
         return self
 
     @property

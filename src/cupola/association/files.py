@@ -321,7 +321,8 @@ def read_head(
 ) -> tuple[int, list[str], list[str]]:
     """How many columns name a person, the names of all, and of a .sample file their kinds."""
     _, head = next(rows, (0, []))
-    first, kinds = [h.upper().lstrip("#") for h in head[:2]], []
+    first = [h.upper().lstrip("#") for h in head[:2]]
+    kinds: list[str] = []
     if first == ["ID_1", "ID_2"]:
         _, kinds = next(rows, (0, []))
     ids = 2 if first in (["FID", "IID"], ["ID_1", "ID_2"]) else int(first[:1] == ["IID"])

@@ -73,15 +73,18 @@ class CohortFiles(BaseModel):
         def path(given: str | None) -> Path | None:
             return None if given is None else base / given
 
-        usual = (f"{self.bfile}.{ending}" for ending in ("bed", "bim", "fam"))
+        usual = tuple(f"{self.bfile}.{ending}" for ending in ("bed", "bim", "fam"))
         if self.pfile is not None:
-            usual = (f"{self.pfile}.{ending}" for ending in ("pgen", "pvar", "psam"))
+            usual = tuple(f"{self.pfile}.{ending}" for ending in ("pgen", "pvar", "psam"))
         elif self.bgen is not None:
             usual = (self.bgen, self.bgen, f"{self.bgen.removesuffix('.bgen')}.sample")
         elif self.vcf is not None:
             usual = (self.vcf, self.vcf, self.vcf)
-        parts = [base / (own or name) for own, name in zip((self.bed, self.bim, self.fam), usual)]
-        return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
+        bed, bim, fam = (
+            base / (own or name) for own, name in zip((self.bed, self.bim, self.fam), usual)
+        )
+        tables = (path(self.pheno), path(self.cov), path(self.keep))
+        return Files(self.name, bed, bim, fam, *tables)
 
     @property
     def known(self) -> bool:

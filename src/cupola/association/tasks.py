@@ -248,7 +248,7 @@ def _dosage_counts(
     """Copies of a1 and people with a dosage, by group, and squares of dosages over all of them."""
     chosen = _chosen(own, site, question)
     assert isinstance(chosen, DosageSums)
-    k, together = len(chosen), asked.any(axis=0)
+    k, together = len(chosen), np.asarray(asked.any(axis=0))
     copies, people = np.empty((k, len(asked))), np.empty((k, len(asked)), np.int64)
     squares = np.empty(k)
     for part, dosages in chosen.blocks():

@@ -63,11 +63,11 @@ class Vcf:
     @cached_property
     def _kept(self) -> np.ndarray:
         """(variants, people) in steps of a dosage, in a file without a name."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as it is mapped
-        for number, fields in _records(self.path):
-            file.write(_steps(self.path, number, fields, self.people).tobytes())
-        file.flush()
-        return np.memmap(file, np.uint16, "r", shape=(self.variants, self.people))
+        with tempfile.TemporaryFile() as file:
+            for number, fields in _records(self.path):
+                file.write(_steps(self.path, number, fields, self.people).tobytes())
+            file.flush()
+            return np.memmap(file, np.uint16, "r", shape=(self.variants, self.people))
 
 
 def vcf_people(path: Path) -> People:

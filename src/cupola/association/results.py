@@ -66,8 +66,8 @@ def results(program: Association, state: State) -> Results:
         listed.chromosome,
         listed.position,
         listed.name,
-        np.where(swap, listed.a2, listed.a1),
-        np.where(swap, listed.a1, listed.a2),
+        listed.a2.where(swap, listed.a1),
+        listed.a1.where(swap, listed.a2),
     )
     rate, squares = frequency(alleles), state.arrays.get("squares")
     info = None if squares is None else imputation_quality(alleles, squares[index])

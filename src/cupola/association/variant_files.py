@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cupola.association.files import CohortError, Variants, chromosomes, numbered_lines
+from cupola.association.texts import Texts
 
 _WANTED = ("#CHROM", "POS", "ID", "REF", "ALT")
 
@@ -76,7 +77,7 @@ def labelled(
     return Variants(
         chromosomes(chromosome),
         np.array(position, np.int64),
-        *(np.array(texts, object) for texts in (names, first, second)),
+        *(Texts.of(texts) for texts in (names, first, second)),
     )
 
 

@@ -138,7 +138,7 @@ def test_bad_data_are_named_at_the_cohort_and_coded_outside(tmp_path, case):
     assert text.partition("': ")[2] in (tmp_path / "out/sites/c1.log").read_text()
 
 
-def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
+def test_cohorts_without_cases_and_with_other_files(tmp_path):
     for line in range(2, 42):
         _edit(tmp_path / "c1.pheno", line, lambda x: " ".join([*x.split()[:2], "1", x.split()[3]]))
     with pytest.raises(DataError, match="cohort 'c1': has no cases among those tested"):
@@ -147,10 +147,10 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
         _study(tmp_path, "logistic", one_sided=True), tmp_path / "two", report=False
     ).result
     assert done["tested"] == 10
-    imputed = _study(tmp_path)
-    imputed["cohorts"][2] = {"name": "c2", "bed": "x.pgen", "bim": "c2.bim", "fam": "c2.fam"}
-    with pytest.raises(DataError, match="imputed dosages cannot be used yet"):
-        cupola.run(imputed, tmp_path / "three")
+    other = _study(tmp_path)
+    other["cohorts"][2] = {"name": "c2", "bed": "x.bcf", "bim": "c2.bim", "fam": "c2.fam"}
+    with pytest.raises(DataError, match="BCF cannot be read; PLINK 2 rewrites it"):
+        cupola.run(other, tmp_path / "three")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
         ({"quality": {"maff": 0.1}}, "quality.maff is unknown; did you mean quality.maf"),
         ({"test": "chisq"}, "test = \"chisq\": must be 'chi-square', 'linear' or 'logistic'"),
         ({"cohorts": [{"name": "a", "beds": "x"}]}, "beds is unknown"),
-        ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile, or bed, bim and fam"),
+        ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile (or bed, bim and fam), pfile,"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),
         ({"fingerprints": True}, "fingerprints need a salt"),
         ({"covariates": ["AGE", "DOSE", "AGE"]}, "covariates: 'AGE' stands there twice"),

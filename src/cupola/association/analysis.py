@@ -18,7 +18,7 @@ from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
-from cupola.association.plan import StudyPlan, for_real_cohorts
+from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
 from cupola.association.result_files import NOTES, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.study_parts import tasks_of
@@ -185,7 +185,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.weaker_limits(self.plan, rules)
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        return bool({"bfile", "bed"} & data.keys())
+        return bool({*GENOTYPES, "bed"} & data.keys())
 
     def describe(self, path: Path, target: str | None) -> dict[str, Any]:
         del target

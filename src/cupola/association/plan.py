@@ -19,6 +19,9 @@ from cupola.association.study_choices import Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
 
+#: Keys that name a cohort's genotypes, people and variants at once.
+GENOTYPES = ("bfile", "pfile", "bgen", "vcf")
+
 
 class CohortFiles(BaseModel):
     """Where a cohort's data are; names are taken from the study file's folder. Real cohorts say it
@@ -32,10 +35,17 @@ class CohortFiles(BaseModel):
     """Name of .bed, .bim and .fam without the ending."""
     bed: str | None = None
     """Genotypes, in place of bfile's."""
+    pfile: str | None = None
+    """Name of .pgen, .pvar and .psam without the ending, in place of bfile."""
+    bgen: str | None = None
+    """A BGEN file with imputed genotypes, in place of bfile; its people stand in the .sample file
+    of the same name, or in `fam`."""
+    vcf: str | None = None
+    """A VCF file (text or gzip) with dosages, in place of bfile; `fam` tells its people's sex."""
     bim: str | None = None
-    """Variants, in place of bfile's."""
+    """Variants, in place of bfile's (.bim or .pvar)."""
     fam: str | None = None
-    """People, in place of bfile's."""
+    """People, in place of bfile's (.fam, .psam or .sample)."""
     pheno: str | None = None
     """Traits: a line 'FID IID name ...', then a line a person."""
     cov: str | None = None
@@ -49,20 +59,39 @@ class CohortFiles(BaseModel):
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> CohortFiles:
         missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
-        if self.bfile is None and missing and not is_elsewhere(info):
-            raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
+        given = [n for n in GENOTYPES if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"cohort '{self.name}' names {' and '.join(given)}: which of them holds its "
+                "genotypes?"
+            )
+        if not given and missing and not is_elsewhere(info):
+            raise ValueError(
+                f"cohort '{self.name}' needs bfile (or bed, bim and fam), pfile, bgen or vcf"
+            )
         return self
 
     def files(self, base: Path) -> Files:
         def path(given: str | None) -> Path | None:
             return None if given is None else base / given
 
-        def part(ending: str) -> Path:
-            given = getattr(self, ending)
-            return base / (given if given is not None else f"{self.bfile}.{ending}")
+        usual = tuple(f"{self.bfile}.{ending}" for ending in ("bed", "bim", "fam"))
+        if self.pfile is not None:
+            usual = tuple(f"{self.pfile}.{ending}" for ending in ("pgen", "pvar", "psam"))
+        elif self.bgen is not None:
+            usual = (self.bgen, self.bgen, f"{self.bgen.removesuffix('.bgen')}.sample")
+        elif self.vcf is not None:
+            usual = (self.vcf, self.vcf, self.vcf)
+        bed, bim, fam = (
+            base / (own or name) for own, name in zip((self.bed, self.bim, self.fam), usual)
+        )
+        tables = (path(self.pheno), path(self.cov), path(self.keep))
+        return Files(self.name, bed, bim, fam, *tables)
 
-        parts = (part("bed"), part("bim"), part("fam"))
-        return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
+    @property
+    def known(self) -> bool:
+        """Whether it says where its genotypes are."""
+        return any(getattr(self, name) is not None for name in (*GENOTYPES, "bed"))
 
 
 class StudyPlan(PlanHeader, Study):
@@ -161,6 +190,7 @@ class StudyPlan(PlanHeader, Study):
             self.ambiguous_sex,
             self.quality.person_missing,
             self.quality.kinship,
+            self.dosages,
         )
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:

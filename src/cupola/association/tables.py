@@ -109,6 +109,7 @@ def _coefficient(
         Column(effect[0], 10, effect[1]), Column("SE", 8, error),
         Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
         Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+        *([Column("INFO", 8, c["INFO"])] if "INFO" in c else []),
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from cupola.association import variant_list_codec
 from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
+from cupola.association.clumping import MOST
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
@@ -148,6 +149,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.clump:
+        found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found

@@ -13,6 +13,7 @@ from cupola.association.tasks import FINGERPRINTS, PROPOSE
 #: part is a line here. It is imported when it is needed.
 PARTS = {
     "test": "regression:Regression",
+    "clump": "clumping:Clumping",
 }
 
 

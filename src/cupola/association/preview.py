@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from cupola.association import variant_list_codec
+from cupola.association.chunks import Chunk
 from cupola.association.design import SEX_X
 from cupola.association.files import Variants
-from cupola.association.questions import Asker, Chunk
+from cupola.association.questions import Asker
 from cupola.association.study_program import STRETCH, Association
 from cupola.federation.message import Question
 
@@ -59,6 +60,13 @@ def _test(study: Association, asker: Asker, chunk: Chunk, chunks: int) -> Iterat
         return
     everything, beta = np.ones(k, bool), np.zeros((k, fixed + 1), np.float32)
     yield "sum", asker.shared(chunk.kind, fixed, np.zeros(fixed)), None
+    if study.study.scored:
+        yield "sum", asker.score(chunk, np.zeros(fixed), True), chunks
+        chunks = max(1, round(min(1.0, 2 * study.study.score.below) * chunks))
+    if study.study.score.then == "saddle-point":
+        tilt, at = np.zeros((k, fixed + 1), np.float32), np.zeros((k, 2), np.float32)
+        yield "sum", asker.saddle(chunk, everything, tilt, at, np.zeros(fixed)), None
+        return
     yield "sum", asker.first(chunk, np.zeros(fixed), True), chunks
     yield "sum", asker.newton(chunk, everything, beta), None
     if study.study.newton.firth:

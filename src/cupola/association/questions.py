@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+import cupola.association.score_tasks  # noqa: F401  (cohorts know its tasks, too)
 from cupola.association import agreement, variant_list_codec
+from cupola.association.chunks import Chunk
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.site import LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
-from cupola.federation.message import Arrays, Question, Spec
+from cupola.federation.message import Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
@@ -29,25 +32,13 @@ def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
     names += ["moments", "shared"] if study.regression else []
     names += ["linear"] if study.test == "linear" else []
     if study.test == "logistic":
-        names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
+        names += ["score"] if study.scored else []
+        if study.score.then == "saddle-point":
+            names += ["saddle"]
+        else:
+            names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
     unmasked = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
     return (*(f"gwas {name}" for name in names), *unmasked)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""
-
-    start: int
-    stop: int
-    kind: int
-    index: np.ndarray
-
-    def arrays(self, chosen: np.ndarray | None = None) -> Arrays:
-        """Which variants are meant (all of them, or those of a mask), a bit each."""
-        bits = np.zeros(self.stop - self.start, bool)
-        bits[(self.index if chosen is None else self.index[chosen]) - self.start] = True
-        return {"variants": np.packbits(bits)}
 
 
 @dataclass(frozen=True)
@@ -189,6 +180,50 @@ class Asker:
             reveals="per variant, genotype counts of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
             + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
+            protection=rounded(self.study),
+        )
+
+    def score(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
+        k, columns = len(chunk.index), len(beta)
+        expects = {
+            "cross": Spec((k, columns + 2), "float", 4 * self.n),
+            "counts": Spec((k, 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
+        }
+        if missing:
+            expects["off"] = Spec((k, columns + 1), "float", self.n, self.coarse)
+        return Question(
+            "gwas score",
+            {**chunk.arrays(), "beta": beta},
+            self._test(chunk, missing=missing),
+            expects,
+            reveals="per variant, genotype counts of those tested, genotype times weighted "
+            "covariates and residuals, and weighted covariates and residuals of those without a "
+            "call, over all people" + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def saddle(
+        self, chunk: Chunk, chosen: np.ndarray, tilt: np.ndarray, at: np.ndarray, null: np.ndarray
+    ) -> Question:
+        """tilt: (k, columns + 1), the genotype's regression on the covariates, and what stands for
+        a missing call. at: (k, 2), where the sums are taken."""
+        k = len(at)
+        # |g - x c| adds up to at most 2 N + 8 N over people, by `MOST_TILT`; its squares, by the
+        # triangle inequality, to (2 + 8)^2 N.
+        reach = 2 + MOST_TILT
+        return Question(
+            "gwas saddle",
+            {**chunk.arrays(chosen), "tilt": tilt, "at": at, "beta": null},
+            self._test(chunk),
+            {
+                "value": Spec((k, 2), "float", LARGEST * reach * self.n),
+                "slope": Spec((k, 2), "float", reach * self.n),
+                "curve": Spec((k, 2), "float", reach**2 * self.n / 4),
+                WITHHELD: Spec((k,), "int", 1),
+            },
+            reveals="per variant, the cumulant generating function of its score, with slope and "
+            "curvature, at two points, over all people" + _WITHHELD.format("few people count"),
             protection=rounded(self.study),
         )
 

@@ -18,7 +18,7 @@ from cupola.association.tasks import of_genotype
 from cupola.federation.program import State
 
 if TYPE_CHECKING:
-    from cupola.association.questions import Chunk
+    from cupola.association.chunks import Chunk
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
     from cupola.federation.message import Arrays, Question

@@ -150,7 +150,7 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("means of covariates have more or fewer digits")
     if plan.study().scored:
         found.append(
-            f"of all variants {min(1.0, 2 * plan.score.below):.2g} are taken to go on after the "
+            f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "
             "score test, twice as many as do by chance (more would be sent if more did)"
         )
     if plan.test == "logistic":

@@ -13,32 +13,58 @@ from typing import Any
 
 import numpy as np
 
-import cupola.association.score_tasks  # noqa: F401  (cohorts know its tasks, too)
 from cupola.association import agreement, variant_list_codec
-from cupola.association.chunks import Chunk
 from cupola.association.limits import WITHHELD, rounded
 from cupola.association.site import LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
-from cupola.federation.message import Question, Spec
+from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
 
 
-def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
-    """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
-    names = ["people", "agree", "counts"]
-    names += ["moments", "shared"] if study.regression else []
-    names += ["linear"] if study.test == "linear" else []
-    if study.test == "logistic":
-        names += ["score"] if study.scored else []
-        if study.score.then == "saddle-point":
-            names += ["saddle"]
-        else:
-            names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
-    unmasked = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
-    return (*(f"gwas {name}" for name in names), *unmasked)
+@dataclass(frozen=True)
+class Chunk:
+    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""
+
+    start: int
+    stop: int
+    kind: int
+    index: np.ndarray
+
+    def arrays(self, chosen: np.ndarray | None = None) -> Arrays:
+        """Which variants are meant (all of them, or those of a mask), a bit each."""
+        bits = np.zeros(self.stop - self.start, bool)
+        bits[(self.index if chosen is None else self.index[chosen]) - self.start] = True
+        return {"variants": np.packbits(bits)}
+
+
+def first_chunk(variants: int, size: int) -> Chunk:
+    """The first chunk of so many variants."""
+    stop = min(variants, size)
+    return Chunk(0, stop, 0, np.arange(stop))
+
+
+def stretches(kept: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those kept (variants,) of every `size` that follow one another on the list."""
+    pieces = []
+    for start in range(0, len(kept), size):
+        stop = min(start + size, len(kept))
+        for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
+            pieces.append(Chunk(start, stop, int(k), index))
+    return pieces
+
+
+def gathered(chosen: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those chosen (variants,), `size` at a time, wherever they stand."""
+    pieces = []
+    for k in np.unique(kind[chosen]).tolist():
+        alike = np.flatnonzero(chosen & (kind == k))
+        for part in (alike[i : i + size] for i in range(0, len(alike), size)):
+            pieces.append(Chunk(int(part[0]), int(part[-1]) + 1, int(k), part))
+    return pieces
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ def results(program: Association, state: State) -> Results:
         listed.chromosome,
         listed.position,
         listed.name,
-        np.where(swap, listed.a2, listed.a1),
-        np.where(swap, listed.a1, listed.a2),
+        listed.a2.where(swap, listed.a1),
+        listed.a1.where(swap, listed.a2),
     )
     rate = frequency(alleles)
     alleles[swap, :, 0] = alleles[swap, :, 1] - alleles[swap, :, 0]
@@ -117,8 +117,8 @@ def _regression(
     columns = np.array([2.0 + len(program.columns(k)) for k in range(4)])[kind]
     if program.study.scored:
         score = state.arrays["score"][kept]
-        people, status, beta[:, 0], error[:, 0] = *score[:, :2].T, *score[:, 2:].T
-        status = status.astype(np.uint8)
+        people, status = score[:, 0].copy(), score[:, 1].astype(np.uint8)
+        beta[:, 0], error[:, 0] = score[:, 2], score[:, 3]
     for i, chunk in enumerate(program.chunks(state) if "test/0" in state.arrays else ()):
         # Chunks of several kinds in one stretch are not in the order of the list.
         at, table = np.searchsorted(kept, chunk.index), state.arrays[f"test/{i}"]

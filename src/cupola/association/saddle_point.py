@@ -11,18 +11,25 @@ people, and by `tail` once the study is over: between a total and the next quest
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
 from cupola.association import fit
+from cupola.association.design import SEX_X
 from cupola.association.limits import told_of
+from cupola.association.questions import Asker, first_chunk
+from cupola.association.score_tasks import SADDLE
 from cupola.association.site import LARGEST
 from cupola.federation.program import State
 
 if TYPE_CHECKING:
-    from cupola.association.chunks import Chunk
+    from cupola.association.files import Variants
+    from cupola.association.part import Outlined
+    from cupola.association.questions import Chunk
+    from cupola.association.study_choices import Study
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
     from cupola.federation.message import Arrays, Question
@@ -111,12 +118,23 @@ class SaddlePoint:
             return self._store(work)
         return self.state.next({f"work/{n}": array for n, array in work.items()}, iteration=spent)
 
+    @classmethod
+    def tasks(cls, study: Study) -> tuple[str, ...]:  # noqa: ARG003
+        return (SADDLE,)
+
+    @classmethod
+    def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
+        chunk, fixed = first_chunk(len(variants), program.study.chunk), program.columns(SEX_X)
+        k, c = len(chunk.index), 1 + len(fixed)
+        tilt, at = np.zeros((k, c + 1), np.float32), np.zeros((k, 2), np.float32)
+        yield "sum", asker.saddle(chunk, np.ones(k, bool), tilt, at, np.zeros(c)), None
+
     def progress(self) -> tuple[int, int]:
         return self.state.values["at"], len(self.program.chunks(self.state))
 
     def _store(self, work: Arrays) -> State:
-        """The chunk's results: status, then t, K and K'' of U and -U. Where a root was not found K''
-        is NaN. That of U exists: without it the score test stands."""
+        """The chunk's results: status, then t, K and K'' of U and -U. Without a root K'' is NaN.
+        That of U exists: where it was not found the score test stands."""
         state, at = self.state, self.state.values["at"]
         work["curve"][~work["done"]] = np.nan
         stuck = ~work["done"][:, 0] & (work["status"] == fit.SADDLE)

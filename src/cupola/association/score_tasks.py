@@ -18,8 +18,10 @@ from cupola.association.tasks import (
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
+SCORE, SADDLE = "gwas score", "gwas saddle"
 
-@task("gwas score")
+
+@task(SCORE)
 @guarded
 def score(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: genotype times weighted columns and residuals, squares, and what stands for
@@ -47,7 +49,7 @@ def score(own: Site, site: SiteContext, question: Question) -> Contribution:
     return _sized(site, question, without(site, question, arrays, few))
 
 
-@task("gwas saddle")
+@task(SADDLE)
 @guarded
 def saddle(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: its score's cumulant generating function, slope and curvature at two points."""

@@ -10,19 +10,30 @@ all variants (Rao 1948; Mbatchou et al. 2021; Zhou et al. 2018).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.association import fit
+from cupola.association.design import SEX_X
 from cupola.association.limits import told_of
+from cupola.association.part import Outlined
 from cupola.association.portable_algebra import combined, dot, inverse
+from cupola.association.questions import Asker, first_chunk
 from cupola.association.regression import Regression
+from cupola.association.score_tasks import SCORE
 from cupola.association.score_threshold import threshold
 from cupola.association.site import MOST_TILT
-from cupola.federation.federation import Total
-from cupola.federation.message import Arrays, Question
 from cupola.federation.program import State
+
+if TYPE_CHECKING:
+    from cupola.association.files import Variants
+    from cupola.association.study_choices import Study
+    from cupola.association.study_program import Association
+    from cupola.federation.federation import Total
+    from cupola.federation.message import Arrays, Question
 
 _FLAT = 0.1  # below this z the saddle point is at 0, where its formula is 0 / 0
 FACTS = ("people", "status", "beta", "error")  # columns of the state's array 'score'
@@ -93,7 +104,16 @@ class ScoreTest(Regression):
     'score' and 'chosen' of all variants of the list, and 'tilt/kind' in place of 'tilt/i'.
     """
 
-    phase = "score"
+    @classmethod
+    def tasks(cls, study: Study) -> tuple[str, ...]:  # noqa: ARG003
+        return ("gwas shared", SCORE)
+
+    @classmethod
+    def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
+        size = program.study.chunk
+        chunk, fixed = first_chunk(len(variants), size), 1 + len(program.columns(SEX_X))
+        yield "sum", asker.shared(chunk.kind, fixed, np.zeros(fixed)), None
+        yield "sum", asker.score(chunk, np.zeros(fixed), True), -(-len(variants) // size)
 
     def ask(self) -> Question | None:
         if self.part == "sums" and not self.null.get("broken"):
@@ -110,9 +130,9 @@ class ScoreTest(Regression):
         """As if twice as many went on as do by chance."""
         k = len(self.chunk.index)
         go_on = np.zeros(k, bool)
-        go_on[: int(np.ceil(min(1.0, 2 * self.study.score.below) * k))] = True
+        go_on[: int(np.ceil(self.study.score.gone_on * k))] = True
         nothing = np.zeros(k)
-        tilt = np.zeros((k, self.fixed + 3))
+        tilt = np.ones((k, self.fixed + 3))
         return self._keep(nothing, fit.SCORE, nothing, nothing, go_on, tilt)
 
     def _score(self, sums: Arrays) -> State:

@@ -19,6 +19,7 @@ from cupola.association.own_cohort import study_answers
 from cupola.association.preview import outline
 from cupola.association.study_program import Association
 from cupola.association.tasks import PROPOSE
+from cupola.association.texts import Texts
 from cupola.base.formatting import count, number, size, text, times
 from cupola.federation.message import Question, blank, contribution_size, question_size
 from cupola.pages import page
@@ -78,7 +79,7 @@ def _estimated(
     down, up, third = _sizes(analysis, kind, question, sites)
     asked = 1 if question.task == PROPOSE else sites  # one list, whoever names its variants
     if analysis.plan.study().scored:  # twice as many variants as by chance go on
-        chunks = max(1, round(min(1.0, 2 * analysis.plan.score.below) * chunks))
+        chunks = max(1, round(analysis.plan.score.gone_on * chunks))
     usual = USUAL * (1 if question.task == "gwas shared" else chunks)
     times_asked = usual if often is None else often
     return {"task": question.task, "times": times_asked, "sure": often is not None, "down": down,
@@ -100,8 +101,8 @@ def _sizes(
 def _typical() -> Variants:
     """A list as chips have it: names of ten letters, two alleles."""
     place = np.arange(VARIANTS)
-    names = np.array([f"rs{7_000_000 + 13 * i}" for i in range(VARIANTS)])
-    a1, a2 = np.full(VARIANTS, "A"), np.full(VARIANTS, "G")
+    names = Texts.of([f"rs{7_000_000 + 13 * i}" for i in range(VARIANTS)])
+    a1, a2 = Texts.of(["A"] * VARIANTS), Texts.of(["G"] * VARIANTS)
     return Variants(1 + place * 22 // VARIANTS, 1000 + 700 * place, names, a1, a2)
 
 

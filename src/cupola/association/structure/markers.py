@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.association.agreement import KEPT
-from cupola.association.chunks import Chunk
 from cupola.association.design import AUTOSOME
 from cupola.association.quality import pooled
+from cupola.association.questions import Chunk
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.tasks import listed_rows

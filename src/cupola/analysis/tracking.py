@@ -21,7 +21,8 @@ from cupola.analysis.checkpoint import json_line
 from cupola.analysis.header import PlanHeader, Track
 from cupola.analysis.kinds import find_kind
 from cupola.analysis.overrides import flat as dotted
-from cupola.analysis.protocol import Progress, Watch
+from cupola.analysis.protocol import Watch
+from cupola.analysis.run_progress import Progress
 from cupola.base.chain import read_json, read_result
 from cupola.base.files import write_atomically
 from cupola.base.formatting import finite
@@ -139,7 +140,8 @@ class _Tracked:
         names = list(SUMMARY)
         if self.plan.track.artifacts == "results":
             kind = find_kind(self.plan.kind)  # what is fixed tells of the sites' data
-            names += ["report.html", *(name for name in kind.files if name not in kind.fixed)]
+            own = kind.files_of(self.plan.name)
+            names += ["report.html", *(name for name in own if name not in kind.fixed)]
         return [
             path for name in names if (path := self.folder / name).is_file() and "/" not in name
         ]

@@ -55,12 +55,12 @@ def scores(
 ) -> Scores:
     """information: (c, c), of the model without a genotype. sums: totals of a 'gwas score'
     question. What cannot be told from the covariates has no score, as in `fit.trouble`."""
-    c = len(information)
-    cross = sums["cross"].copy()
+    c, square = len(information), sums["cross"][:, -1].copy()
+    cross = sums["cross"][:, : c + 1].copy()
     if "off" in sums:
-        cross[:, :-1] += mean[:, None] * sums["off"]
-        cross[:, -1] += mean * mean * sums["off"][:, 0]
-    with_columns, u, square = cross[:, :c], cross[:, c], cross[:, c + 1]
+        cross += mean[:, None] * sums["off"]
+        square += mean * mean * sums["off"][:, 0]
+    with_columns, u = cross[:, :c], cross[:, c]
     solved = inverse(information[None])[0]
     slopes = combined(with_columns, solved)
     v = square - dot(slopes, with_columns)
@@ -137,7 +137,9 @@ class ScoreTest(Regression):
 
     def _score(self, sums: Arrays) -> State:
         sums, withheld = told_of(sums)
-        total, people = np.rint(sums["counts"]).T
+        people, total = np.rint(sums["counts"][:, -1]), np.rint(sums["counts"][:, 0])
+        if self.study.dosages:
+            total = sums["cross"][:, -2]
         # In 32 bits, as it is told to cohorts.
         mean = (total / np.maximum(people, 1.0)).astype(np.float32).astype(np.float64)
         information = fit.symmetric(np.array(self.null["information"]), self.fixed)

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from cupola.association import agreement, quality, variant_list_codec
-from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.design import SEX_X, fewest_people, kinds
+from cupola.association import agreement, quality, study_progress, variant_list_codec
+from cupola.association.agreement import KEPT, R_CELL, R_NOT_AUTOSOME, R_REPEATED, R_STRAND
+from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
@@ -81,11 +81,15 @@ class Association:
 
     # The machine
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The phases of this study; the agreement is a part of proposing."""
+        return ("people", *self.study.before_variants, "propose", *self.study.after_variants,
+                "counts", *self.study.parts, "done")  # fmt: skip
+
     def after(self, phase: str) -> str:
-        """The phase that follows; the agreement is a part of proposing."""
-        order = ("people", *self.study.before_variants, "propose", *self.study.after_variants,
-                 "counts", *self.study.parts, "done")  # fmt: skip
-        return order[order.index(phase) + 1]
+        """The phase that follows."""
+        return self.order[self.order.index(phase) + 1]
 
     def start(self) -> State:
         return State(values={"phase": "people", "at": 0, "warnings": []})
@@ -106,15 +110,11 @@ class Association:
         """The state after a question that takes genotypes to answer, for a rehearsal: as if every
         variant passed the filters, somebody lacked a call at each, and none converged."""
         if state.values["phase"] in PARTS:
-            return self._part(state).skip()
+            return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
         both = self.expected_alleles(state)[chunk.index] - 1
-        total["alleles"][:, 0] = np.stack([both // 2, both], axis=1)
-        if "genotypes" in total:
-            total["genotypes"][:, -1] = [people // 4, people // 2, people // 4]
-        return self._counts(state, Total(total))
+        return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
         return "sum", question, list(range(self.sites))
@@ -299,6 +299,9 @@ class Association:
         unknown = agreement.strand_unknown(variants) & (reason == KEPT)
         if self.study.quality.unknown_strand == "drop":
             reason[unknown] = R_STRAND
+        if self.study.dosages:
+            elsewhere = kinds(variants.chromosome) != AUTOSOME
+            reason[elsewhere & (reason == KEPT)] = R_NOT_AUTOSOME
         facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
         facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
         warnings = list(state.values["warnings"])
@@ -382,7 +385,7 @@ class Association:
     def _counts(self, state: State, total: Total) -> State:
         at = state.values["at"]
         told, withheld = told_of(total.arrays)
-        small = {f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in told.items()}
+        small = {f"{name}/{at}": array for name, array in quality.counted(told).items()}
         if self.study.limits.least_cell:
             small[f"withheld/{at}"] = withheld
         if at + 1 < len(self.chunks(state)):
@@ -393,7 +396,7 @@ class Association:
         """Whole-study tables of counts in place of those of chunks, and the filters on them."""
         chunks, m = self.chunks(state), len(self.variants(state))
         arrays = dict(state.arrays)
-        for name in ("alleles", "genotypes", "withheld"):
+        for name in ("alleles", "genotypes", "squares", "withheld"):
             if f"{name}/0" in arrays:
                 parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
                 whole = np.zeros((m, *parts[0].shape[1:]), parts[0].dtype)
@@ -422,15 +425,15 @@ class Association:
 
     # Parts after the counts
 
-    def _part(self, state: State) -> Part:
+    def part(self, state: State) -> Part:
         return part_of(state.values["phase"])(self, state)
 
     def _ask_part(self, state: State) -> Any:
-        question = self._part(state).ask()
+        question = self.part(state).ask()
         return ("alone", None, []) if question is None else self._everybody(question)
 
     def _answer_part(self, state: State, total: Total | None) -> State:
-        return self._part(state).answer(total)
+        return self.part(state).answer(total)
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
@@ -439,9 +442,4 @@ class Association:
 
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""
-        phase, at = state.values["phase"], state.values["at"]
-        if phase in PARTS:
-            return phase, *self._part(state).progress()
-        if phase == "counts":
-            return phase, at, len(self.chunks(state))
-        return phase, 0, 1
+        return study_progress.progress(self, state)

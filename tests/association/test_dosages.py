@@ -36,7 +36,7 @@ def plan(base, given, test, **options):
     column = "QT" if test == "linear" else "CC"
     facts = {
         "kind": "association", "test": test, "trait": {"column": column}, "dosages": True,
-        "covariates": ["AGE", "DOSE"], "people_per_column": 0, "parquet": True,
+        "covariates": ["AGE", "DOSE"], "people_per_column": 0, "tables": ["plink", "parquet"],
         "folder": str(base.parent), "cohorts": given,
     }  # fmt: skip
     return {**facts, **options}

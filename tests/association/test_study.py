@@ -196,9 +196,9 @@ def test_every_text_file_may_be_compressed(tmp_path):
 @pytest.mark.parametrize("test", ["chi-square", "linear", "logistic"])
 def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
     parquet = pytest.importorskip("pyarrow.parquet")
-    options = {"parquet": True, "ssf": True, "covariate_rows": test != "chi-square"}
+    options = {"tables": ["ssf", "parquet"], "covariate_rows": test != "chi-square"}
     done = cupola.run(_study(tmp_path, test, **options), tmp_path / "out").result
-    assert done["files"][-2:] == ["study.ssf.tsv", "study.parquet"]
+    assert done["files"][-3:] == ["study.ssf.tsv", "study.ssf.tsv-meta.yaml", "study.parquet"]
     printed = read_results(tmp_path / "out" / done["files"][0])
     columns = parquet.read_table(tmp_path / "out/study.parquet").to_pydict()
     assert columns["SNP"] == printed.name.tolist()
@@ -283,7 +283,7 @@ def test_a_dropped_cohort_is_waited_for_or_left_out_if_it_agreed(tmp_path):
 def test_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    lines = ['test = "chi-square"', "trend = true", "ssf = true", "trait.column = 'CC'"]
+    lines = ['test = "chi-square"', "trend = true", "tables = ['ssf']", "trait.column = 'CC'"]
     lines += ['variants = "public.bim"', "one_sided = true", "sum = 'masked'"]
     for n in ("c0", "c1", "c2"):
         lines += ["[[cohorts]]", f"name = '{n}'", f"bfile = '{n}'", f"pheno = '{n}.pheno'"]
@@ -293,7 +293,8 @@ def test_command_line(tmp_path, monkeypatch):
     facts = json.loads(done.stdout)
     assert facts["folder"] == "runs/mine"
     assert facts["tested"] == 10
-    assert facts["files"] == ["study.assoc", "study.dropped.tsv", "study.model", "study.ssf.tsv"]
+    ends = (".assoc", ".dropped.tsv", ".model", ".ssf.tsv", ".ssf.tsv-meta.yaml")
+    assert facts["files"] == ["mine" + end for end in ends]
     page = (tmp_path / "runs/mine/report.html").read_text()
     assert "Manhattan" not in page
     assert "chromosome" in page
@@ -304,7 +305,7 @@ def test_command_line(tmp_path, monkeypatch):
     shown = runner.invoke(app, ["gwas", "resume", "runs/mine"])
     assert shown.exit_code == 0
     assert "10 of 10 variants tested" in shown.stdout
-    table, ssf = "runs/mine/study.assoc", "runs/mine/study.ssf.tsv"
+    table, ssf = "runs/mine/mine.assoc", "runs/mine/mine.ssf.tsv"
     same = runner.invoke(app, ["gwas", "compare", table, ssf, "--json"])
     assert json.loads(same.stdout)["pearson"] == pytest.approx(1, abs=1e-6)
     split = runner.invoke(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -13,6 +14,7 @@ from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
+from cupola.association.output_choices import About, TableKind, with_old_keys
 from cupola.association.study_choices import Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
@@ -99,6 +101,9 @@ class StudyPlan(PlanHeader, Study):
     own_affair: ClassVar[tuple[str, ...]] = (
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+    )
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
@@ -124,10 +129,11 @@ class StudyPlan(PlanHeader, Study):
     """Also write what is measured to MLflow or Weights & Biases, as in plans."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the confidence intervals."""
-    ssf: bool = False
-    """Also write GWAS-SSF."""
-    parquet: bool = False
-    """Also write Parquet, unrounded."""
+    tables: tuple[TableKind, ...] = ("plink",)
+    """What is written: plink (always), ssf (GWAS-SSF with its metadata), regenie (its columns),
+    ldsc (what munge_sumstats takes), parquet (unrounded)."""
+    about: About = About()
+    """For the metadata of GWAS-SSF, below."""
     checkpoint_seconds: float = Field(default=10.0, ge=0)
     """At most so much work is lost in a crash."""
     folder: str = "."
@@ -135,9 +141,11 @@ class StudyPlan(PlanHeader, Study):
 
     @classmethod
     def with_defaults(cls, given: Any) -> Any:
-        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once."""
+        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once, and
+        tables had keys of their own."""
         if not isinstance(given, dict):
             return given
+        given = with_old_keys(given)
         engine = given.get("engine", {})
         if not isinstance(engine, dict):
             return given
@@ -184,6 +192,19 @@ class StudyPlan(PlanHeader, Study):
             self.quality.kinship,
             self.dosages,
         )
+
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        """lasting: tables had keys of their own, and runs under way are known by them."""
+        found = super().to_dict(lasting=lasting)
+        if not lasting or self.many:
+            return found
+        facts = list(found.items())
+        after = list(found).index("confidence") + 1
+        return dict([*facts[:after], *self.old_table_keys.items(), *facts[after:]])
+
+    @property
+    def old_table_keys(self) -> dict[str, bool]:
+        return {key: key in self.tables for key in ("ssf", "parquet")}
 
     def study(self) -> Study:
         """The part that the program knows."""

@@ -51,6 +51,20 @@ class Results:
     genotypes: np.ndarray | None
 
     @property
+    def statistic(self) -> np.ndarray:
+        """Chi-square with one degree of freedom, or its like: the square of z or t."""
+        told = self.columns
+        return told["CHISQ"] if "CHISQ" in told else told["STAT"] ** 2
+
+    @property
+    def effect(self) -> np.ndarray:
+        """Of a copy of A1: on the trait, or on the log odds."""
+        if "BETA" in self.columns:
+            return self.columns["BETA"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(self.columns["OR"])
+
+    @property
     def log10_p(self) -> np.ndarray:
         return self.columns["LOG10P"]
 
@@ -154,5 +168,4 @@ def _regression(
 def inflation(found: Results) -> float:
     """Genomic inflation factor over the autosomes."""
     autosomes = kinds(found.variants.chromosome) == 0
-    x = found.columns["CHISQ"] if "CHISQ" in found.columns else found.columns["STAT"] ** 2
-    return pvalues.inflation(x[autosomes])
+    return pvalues.inflation(found.statistic[autosomes])

@@ -44,10 +44,10 @@ def forms() -> dict[str, Form]:
             Entry("chunk", "Variants a question"),
         )),
         ("Tables", (
-            Entry("parquet", "Parquet table"), Entry("ssf", "GWAS-SSF table"),
+            Entry("tables", "Tables", kind="list"),
             Entry("covariate_rows", "Covariates' coefficients", regression),
         )),
     )  # fmt: skip
     about = "Which variants go with a trait, over cohorts that keep their genotypes."
-    start = {"name": "association", "test": "logistic", "parquet": True}
+    start = {"name": "association", "test": "logistic", "tables": ["plink", "parquet"]}
     return {"association": Form(about, start, groups, mark="test")}

@@ -16,6 +16,7 @@ from cupola.association.linkage_counts import NO_CALL, pair_counts
 from cupola.association.study_choices import Clump
 from cupola.errors import FederationError, PlanError
 
+SCORE = {"score": {"below": 0.02}}
 CHOSEN = {"p1": 1e-3, "p2": 0.05, "r2": 0.2}
 
 
@@ -48,10 +49,13 @@ def _printed(path):
 
 
 @pytest.mark.skipif(shutil.which("plink1.9") is None, reason="needs plink1.9")
-@pytest.mark.parametrize("test", ["chi-square", "linear", "logistic"])
-def test_clumps_are_plinks_on_the_pooled_data(data, tmp_path, test):
+@pytest.mark.parametrize(
+    ("test", "more"),
+    [("chi-square", {}), ("linear", {}), ("logistic", {}), ("logistic", SCORE)],
+)
+def test_clumps_are_plinks_on_the_pooled_data(data, tmp_path, test, more):
     folder, _ = data
-    done = cupola.run(_plan(folder, test), tmp_path / "out").result
+    done = cupola.run(_plan(folder, test, **more), tmp_path / "out").result
     command = ["plink1.9", "--bfile", folder / "all", "--clump", tmp_path / "out" / done.files[0],
                "--clump-p1", "1e-3", "--clump-p2", "0.05", "--clump-r2", "0.2",
                "--allow-no-sex", "--out", tmp_path / "p"]  # fmt: skip

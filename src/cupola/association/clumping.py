@@ -164,18 +164,18 @@ def possible(variants: Variants) -> np.ndarray:
 
 def statistics(program: Association, state: State) -> np.ndarray:
     """The square of z or t, or chi-square, of each variant that is tested, in the list's order; NaN
-    without a result. By +, -, *, / alone."""
+    without a result. Of saddle points that of the score. By +, -, *, / alone."""
     kept = np.flatnonzero(state.arrays["reason"] == KEPT)
     if not program.study.regression:
         return chi_square.statistic(state.arrays["alleles"][kept])
-    found = np.full(len(state.arrays["reason"]), np.nan)
-    for i, chunk in enumerate(program.chunks(state)):
-        table = state.arrays[f"test/{i}"]
-        beta, error = table[:, 2], table[:, 2 + (table.shape[1] - 2) // 2]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            z = beta / error
-            found[chunk.index] = z * z
-    return found[kept]
+    z = np.full(len(state.arrays["reason"]), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if program.study.scored:
+            z = state.arrays["score"][:, 2] / state.arrays["score"][:, 3]
+        for i, chunk in enumerate(program.chunks(state) if "test/0" in state.arrays else ()):
+            table = state.arrays[f"test/{i}"]
+            z[chunk.index] = table[:, 2] / table[:, 2 + (table.shape[1] - 2) // 2]
+        return (z * z)[kept]
 
 
 def _regions(

@@ -43,7 +43,7 @@ minimum = 3                    # sites in a total, at least
 # test = 0.0                   # all rows are this site's; none are public
 
 # [data.cohort]                # PLINK's files, for association studies
-# bfile = "chip"               # chip.bed, chip.bim, chip.fam
+# bfile = "chip"               # chip.bed, chip.bim, chip.fam; or pfile, bgen, vcf
 # pheno = "traits.pheno"
 # cov = "people.cov"
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.limits import WITHHELD, told_of
 from cupola.association.linkage_counts import LEAST_MINOR, LINKAGE, PEOPLE_PER_PARTNER
-from cupola.association.questions import Chunk, place_of
+from cupola.association.questions import Chunk, _place
 from cupola.federation.message import Question, Spec
 from cupola.federation.program import State
 
@@ -53,7 +53,7 @@ class Pairs:
         return Question(
             LINKAGE,
             {**chunk.arrays(), "pairs": self.pairs.astype(np.int32)},
-            place_of(chunk),
+            _place(chunk),
             {"haplotypes": Spec((k, 5), "int", 2 * people), WITHHELD: Spec((k,), "int", 1)},
             reveals="per pair of near variants with small p, counts of haplotypes over all people; "
             f"in how many cohorts one has fewer than {LEAST_MINOR} minor alleles, or partners for "
@@ -92,7 +92,11 @@ class Clumping:
                 f"{self.crowded:,} variants with small p are in regions of more than {MOST:,}: "
                 "they are in no clump; choose a smaller clump.p2 or clump.kb"
             )
-        facts = {"phase": self.program.after("clump"), "at": 0, "warnings": warnings}
+        facts: dict[str, Any] = {
+            "phase": self.program.after("clump"),
+            "at": 0,
+            "warnings": warnings,
+        }
         if same_step:
             return State(state.step, state.arrays, {**state.values, **facts})
         return state.next(**facts)

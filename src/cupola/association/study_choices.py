@@ -212,7 +212,7 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        test = ("test",) if self.regression else ()
+        test: tuple[str, ...] = ("test",) if self.regression else ()
         if self.scored:
             test = ("score", "saddle" if self.score.then == "saddle-point" else "test")
         return (*test, *(("clump",) if self.clump else ()))

@@ -14,6 +14,7 @@ import numpy as np
 
 from cupola.association import reference
 from cupola.association.bed import MISSING, WORD, Bed, mask_of, unpacked
+from cupola.association.many_threads import over
 
 _CHUNK = 4096
 
@@ -38,7 +39,8 @@ def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     if busy.any():
         masks = np.stack([mask_of(group) for group in chosen[busy]])
         some = found if busy.all() else np.empty((len(rows), len(masks), 3), np.int64)
-        _compiled().genotype_counts(_words(rows), masks, some)
+        words, count = _words(rows), _compiled().genotype_counts
+        over(len(rows), lambda part: count(words[part], masks, some[part]))
         found[:, busy] = some
     return found
 
@@ -50,7 +52,8 @@ def allele_counts(bed: Bed, local: np.ndarray, chosen: np.ndarray) -> np.ndarray
         return np.concatenate([reference.allele_counts(bed.rows(p), chosen) for p in parts])
     found = np.empty((len(local), len(chosen), 2), np.int32)
     masks = np.stack([mask_of(group) for group in chosen])
-    _compiled().allele_counts(bed.flat, bed.width, local.astype(np.int64), masks, found)
+    at, count = local.astype(np.int64), _compiled().allele_counts
+    over(len(at), lambda part: count(bed.flat, bed.width, at[part], masks, found[part]))
     return found
 
 
@@ -58,14 +61,27 @@ def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
     if not has_numba():
         return reference.call_sums(rows, two, one)
     width = -(-len(two) // 4)
-    columns = np.ascontiguousarray(rows[:, :width].T)
-    return _compiled().call_sums(columns, _padded(two, 4 * width), _padded(one, 4 * width))
+    two, one = _padded(two, 4 * width), _padded(one, 4 * width)
+    found, add = np.empty((len(rows), two.shape[1])), _compiled().call_sums
+
+    def work(part: slice) -> None:
+        found[part] = add(np.ascontiguousarray(rows[part, :width].T), two, one)
+
+    over(len(rows), work)
+    return found
 
 
 def missing_sums(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     if not has_numba():
         return reference.missing_sums(rows, values)
-    return _compiled().missing_sums(_words(rows), _padded(values, 4 * rows.shape[1]))
+    found, add = np.empty((len(rows), values.shape[1])), _compiled().missing_sums
+    words, values = _words(rows), _padded(values, 4 * rows.shape[1])
+
+    def work(part: slice) -> None:
+        found[part] = add(words[part], values)
+
+    over(len(rows), work)
+    return found
 
 
 def without_half_calls(rows: np.ndarray, haploid: np.ndarray) -> np.ndarray:
@@ -91,9 +107,18 @@ def logistic_sums(
     columns = np.ascontiguousarray(whole[:-3])
     y, scale, included = whole[-3:]
     i, j = np.triu_indices(len(columns))
-    parts = (np.ascontiguousarray(rows), included, scale, columns, columns[i] * columns[j], y)
-    gradient, found, spread = _compiled().logistic_sums(*parts, np.ascontiguousarray(beta))
-    return gradient, found[:, _triangle_order(beta.shape[1])], spread
+    facts = (included, scale, columns, columns[i] * columns[j], y)
+    rows, beta = np.ascontiguousarray(rows), np.ascontiguousarray(beta)
+    (k, p), add = beta.shape, _compiled().logistic_sums
+    found = np.empty((k, p)), np.empty((k, p * (p + 1) // 2)), np.empty((k, 2))
+
+    def work(part: slice) -> None:
+        for whole, some in zip(found, add(rows[part], *facts, beta[part])):
+            whole[part] = some
+
+    over(k, work, least=8)
+    gradient, information, spread = found
+    return gradient, information[:, _triangle_order(p)], spread
 
 
 @lru_cache(maxsize=16)

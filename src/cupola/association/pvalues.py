@@ -5,8 +5,6 @@ p below 1e-308 has no float; `log10` versions reach any statistic.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from scipy import special
 
@@ -56,28 +54,3 @@ def inflation(chi_squares: np.ndarray) -> float:
     """Genomic inflation factor: median statistic over the median of its null distribution."""
     told = chi_squares[np.isfinite(chi_squares)]
     return float(np.median(told) / HALF_CHI2) if len(told) else float("nan")
-
-
-@lru_cache(maxsize=1 << 16)
-def hardy_weinberg(two: int, one: int, none: int) -> float:
-    """Exact p of Hardy-Weinberg equilibrium (Wigginton, Cutler, Abecasis 2005): the probability,
-    given the allele counts, of numbers of heterozygotes as likely as this one or less.
-
-    It decides which variants are asked about next, so its bits are the same on every processor:
-    products and sums from one end to the other, no logarithms.
-    """
-    people = two + one + none
-    if people == 0:
-        return 1.0
-    rare = min(2 * two + one, 2 * none + one)
-    hets = np.arange(rare % 2, rare + 1, 2, dtype=float)
-    first = (rare - hets) / 2
-    last = people - first - hets
-    # How much likelier two more heterozygotes are: ever less, so the likeliest number comes first.
-    more = 4 * first[:-1] * last[:-1] / ((hets[:-1] + 1) * (hets[:-1] + 2))
-    top = int(np.count_nonzero(more > 1))
-    above, below = np.cumprod(more[top:]), np.cumprod(1 / more[:top][::-1])[::-1]
-    chance = np.concatenate([below, [1.0], above])
-    mine = chance[(one - rare % 2) // 2]
-    unlikely = chance[chance <= mine * (1 + 1e-8)]
-    return float(min(1.0, np.cumsum(unlikely)[-1] / np.cumsum(chance)[-1]))

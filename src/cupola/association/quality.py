@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupola.association import pvalues
+from cupola.association import hardy_weinberg
 from cupola.association.agreement import KEPT, R_HARDY, R_MAF, R_MISSING
 from cupola.association.design import AUTOSOME, SEX_X, kinds
 from cupola.federation.program import State
@@ -51,11 +51,6 @@ def filtered(program: Association, state: State) -> np.ndarray:
     if chosen.hardy_weinberg > 0:
         kind = kinds(program.variants(state).chromosome)
         asked = np.flatnonzero((reason == KEPT) & ((kind == AUTOSOME) | (kind == SEX_X)))
-        p = hardy_weinberg(state.arrays["genotypes"][asked, -1])
+        p = hardy_weinberg.many(state.arrays["genotypes"][asked, -1])
         reason[asked[p < chosen.hardy_weinberg]] = R_HARDY
     return reason
-
-
-def hardy_weinberg(genotypes: np.ndarray) -> np.ndarray:
-    """Exact p of (variants, 3) counts of people; the last group is controls, or all."""
-    return np.array([pvalues.hardy_weinberg(*row) for row in genotypes.tolist()])

@@ -30,7 +30,7 @@ from cupola.secure.durable_dict import Memory
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
-UNLISTED = "unlisted.tsv"
+UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 
 
@@ -59,7 +59,8 @@ class Site:
     the study. released: the book of what this data set has told. log: what went wrong, in full;
     none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
     that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far.
+    unlisted: its variants that the list does not have, so far. tables: others for its own eyes, by
+    the name of their file.
     """
 
     files: Files
@@ -76,6 +77,7 @@ class Site:
     folder: Path | None = None
     own_log: Callable[[str], None] | None = None
     unlisted: Variants | None = None
+    tables: dict[str, bytes] = field(default_factory=dict)
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -94,6 +96,8 @@ class Site:
         with self._lock:
             if self._cohort is None:
                 self._cohort = open_cohort(self.files, self.wanted)
+                if self._cohort.relatives is not None:
+                    self.keep_table(RELATIVES, self._cohort.relatives)
             return self._cohort
 
     @property
@@ -124,8 +128,18 @@ class Site:
         """Note the cohort's own variants that are on no list, by name: here and nowhere else."""
         self.unlisted = self.cohort.variants[np.flatnonzero(~listed)]
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / UNLISTED, as_lines(self.unlisted))
+            self._write(UNLISTED, as_lines(self.unlisted))
+
+    def keep_table(self, name: str, text: bytes) -> None:
+        """A table for the cohort's own eyes."""
+        self.tables[name] = text
+        if self.folder is not None:
+            self._write(name, text)
+
+    def _write(self, name: str, text: bytes) -> None:
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / name, text)
 
     def secret(self) -> bytes:
         """32 bytes of the operating system, the same for as long as this cohort remembers."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cupola.base.cores import cores
 from cupola.base.importing import imported
 from cupola.engines.child_process import ONE_THREAD, ChildProcess
 from cupola.federation.answering import Answering, OpenSite, read_answer
@@ -43,7 +44,8 @@ class Processes(Federation):
         super().__init__(len(opens), quorum=quorum, ledger=ledger)
         self.timeout = timeout
         self._receipts = Receipts(receipts)
-        environment = {**os.environ, **ONE_THREAD}
+        own = {"CUPOLA_THREADS": str(max(1, cores() // len(opens)))}  # kernels of the sites
+        environment = {**own, **os.environ, **ONE_THREAD}
         self._children = [ChildProcess(*how, environment) for how in opens]
 
     def ask(self, question: Question, sites: Sequence[int]) -> Answers:

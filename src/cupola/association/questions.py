@@ -68,7 +68,7 @@ class Asker:
     def coarse(self) -> int:
         return 32 if self.people <= COARSE else 64
 
-    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
+    def test_options(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
         place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
@@ -156,14 +156,14 @@ class Asker:
             whole = (columns + 1) * (columns + 2) // 2
             return Question(
                 "gwas shared",
-                options=self._test(kind),
+                options=self.test_options(kind),
                 expects={"products": Spec((whole,), "float", self.n)},
                 reveals="products of covariates and trait, summed over all tested people",
             )
         return Question(
             "gwas shared",
             {"beta": beta},
-            self._test(kind),
+            self.test_options(kind),
             {
                 "gradient": Spec((columns,), "float", self.n),
                 "information": Spec((columns * (columns + 1) // 2,), "float", self.n),
@@ -184,7 +184,7 @@ class Asker:
         return Question(
             "gwas linear",
             chunk.arrays(),
-            self._test(chunk, missing=missing),
+            self.test_options(chunk, missing=missing),
             expects,
             reveals="per variant, genotype counts of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
@@ -205,7 +205,7 @@ class Asker:
         return Question(
             "gwas first",
             {**chunk.arrays(), "beta": beta},
-            self._test(chunk, missing=missing),
+            self.test_options(chunk, missing=missing),
             expects,
             reveals="per variant, genotype counts of those tested, genotype times weighted "
             "covariates and residuals, and the same of those without a call, over all people"
@@ -218,7 +218,7 @@ class Asker:
         return Question(
             "gwas newton",
             {**chunk.arrays(chosen), "beta": beta},
-            self._test(chunk),
+            self.test_options(chunk),
             {
                 "gradient": Spec((k, p), "float", 2 * self.n),
                 "fixed": Spec((k, p * (p - 1) // 2), "float", self.n, self.coarse),
@@ -238,7 +238,7 @@ class Asker:
         return Question(
             "gwas firth",
             {**chunk.arrays(chosen), **arrays},
-            self._test(chunk),
+            self.test_options(chunk),
             {"penalty": Spec((k, p), "float", 2 * self.n)},
             reveals="per variant, the penalty's part of the gradient over all people",
             protection=rounded(self.study),

@@ -53,6 +53,33 @@ class Newton(_Choice):
     """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
 
 
+class Mixed(_Choice):
+    """The mixed model (BOLT-LMM's infinitesimal model), made of sums over all markers."""
+
+    groups: int = Field(default=22, ge=2, le=22)
+    """Groups of chromosomes; the one that a variant is on is left out of its model. 22: each
+    chromosome by itself; 5: a fifth of them each, with a third of the bytes less."""
+    calibration: int = Field(default=30, ge=1, le=200)
+    """Markers by which the statistic is calibrated."""
+    heritability: float | None = Field(default=None, ge=0.01, le=0.95)
+    """Share of the trait's variance that all markers explain; without it, it is estimated."""
+    probes: int = Field(default=20, ge=2, le=200)
+    """Vectors of random signs by which heritability is estimated."""
+    tolerance: float = Field(default=5e-4, gt=0, le=0.1)
+    """The residuals, as a share of what they began with, at which the solution is good enough."""
+    sums: int = Field(default=30, ge=2, le=100)
+    """Most sums over all markers that the solution may take."""
+    maf: float = Field(default=0.01, ge=0, lt=0.5)
+    """Least frequency of a marker's minor allele; other variants are tested all the same."""
+    people: int = Field(default=200, ge=0)
+    """Fewest tested people of a cohort; with fewer it refuses to take part."""
+
+    @property
+    def systems(self) -> int:
+        """Right-hand sides at most: one for each group, one with nothing left out."""
+        return self.groups + 1 + self.calibration
+
+
 class Limits(_Choice):
     """What totals may tell about single people. The last two change the results."""
 
@@ -73,12 +100,12 @@ class Limits(_Choice):
 class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
-    test: Literal["chi-square", "linear", "logistic"]
-    """PLINK: --assoc, --linear, --logistic."""
+    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    """PLINK: --assoc, --linear, --logistic. mixed: linear, with a mixed model (BOLT: --lmmInfOnly)."""
     trait: Trait = Trait()
     """What is studied, below."""
     covariates: tuple[str, ...] = ()
-    """Columns of the .cov files (linear, logistic)."""
+    """Columns of the .cov files (linear, logistic, mixed)."""
     sex: bool = False
     """Also the .fam files' sex as a covariate (PLINK: --sex)."""
     sex_on_x: bool = True
@@ -93,6 +120,8 @@ class Study(_Choice):
     """Filters, below."""
     newton: Newton = Newton()
     """How logistic regression is solved, below."""
+    mixed: Mixed = Mixed()
+    """The mixed model, below."""
     vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)
@@ -120,6 +149,11 @@ class Study(_Choice):
         return self.test != "chi-square"
 
     @property
+    def quantitative(self) -> bool:
+        """Whether the test is of a quantitative trait."""
+        return self.test in ("linear", "mixed")
+
+    @property
     def columns(self) -> list[str]:
         """Covariates, by name."""
         if not self.regression:
@@ -139,4 +173,6 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
+        if self.test == "mixed":
+            return ("mixed", "mixed test")
         return ("test",) if self.regression else ()

@@ -136,14 +136,14 @@ class Association:
         groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
         mixed = study.binary is None and 0 < not_binary < self.sites
         binary = not_binary == 0 if study.binary is None else study.binary
-        if study.test != "linear" and not binary:
+        if not study.quantitative and not binary:
             raise DataError(
                 f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
                 f"has other values in {not_binary} of {self.sites} cohorts"
             )
-        if study.test == "linear" and binary:
+        if study.quantitative and binary:
             raise DataError(
-                "test = 'linear' needs a quantitative trait, but it has only 1, 2 and missing; use "
+                f"test = '{study.test}' needs a quantitative trait, but it has only 1, 2 and missing; use "
                 "'logistic', or say trait.kind = 'quantitative' if it is meant as a number"
             )
         if mixed:  # cohorts read 0 as missing and as a number: count again, as all will read it

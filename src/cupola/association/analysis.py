@@ -46,6 +46,7 @@ class AssociationResult(Result):
     variants: int = 0
     tested: int = 0
     inflation: float | None = None
+    mixed: Facts | None = None
     hits: Mapping[str, int] = MappingProxyType({})
     left_out: Mapping[str, int] = MappingProxyType({})
     without_result: Mapping[str, int] = MappingProxyType({})
@@ -81,6 +82,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             "study.assoc": "results, as PLINK prints them",
             "study.assoc.linear": "results, as PLINK prints them",
             "study.assoc.logistic": "results, as PLINK prints them",
+            "study.assoc.mixed": "results of the mixed model, in the columns of PLINK's linear test",
             "study.model": "trend test, as PLINK prints it",
             "study.parquet": "results, unrounded",
             "study.ssf.tsv": "results for the GWAS catalog",

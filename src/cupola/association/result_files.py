@@ -10,6 +10,7 @@ import numpy as np
 from cupola.association import tables, variant_list_codec
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
+from cupola.association.structure.mixed_test import told
 from cupola.association.results import Results, inflation
 from cupola.base.files import replacing
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 #: All tables that a study may leave.
 TABLES = (
     "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
+    "study.assoc.mixed",
     "study.model", "study.ssf.tsv", "study.parquet",
 )  # fmt: skip
 
@@ -75,5 +77,6 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,
+        **({"mixed": told(plan, state)} if plan.test == "mixed" else {}),
         "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
     }

@@ -13,6 +13,8 @@ from cupola.association.tasks import FINGERPRINTS, PROPOSE
 #: part is a line here. It is imported when it is needed.
 PARTS = {
     "test": "regression:Regression",
+    "mixed": "structure.mixed_model:MixedModel",
+    "mixed test": "structure.mixed_test:MixedTest",
 }
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from cupola.association.files import Variants
     from cupola.association.results import Results
 
-ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
+ENDINGS = {
+    "chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic",
+    "mixed": ".assoc.mixed",
+}  # fmt: skip
 _NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
 
 

@@ -91,7 +91,8 @@ def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def converged(state: Arrays, rr: np.ndarray, tolerance: float) -> bool:
     """Whether the residuals of all right-hand sides are small enough."""
-    return bool((rr <= tolerance * tolerance * state["bb"]).all()) and state["bb"].any()
+    bb = state["bb"]
+    return bool(bb.any() and (rr <= tolerance * tolerance * bb).all())
 
 
 @dataclass(frozen=True)

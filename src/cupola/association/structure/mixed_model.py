@@ -231,7 +231,7 @@ class MixedModel:
         systems = Systems(h, group, used, np.array(left))
         arrays = {**more, **systems.start(a, s)}
         facts = {"heritability": h, "estimated": estimated, "left": [int(g) for g in left],
-                 "groups": groups, "markers": int(np.count_nonzero(used)), "part": "residual"}  # fmt: skip
+                 "groups": groups, "systems": len(left), "markers": int(np.count_nonzero(used)), "part": "residual"}  # fmt: skip
         warnings = list(self.state.values["warnings"])
         if estimated is not None and estimated != h:
             warnings.append(

@@ -63,9 +63,11 @@ def _vectors(own: Site, question: Question, made: Design, markers: Centred) -> n
 
 
 def _many(own: Site, vectors: np.ndarray) -> np.ndarray:
-    """Declined if a vector rests on few people: sums with it would be their genotypes."""
-    weights = vectors**2
-    facts = [weights.sum(axis=0), (weights**2).sum(axis=0), np.full(weights.shape[1], len(weights))]
+    """Declined if a vector rests on few people: sums with it would be their genotypes. Of numbers
+    as a normal distribution has them a third are effective, a few more or less: half of the limit's
+    share is asked for, so that no honest vector falls below it by chance."""
+    weights, people = vectors**2, len(vectors) / 2
+    facts = [weights.sum(axis=0), (weights**2).sum(axis=0), np.full(weights.shape[1], people)]
     if thin(np.column_stack(facts), own.limits.effective).any():
         raise Declined("weights-on-few-people")
     return vectors

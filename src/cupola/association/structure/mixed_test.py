@@ -4,7 +4,7 @@ group of chromosomes out, after covariates, with the calibration of `mixed_model
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -111,3 +111,17 @@ class MixedTest:
         h = study.mixed.heritability or MOST
         question = MixedAsker(asker, 0, p).test(chunk, p, given, h, True)
         yield "sum", question, -(-len(variants) // size)
+
+
+_TOLD = ("heritability", "estimated", "sums", "converged", "residual", "calibration", "markers")
+
+
+def told(study: Study, state: State) -> dict[str, Any]:
+    """What a study's result says of its mixed model; nothing if no variant was tested."""
+    facts = state.values.get("mixed")
+    if facts is None or "calibration" not in facts:
+        return {}
+    return {name: facts[name] for name in _TOLD} | {
+        "groups": study.mixed.groups, "systems": facts["systems"],
+        "probes": study.mixed.probes if facts["estimated"] is not None else 0,
+    }  # fmt: skip

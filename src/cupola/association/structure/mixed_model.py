@@ -144,17 +144,16 @@ class MixedModel:
         null = self.state.values.get("null", {})
         kind = next(k for k in self.kinds if str(k) not in null)
         null = {**null, str(kind): {"products": sums["products"].tolist(), "done": True}}
-        whole = [str(k) for k in self.kinds]
-        part = "markers" if all(k in null for k in whole) else "shared"
-        return self.state.next(null=null, mixed={**self.facts, "part": part})
-
-    def _told(self, sums: Arrays) -> State:
-        del sums  # variances of people who are not all tested
-        if len(self.markers) < 2:
+        part = "markers" if all(str(k) in null for k in self.kinds) else "shared"
+        if part == "markers" and len(self.markers) < 2:
             raise DataError(
                 f"the mixed model needs markers: {len(self.markers)} variants of chromosomes 1 to "
                 f"{LAST} have a minor allele frequency of {self.choice.maf:g} (mixed.maf)"
             )
+        return self.state.next(null=null, mixed={**self.facts, "part": part})
+
+    def _told(self, sums: Arrays) -> State:
+        del sums  # variances of people who are not all tested
         if not np.isfinite(self._projection_of_null[0]).all():
             raise DataError("covariates are collinear; leave one out")
         return self._next(part="cross")

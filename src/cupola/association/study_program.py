@@ -174,6 +174,14 @@ class Association:
                 f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
                 "fewer, the totals could tell single genotypes; use fewer covariates or more people"
             )
+        asked = study.mixed.systems * study.mixed.sums
+        if study.test == "mixed" and study.people_per_column and tested < asked:
+            raise DataError(
+                f"{tested:,} people have trait and covariates, but the mixed model may ask for "
+                f"{study.mixed.systems} sums over them {study.mixed.sums} times: from as many as "
+                "there are people, genotypes would follow; use fewer groups, markers of "
+                "calibration, or sums (mixed), test = 'linear', or more people"
+            )
 
     def _ask_moments(self, state: State) -> Any:
         values = state.values

@@ -115,11 +115,11 @@ def residual(own: Site, site: SiteContext, question: Question) -> Contribution:
     at = int(question.options["sum"])
     if not 0 <= at < own.mixed.sums:
         raise Declined("asked-too-often")
-    own.pin(("mixed", "residual", at), _digest(*_told(question)))
     found = _vectors(own, question, made, markers)
-    squares = (found**2).sum(axis=0)
-    if (squares > question.expects["squares"].bound).any():
+    squares, bound = (found**2).sum(axis=0), question.expects["squares"].bound
+    if bound is None or (squares > bound).any():
         raise Declined("coefficients-refused")
+    own.pin(("mixed", "residual", at), _digest(*_told(question)))
     about = on_grid({"products": markers.transposed(found)}, own.limits.grid)
     return Contribution({**about, "squares": squares})
 

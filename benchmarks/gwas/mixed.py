@@ -51,6 +51,7 @@ def bolt(binary: str, folder: Path, covariates: list[str]) -> dict[str, Any]:
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         facts.write_text(json.dumps({"cpu": cpu}))
     told = log.read_text()
+    solved = r"Converged at iter (\d+): rNorms/orig all < CGtol=0.0005"
     (h2,) = re.findall(r"\(pseudo-\)heritability: h2g = ([0-9.]+)", told)
     rows = [line.split() for line in out.with_suffix(".stats").read_text().splitlines()]
     table = {name: np.array(column) for name, column in zip(rows[0], zip(*rows[1:]))}
@@ -58,7 +59,7 @@ def bolt(binary: str, folder: Path, covariates: list[str]) -> dict[str, Any]:
     return {
         "h2": float(h2), "chi2": (beta / error) ** 2, "beta": beta, "error": error,
         "names": table["SNP"], **json.loads(facts.read_text()),
-        "iterations": int(re.findall(r"Converged at iter (\d+): rNorms/orig all < CGtol=0.0005", told)[-1]),
+        "iterations": int(re.findall(solved, told)[-1]),
     }  # fmt: skip
 
 

@@ -100,15 +100,16 @@ def test_every_variant_is_tested_and_counted_as_in_linear_regression(made, bases
     assert np.corrcoef(found.columns["STAT"], expected.columns["STAT"])[0, 1] > 0.95
 
 
-def test_one_allele_and_copies_of_covariates_have_no_result_as_in_linear_regression(
-    made, tmp_path
-):
+def test_one_allele_and_copies_of_covariates_have_no_result_as_in_linear_regression(made, tmp_path):
     data = replace(made, copies=made.copies.copy(), age=made.age.copy())
     data.copies[3] = 0
     data.age[:] = np.where(data.copies[8] == 3, 1.0, data.copies[8])
     bases = cut(tmp_path, data, np.array_split(np.arange(360), 3))
     statuses = []
-    for chosen in (choose(), study("linear", trait={"column": "QT", "kind": "quantitative"}, rare=0)):
+    for chosen in (
+        choose(),
+        study("linear", trait={"column": "QT", "kind": "quantitative"}, rare=0),
+    ):
         program, state, _ = carry_out(chosen, sites(chosen, bases), data.variants)
         statuses.append(results(program, state).status)
     assert (statuses[0] == statuses[1])[[i for i in range(len(statuses[0])) if i != 8]].all()

@@ -84,7 +84,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             "study.assoc": "results, as PLINK prints them",
             "study.assoc.linear": "results, as PLINK prints them",
             "study.assoc.logistic": "results, as PLINK prints them",
-            "study.assoc.mixed": "results of the mixed model, in the columns of PLINK's linear test",
+            "study.assoc.mixed": "results of the mixed model, in PLINK's columns",
             "study.model": "trend test, as PLINK prints it",
             "study.parquet": "results, unrounded",
             "study.ssf.tsv": "results for the GWAS catalog",

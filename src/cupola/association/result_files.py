@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import tables, variant_list_codec
+from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
-from cupola.association.structure.mixed_test import told
 from cupola.association.results import Results, inflation
 from cupola.base.files import replacing
 
@@ -77,6 +77,6 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,
-        **({"mixed": told(plan, state)} if plan.test == "mixed" else {}),
+        **({"mixed": mixed_facts(plan, state)} if plan.test == "mixed" else {}),
         "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
     }

@@ -58,11 +58,11 @@ class Site:
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
     tested people per column of a regression, by what it is told of all cohorts. limits, mixed:
-    those of the study. released: the book of what this data set has told. log: what went wrong, in full;
-    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
-    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far. tables: others for its own eyes, by
-    the name of their file.
+    those of the study. released: the book of what this data set has told. log: what went wrong, in
+    full; none of it crosses the border. memory, folder: where a real cohort keeps what it was
+    asked, so that a new process does not answer it all again in other forms. own_log: where it
+    keeps the log. unlisted: its variants that the list does not have, so far. tables: others for
+    its own eyes, by the name of their file.
     """
 
     files: Files

@@ -101,7 +101,7 @@ class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
     test: Literal["chi-square", "linear", "logistic", "mixed"]
-    """PLINK: --assoc, --linear, --logistic. mixed: linear, with a mixed model (BOLT: --lmmInfOnly)."""
+    """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     trait: Trait = Trait()
     """What is studied, below."""
     covariates: tuple[str, ...] = ()

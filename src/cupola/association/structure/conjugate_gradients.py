@@ -4,14 +4,14 @@ For every right-hand side k the system V_k u = b_k is solved in the space withou
 
     V_k = h P X D_k X'P / M_k + (1 - h) I,    P = I - Z (Z'Z)^-1 Z',
 
-with X the standardised markers, D_k those that k does not leave out, M_k their number, and b_k = P y
-(trait) or P x_j (a marker, for the calibration). Every vector of the iteration is a combination
+with X the standardised markers, D_k those that k does not leave out, M_k their number, and b_k =
+P y (trait) or P x_j (a marker, for the calibration). Every vector of the iteration is a combination
 
     r = X a + y s + Z c,
 
-so it is known by its coefficients; c follows from a and s, as Z'r = 0. Cohorts are told them, form r
-for their own people, and give X'r and r'r, the only sums of an iteration. All other products follow:
-the directions d_k = r_k + beta d_{k-1} have X'd = X'r + beta X'd_{k-1} and, since r_k is orthogonal to
+so it is known by its coefficients; c follows from a and s, as Z'r = 0. Cohorts are told them, form
+r for their own people, and give X'r and r'r, the only sums of an iteration. The rest follows: the
+directions d_k = r_k + beta d_{k-1} have X'd = X'r + beta X'd_{k-1} and, since r_k is orthogonal to
 d_{k-1}, d'd = r'r + beta^2 d'd. The bits are the same everywhere (see `portable_algebra`).
 """
 
@@ -97,7 +97,7 @@ def converged(state: Arrays, rr: np.ndarray, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Projection:
-    """Takes covariates out. inverse: (Z'Z)^-1, (p, p). markers: Z'X, (p, M) as (M, p). trait: Z'y."""
+    """Takes covariates out. inverse: (Z'Z)^-1, (p, p). markers: X'Z, (M, p). trait: Z'y, (p,)."""
 
     inverse: np.ndarray
     markers: np.ndarray

@@ -97,7 +97,9 @@ class MixedModel:
             return self.asker.spread(self._array("probes") * self._array("unit")[:, None])
         h = self.facts["heritability"]
         if self.part == "residual":
-            return self.asker.residual(self._vectors("residual", self._scale()), h, self.facts["sums"])
+            return self.asker.residual(
+                self._vectors("residual", self._scale()), h, self.facts["sums"]
+            )
         columns = {kind: self._columns(kind) for kind in self.kinds}
         return self.asker.solution(self._vectors("solution", None), h, columns)
 
@@ -120,18 +122,24 @@ class MixedModel:
 
     def answer(self, total: Total | None) -> State:
         assert total is not None
-        parts = {"shared": self._shared, "markers": self._told, "cross": self._crossed,
-                 "spread": self._spread, "residual": self._stepped, "solution": self._solved}  # fmt: skip
-        return parts[self.part](total.arrays)
+        return self._become(total.arrays)
+
+    def _become(self, sums: Arrays) -> State:
+        parts = {
+            "shared": self._shared, "markers": self._told, "cross": self._crossed,
+            "spread": self._spread, "residual": self._stepped, "solution": self._solved,
+        }  # fmt: skip
+        return parts[self.part](sums)
 
     def skip(self) -> State:
-        """As if every variant were a marker of one variance, and nothing converged."""
+        """As if every variant were a marker of one variance, heritability as high as it may be (it
+        decides the bits of masked sums), and nothing converged."""
         question = self.ask()
         assert question is not None
         sums: Arrays = {n: np.zeros(spec.shape) for n, spec in question.expects.items()}
         if self.part in ("cross", "residual"):
             sums["squares"] += self._people
-        return self.answer(Total(sums))
+        return self._prepared({}, MOST, MOST) if self.part == "spread" else self._become(sums)
 
     def progress(self) -> tuple[int, int]:
         return self.facts["sums"], self.choice.sums
@@ -218,8 +226,8 @@ class MixedModel:
         present = np.unique(group[used]).astype(int).tolist()
         if len(present) < 2:
             raise DataError(
-                "the mixed model leaves out one group of chromosomes at a time, but all markers are "
-                "in one; use test = 'linear', or a list with more chromosomes"
+                "the mixed model leaves out one group of chromosomes at a time, but all markers "
+                "are in one; use test = 'linear', or a list with more chromosomes"
             )
         pick = self._picked(known["squares"])
         left = [*present, *([NONE] if self._needs_all(present) else []), *group[pick].tolist()]
@@ -230,7 +238,8 @@ class MixedModel:
         systems = Systems(h, group, used, np.array(left))
         arrays = {**more, **systems.start(a, s)}
         facts = {"heritability": h, "estimated": estimated, "left": [int(g) for g in left],
-                 "groups": groups, "systems": len(left), "markers": int(np.count_nonzero(used)), "part": "residual"}  # fmt: skip
+                 "groups": groups, "systems": len(left),
+                 "markers": int(np.count_nonzero(used)), "part": "residual"}  # fmt: skip
         warnings = list(self.state.values["warnings"])
         if estimated is not None and estimated != h:
             warnings.append(

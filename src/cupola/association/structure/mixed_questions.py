@@ -1,8 +1,8 @@
 """The questions of the mixed model, with their bounds and what answers reveal.
 
 n: people. A centred marker's squares add up to at most n (see `Markers.most`), the trait's and a
-covariate's to n. K's eigenvalues add up to n, so that those of V lie between 1 - h and 1 + h n. With
-Cauchy and Schwarz these bound all products, for any data, of all cohorts and of each.
+covariate's to n. K's eigenvalues add up to n, so that those of V lie between 1 - h and 1 + h n.
+With Cauchy and Schwarz these bound all products, for any data, of all cohorts and of each.
 """
 
 from __future__ import annotations

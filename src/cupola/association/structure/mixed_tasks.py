@@ -15,7 +15,7 @@ from cupola.association.limits import WITHHELD, on_grid, small, thin, without
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.markers import recalled
-from cupola.association.tasks import listed_rows
+from cupola.association.tasks import listed_rows, sized
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
@@ -81,9 +81,7 @@ def cross(own: Site, site: SiteContext, question: Question) -> Contribution:
     signs = _signs(own, site, len(made.people), question.expects["along"].shape[1])
     whole = np.column_stack([made.columns, _many(own, made.y[:, None]), signs])
     about = {"products": markers.transposed(whole), "squares": markers.squares()}
-    return Contribution(
-        {**on_grid(about, own.limits.grid), "along": made.columns.T @ signs}
-    )
+    return Contribution({**on_grid(about, own.limits.grid), "along": made.columns.T @ signs})
 
 
 def _signs(own: Site, site: SiteContext, people: int, count: int) -> np.ndarray:
@@ -93,7 +91,7 @@ def _signs(own: Site, site: SiteContext, people: int, count: int) -> np.ndarray:
         drawn = hashlib.shake_256(own.secret() + b"gwas mixed signs").digest(size)
         bits = np.unpackbits(np.frombuffer(drawn, np.uint8), count=people * count)
     else:
-        bits = site.generator("gwas mixed signs", 0).integers(0, 2, people * count)
+        bits = site.generator("gwas mixed signs", 0).integers(0, 2, people * count, np.uint8)
     return 2.0 * bits.reshape(people, count) - 1.0
 
 
@@ -170,8 +168,10 @@ def tested(own: Site, site: SiteContext, question: Question) -> Contribution:
     arrays: Arrays = {"cross": found[:, :-1], "score": found[:, -1], "square": square}
     arrays = {**on_grid(arrays, own.limits.grid), "people": people}
     if WITHHELD in question.expects:
-        arrays = without(site, question, arrays, small(len(made.people) - people, own.limits.least_cell))
-    return Contribution(arrays)
+        arrays = without(
+            site, question, arrays, small(len(made.people) - people, own.limits.least_cell)
+        )
+    return sized(site, question, arrays)
 
 
 def centred_sums(

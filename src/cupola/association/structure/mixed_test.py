@@ -4,7 +4,7 @@ group of chromosomes out, after covariates, with the calibration of `mixed_model
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,9 +53,7 @@ class MixedTest:
     def ask(self) -> Question | None:
         asker = MixedAsker(self.program.asker(self.state), 0, self.fixed)
         given = {"frequency": self.frequency, "column": self.column}
-        return asker.test(
-            self.chunk, self.fixed, given, self.facts["heritability"], self.missing
-        )
+        return asker.test(self.chunk, self.fixed, given, self.facts["heritability"], self.missing)
 
     def answer(self, total: Total | None) -> State:
         assert total is not None
@@ -95,7 +93,9 @@ class MixedTest:
         return self._store(empty)
 
     def progress(self) -> tuple[int, int]:
-        return self.state.values["at"], len(self.program.chunks(self.state))
+        """In variants."""
+        sizes = [len(chunk.index) for chunk in self.program.chunks(self.state)]
+        return sum(sizes[: self.state.values["at"]]), sum(sizes)
 
     @classmethod
     def tasks(cls, study: Study) -> tuple[str, ...]:
@@ -111,17 +111,3 @@ class MixedTest:
         h = study.mixed.heritability or MOST
         question = MixedAsker(asker, 0, p).test(chunk, p, given, h, True)
         yield "sum", question, -(-len(variants) // size)
-
-
-_TOLD = ("heritability", "estimated", "sums", "converged", "residual", "calibration", "markers")
-
-
-def told(study: Study, state: State) -> dict[str, Any]:
-    """What a study's result says of its mixed model; nothing if no variant was tested."""
-    facts = state.values.get("mixed")
-    if facts is None or "calibration" not in facts:
-        return {}
-    return {name: facts[name] for name in _TOLD} | {
-        "groups": study.mixed.groups, "systems": facts["systems"],
-        "probes": study.mixed.probes if facts["estimated"] is not None else 0,
-    }  # fmt: skip

@@ -72,9 +72,8 @@ def test_a_mixed_model_sends_at_most_what_was_foreseen(tmp_path, sums, h2):
     spent = read_result(tmp_path / "run")["mixed"]["sums"]
     exact = study.model_copy(update={"mixed": study.mixed.model_copy(update={"sums": spent})})
     exact = foresee_study(exact)
-    assert (up, down) <= (exact.up, exact.down)
-    assert up > 0.98 * exact.up
-    assert down > 0.95 * exact.down
+    assert 0.98 * exact.up < up <= exact.up
+    assert 0.95 * exact.down < down <= exact.down + 100  # '15' has a letter more than '8'
 
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])

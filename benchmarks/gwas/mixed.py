@@ -67,7 +67,7 @@ def ours(folder: Path, name: str, test: str, covariates: list[str], **mixed: Any
     """A study of the three cohorts."""
     plan = {
         "kind": "association", "name": name, "test": test, "covariates": covariates,
-        "trait": {"column": "QT"}, "folder": str(folder), "variants": "all.bim", "parquet": True,
+        "trait": {"column": "QT"}, "folder": str(folder), "variants": "all.bim", "tables": ["parquet"],
         "cohorts": [{"name": c, "bfile": c, "pheno": f"{c}.pheno", "cov": f"{c}.cov"}
                     for c in ("c0", "c1", "c2")],
     }  # fmt: skip
@@ -77,7 +77,7 @@ def ours(folder: Path, name: str, test: str, covariates: list[str], **mixed: Any
     cpu = time.process_time() - before
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(run.folder / "study.parquet").to_pydict()
+    table = pyarrow.parquet.read_table(run.folder / f"{name}.parquet").to_pydict()
     names = np.array(table["SNP"] if "SNP" in table else table["name"])
     found = {key: np.array(table[key], float) for key in ("BETA", "SE", "P")}
     entries = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]

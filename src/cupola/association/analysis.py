@@ -80,21 +80,6 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     files = tables_of("study")  # as before tables had the study's name
     unchosen = MappingProxyType({"bfile": "not-chosen"})
     table_link = "Search all variants"
-<<<<<<< HEAD
-    file_notes = MappingProxyType(
-        {
-            "study.assoc": "results, as PLINK prints them",
-            "study.assoc.linear": "results, as PLINK prints them",
-            "study.assoc.logistic": "results, as PLINK prints them",
-            "study.assoc.mixed": "results of the mixed model, in PLINK's columns",
-            "study.model": "trend test, as PLINK prints it",
-            "study.parquet": "results, unrounded",
-            "study.ssf.tsv": "results for the GWAS catalog",
-            "study.dropped.tsv": "why variants were left out",
-        }
-    )
-=======
->>>>>>> main
     not_from_browsers = MappingProxyType(
         {
             "cohorts": _SITES_CHOOSE,

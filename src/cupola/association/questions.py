@@ -63,15 +63,11 @@ class Asker:
     def coarse(self) -> int:
         return 32 if self.people <= COARSE else 64
 
-<<<<<<< HEAD
-    def test_options(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
-=======
     @property
     def _counted(self) -> str:
         return "number and sums of dosages" if self.study.dosages else "genotype counts"
 
-    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
->>>>>>> main
+    def test_options(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
         place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}

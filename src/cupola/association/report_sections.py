@@ -123,13 +123,9 @@ def _quality(run: RunFolder) -> str:
     if len(r.get("proposed") or []) > 1:
         rows += [(f"put on it by cohort '{name}'", f"{n:,}") for name, n in r["proposed"]]
     rows += [(words, f"{n:,}") for words, n in (*missing(r), *put_right(r))]
-<<<<<<< HEAD
     rows += [("mixed model", mixed_line(r))] if mixed_line(r) else []
-    lead = "Why listed variants are left out is in study.dropped.tsv, one by one."
-=======
     named = next((name for name in r["files"] if name.endswith(DROPPED)), "study" + DROPPED)
     lead = f"Why listed variants are left out is in {named}, one by one."
->>>>>>> main
     return page.section("Quality", lead, page.facts(rows))
 
 

@@ -8,12 +8,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-<<<<<<< HEAD
-from cupola.association import tables, variant_list_codec
-from cupola.association.accounting import mixed_facts
-=======
 from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_codec
->>>>>>> main
+from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
 from cupola.association.results import Results, inflation
@@ -25,14 +21,6 @@ if TYPE_CHECKING:
     from cupola.association.study_program import Association
     from cupola.federation.program import State
 
-<<<<<<< HEAD
-#: All tables that a study may leave.
-TABLES = (
-    "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
-    "study.assoc.mixed",
-    "study.model", "study.ssf.tsv", "study.parquet",
-)  # fmt: skip
-=======
 DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
 #: Endings of the tables that a study may leave, and what they are.
 NOTES = {
@@ -40,6 +28,7 @@ NOTES = {
     ".assoc": "results, as PLINK prints them",
     ".assoc.linear": "results, as PLINK prints them",
     ".assoc.logistic": "results, as PLINK prints them",
+    ".assoc.mixed": "results of the mixed model, in PLINK's columns",
     ".model": "trend test, as PLINK prints it",
     SSF: "results for the GWAS catalog (GWAS-SSF)",
     METADATA: "metadata of the GWAS-SSF table",
@@ -57,7 +46,6 @@ def stem(name: str) -> str:
 def tables_of(name: str) -> tuple[str, ...]:
     """All tables that a study of this name may leave."""
     return tuple(stem(name) + ending for ending in NOTES)
->>>>>>> main
 
 
 def write_tables(

@@ -156,6 +156,11 @@ class Study(_Choice):
                 "dosages = true: a chi-square test counts alleles, and dosages are no counts; use "
                 "test = 'logistic' (or 'linear'), or hard calls (`plink2 --make-bed`)"
             )
+        if self.test == "mixed":
+            raise ValueError(
+                "dosages = true: the mixed model takes its markers from hard calls; use "
+                "test = 'linear' with principal components, or hard calls (`plink2 --make-bed`)"
+            )
         if self.quality.hardy_weinberg:
             raise ValueError(
                 "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "

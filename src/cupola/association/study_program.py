@@ -14,14 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from cupola.association import agreement, quality, study_progress, variant_list_codec
-<<<<<<< HEAD
-from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.design import SEX_X, kinds
-from cupola.association.enough_people import require_people
-=======
 from cupola.association.agreement import KEPT, R_CELL, R_NOT_AUTOSOME, R_REPEATED, R_STRAND
-from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
->>>>>>> main
+from cupola.association.design import AUTOSOME, SEX_X, kinds
+from cupola.association.enough_people import require_people
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part

@@ -22,15 +22,10 @@ if TYPE_CHECKING:
     from cupola.association.files import Variants
     from cupola.association.results import Results
 
-<<<<<<< HEAD
 ENDINGS = {
     "chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic",
     "mixed": ".assoc.mixed",
 }  # fmt: skip
-_NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
-=======
-ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
->>>>>>> main
 
 
 def normal_quantile(confidence: float) -> float:

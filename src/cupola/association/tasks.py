@@ -259,7 +259,7 @@ def _dosage_counts(
     arrays = on_grid(arrays, own.limits.grid)
     if own.limits.least_cell:
         arrays = without(site, question, arrays, few)
-    return _sized(site, question, arrays)
+    return sized(site, question, arrays)
 
 
 def _cells(

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupola.association import kernels
-from cupola.association.design import AUTOSOME, Design, calls, haploid
+from cupola.association.design import AUTOSOME, Design
 from cupola.association.limits import WITHHELD, on_grid, small, thin, without
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.markers import recalled
 from cupola.association.tasks import listed_rows, sized
+from cupola.association.variant_sums import VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
@@ -89,7 +89,7 @@ def _signs(own: Site, site: SiteContext, people: int, count: int) -> np.ndarray:
     if site.secret_seed is None:
         size = -(-people * count // 8)
         drawn = hashlib.shake_256(own.secret() + b"gwas mixed signs").digest(size)
-        bits = np.unpackbits(np.frombuffer(drawn, np.uint8), count=people * count)
+        bits: np.ndarray = np.unpackbits(np.frombuffer(drawn, np.uint8), count=people * count)
     else:
         bits = site.generator("gwas mixed signs", 0).integers(0, 2, people * count, np.uint8)
     return 2.0 * bits.reshape(people, count) - 1.0
@@ -149,51 +149,42 @@ def solution(own: Site, site: SiteContext, question: Question) -> Contribution:
 def tested(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: products of its centred genotypes (0 without a call) with the solution that
     leaves its group out and with covariates, their squares, people with a call."""
+    options, made, kept = question.options, own.design(question), site.recall(question)
     local, swapped = listed_rows(own, site, question)
-    rows = calls(own.cohort, local, swapped, int(question.options["kind"]))
-    made, kept = own.design(question), site.recall(question)
     if _U not in kept:
         raise Declined("asked-otherwise-before")
-    options = question.options
     own.pin(("mixed", "test", options["start"], options["kind"]), _digest(*_told(question)))
     frequency, column = question.arrays["frequency"], question.arrays["column"]
     if not (frequency.shape == column.shape == local.shape):
         raise Declined("question-not-understood")
-    people, square = _squares(own, rows, made, frequency)
-    found = np.empty((len(rows), made.columns.shape[1] + 1))
+    found = np.empty((len(local), made.columns.shape[1] + 3))
     for one in np.unique(column).tolist():
         part = column == one
+        rows = variant_sums(own.cohort, local[part], swapped[part], int(options["kind"]))
         whole = np.column_stack([made.columns, kept[_U][made.people, one]])
-        found[part] = centred_sums(rows[part], made, whole, frequency[part], options["missing"])
-    arrays: Arrays = {"cross": found[:, :-1], "score": found[:, -1], "square": square}
+        found[part] = centred_sums(rows, made, whole, frequency[part], options["missing"])
+    arrays: Arrays = {"cross": found[:, :-3], "score": found[:, -3], "square": found[:, -2]}
+    people = found[:, -1].astype(np.int64)
     arrays = {**on_grid(arrays, own.limits.grid), "people": people}
     if WITHHELD in question.expects:
-        arrays = without(
-            site, question, arrays, small(len(made.people) - people, own.limits.least_cell)
-        )
+        few = small(len(made.people) - people, own.limits.least_cell)
+        arrays = without(site, question, arrays, few)
     return sized(site, question, arrays)
 
 
 def centred_sums(
-    rows: np.ndarray, made: Design, values: np.ndarray, frequency: np.ndarray, missing: bool
+    rows: VariantSums, made: Design, values: np.ndarray, frequency: np.ndarray, missing: bool
 ) -> np.ndarray:
-    """Genotypes less their means times values of people with a call, (variants, values)."""
-    scaled = values * made.scale[:, None]
-    found = kernels.call_sums(rows, made.spread(2 * scaled), made.spread(scaled))
-    called = np.tile(scaled.sum(axis=0), (len(rows), 1))
+    """Of people with a call: genotypes less their means times values, their squares, how many:
+    (variants, values + 2). A genotype's mean is twice the frequency times what a copy counts."""
+    scale, one = made.scale[:, None], np.ones((len(made.people), 1))
+    called = np.column_stack([values * scale, scale**2])
+    off = called if missing else called[:, :0]
+    found = rows.sums(made, np.column_stack([values, scale]), one, off)
+    sums = np.tile(called.sum(axis=0), (len(rows), 1))
     if missing:
-        called -= kernels.missing_sums(rows, made.spread(scaled))
-    return found - 2 * frequency[:, None] * called
-
-
-def _squares(
-    own: Site, rows: np.ndarray, made: Design, frequency: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """People with a call, and the sum of their squared centred genotypes."""
-    single, chosen = haploid(own.cohort, AUTOSOME), made.chosen
-    single[made.people[made.scale < 1]] = True
-    counts = kernels.genotype_counts(rows, np.stack([chosen & ~single, chosen & single]))
-    distance = (np.array([2.0, 1.0, 0.0]) - 2 * frequency[:, None]) ** 2
-    pair, alone = counts[:, 0], counts[:, 1]
-    square = ((pair + 0.25 * alone) * distance).sum(axis=1)
-    return counts.sum(axis=(1, 2)), square
+        sums -= found.off
+    twice, v = 2 * frequency[:, None], values.shape[1]
+    products = found.cross[:, :v] - twice * sums[:, :v]
+    squares = found.cross[:, [-1]] - 2 * twice * found.cross[:, [v]] + twice**2 * sums[:, [v]]
+    return np.column_stack([products, squares, found.counts[:, -1]])

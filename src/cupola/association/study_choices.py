@@ -83,6 +83,22 @@ class Mixed(_Choice):
         return self.groups + 1 + self.calibration
 
 
+class Score(_Choice):
+    """The score test, which may come before a logistic regression is fitted."""
+
+    below: float = Field(default=1.0, gt=0, le=1)
+    """Variants whose score test has p below this go on; the others keep the score test's p, with
+    estimates of one step. 1: all go on."""
+    then: Literal["fit", "saddle-point"] = "fit"
+    """How they go on: the regression is fitted, or, where cases are few among many controls, the
+    score test's p is put right by a saddle-point approximation."""
+
+    @property
+    def gone_on(self) -> float:
+        """The share of variants that is foreseen to go on: twice that by chance."""
+        return min(1.0, 2 * self.below)
+
+
 class Limits(_Choice):
     """What totals may tell about single people. The last two change the results."""
 
@@ -125,6 +141,8 @@ class Study(_Choice):
     """How logistic regression is solved, below."""
     mixed: Mixed = Mixed()
     """The mixed model, below."""
+    score: Score = Score()
+    """A score test first (logistic), below."""
     vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)
@@ -188,6 +206,11 @@ class Study(_Choice):
         return self.test in ("linear", "mixed")
 
     @property
+    def scored(self) -> bool:
+        """Whether a score test decides which variants go on."""
+        return self.score != Score()
+
+    @property
     def columns(self) -> list[str]:
         """Covariates, by name."""
         if not self.regression:
@@ -209,4 +232,6 @@ class Study(_Choice):
         """Phases after the counts, in their order."""
         if self.test == "mixed":
             return ("mixed", "mixed test")
+        if self.scored:
+            return ("score", "saddle" if self.score.then == "saddle-point" else "test")
         return ("test",) if self.regression else ()

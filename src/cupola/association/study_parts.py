@@ -12,6 +12,8 @@ from cupola.association.tasks import FINGERPRINTS, PROPOSE
 #: Where the part of a phase is; `Study.parts` says which a study has, and in which order. A new
 #: part is a line here. It is imported when it is needed.
 PARTS = {
+    "score": "score_test:ScoreTest",
+    "saddle": "saddle_point:SaddlePoint",
     "test": "regression:Regression",
     "mixed": "structure.mixed_model:MixedModel",
     "mixed test": "structure.mixed_test:MixedTest",

@@ -67,7 +67,8 @@ def ours(folder: Path, name: str, test: str, covariates: list[str], **mixed: Any
     """A study of the three cohorts."""
     plan = {
         "kind": "association", "name": name, "test": test, "covariates": covariates,
-        "trait": {"column": "QT"}, "folder": str(folder), "variants": "all.bim", "tables": ["parquet"],
+        "trait": {"column": "QT"}, "folder": str(folder), "variants": "all.bim",
+        "tables": ["parquet"],
         "cohorts": [{"name": c, "bfile": c, "pheno": f"{c}.pheno", "cov": f"{c}.cov"}
                     for c in ("c0", "c1", "c2")],
     }  # fmt: skip

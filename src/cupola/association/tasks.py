@@ -23,7 +23,7 @@ HASH = 8  # bytes of a fingerprint
 _BLOCK = 4096  # variants whose calls are in memory at once
 
 
-def sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
+def _sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
     """Numbers in the fewest bytes that their bounds need; masked sums have an encoding of their
     own."""
     if site.hidden is not None:
@@ -161,7 +161,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     unknown = (variants.a1 == "0") | (variants.a2 == "0")
     own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
     answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}
-    return sized(site, question, answer)
+    return _sized(site, question, answer)
 
 
 def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +223,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     if not (single.any() or options["genotypes"]):
         alleles = kernels.allele_counts(cohort.bed, local, asked)
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
-        return sized(site, question, _cells(own, site, question, {"alleles": alleles}))
+        return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
@@ -238,8 +238,8 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
         at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
         arrays["genotypes"] = pair[:, at]
         # Alleles less genotypes are those of people with a single copy.
-        return sized(site, question, _cells(own, site, question, arrays, alone[:, at][..., ::2]))
-    return sized(site, question, _cells(own, site, question, arrays))
+        return _sized(site, question, _cells(own, site, question, arrays, alone[:, at][..., ::2]))
+    return _sized(site, question, _cells(own, site, question, arrays))
 
 
 def _dosage_counts(
@@ -259,7 +259,7 @@ def _dosage_counts(
     arrays = on_grid(arrays, own.limits.grid)
     if own.limits.least_cell:
         arrays = without(site, question, arrays, few)
-    return sized(site, question, arrays)
+    return _sized(site, question, arrays)
 
 
 def _cells(
@@ -334,7 +334,7 @@ def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     if WITHHELD in question.expects:
         lost = len(made.people) - arrays["counts"][:, -1]
         arrays = without(site, question, arrays, small(lost, own.limits.least_cell))
-    return sized(site, question, arrays)
+    return _sized(site, question, arrays)
 
 
 def _nothing(made: Design) -> np.ndarray:
@@ -366,7 +366,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     few = thin(spread.sum(axis=0) - lost, own.limits.effective)
     few |= small(np.rint(lost[:, 2]), own.limits.least_cell)
     arrays = on_grid(arrays, own.limits.grid)
-    return sized(site, question, without(site, question, arrays, few))
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 @task("gwas newton")
@@ -384,7 +384,7 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     }
     few = thin(np.column_stack([information[:, 0], spread]), own.limits.effective)
     arrays = on_grid(arrays, own.limits.grid)
-    return sized(site, question, without(site, question, arrays, few))
+    return _sized(site, question, without(site, question, arrays, few))
 
 
 def of_genotype(p: int) -> np.ndarray:

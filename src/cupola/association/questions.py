@@ -89,7 +89,7 @@ class Asker:
     def _counted(self) -> str:
         return "number and sums of dosages" if self.study.dosages else "genotype counts"
 
-    def test_options(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
+    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
         place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
@@ -186,14 +186,14 @@ class Asker:
             whole = (columns + 1) * (columns + 2) // 2
             return Question(
                 "gwas shared",
-                options=self.test_options(kind),
+                options=self._test(kind),
                 expects={"products": Spec((whole,), "float", self.n)},
                 reveals="products of covariates and trait, summed over all tested people",
             )
         return Question(
             "gwas shared",
             {"beta": beta},
-            self.test_options(kind),
+            self._test(kind),
             {
                 "gradient": Spec((columns,), "float", self.n),
                 "information": Spec((columns * (columns + 1) // 2,), "float", self.n),
@@ -219,7 +219,7 @@ class Asker:
         return Question(
             "gwas linear",
             chunk.arrays(),
-            self.test_options(chunk, missing=missing),
+            self._test(chunk, missing=missing),
             expects,
             reveals=f"per variant, {self._counted} of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
@@ -284,7 +284,7 @@ class Asker:
         return Question(
             "gwas first",
             {**chunk.arrays(), "beta": beta},
-            self.test_options(chunk, missing=missing),
+            self._test(chunk, missing=missing),
             expects,
             reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
             "covariates and residuals, and the same of those without a call, over all people"
@@ -297,7 +297,7 @@ class Asker:
         return Question(
             "gwas newton",
             {**chunk.arrays(chosen), "beta": beta},
-            self.test_options(chunk),
+            self._test(chunk),
             {
                 "gradient": Spec((k, p), "float", 2 * self.n),
                 "fixed": Spec((k, p * (p - 1) // 2), "float", self.n, self.coarse),
@@ -317,7 +317,7 @@ class Asker:
         return Question(
             "gwas firth",
             {**chunk.arrays(chosen), **arrays},
-            self.test_options(chunk),
+            self._test(chunk),
             {"penalty": Spec((k, p), "float", 2 * self.n)},
             reveals="per variant, the penalty's part of the gradient over all people",
             protection=rounded(self.study),

@@ -33,7 +33,7 @@ class MixedAsker:
         self, task: str, arrays: Arrays, expects: dict[str, Spec], reveals: str, **more: Any
     ) -> Question:
         mixed = self.asker.study.mixed
-        options = {**self.asker.test_options(AUTOSOME), "systems": mixed.systems,
+        options = {**self.asker._test(AUTOSOME), "systems": mixed.systems,
                    "sums": mixed.sums, **more}  # fmt: skip
         how = rounded(self.asker.study)
         return Question(task, arrays, options, expects, reveals=reveals, protection=how)
@@ -94,7 +94,7 @@ class MixedAsker:
         return Question(
             TEST,
             {**chunk.arrays(), **given},
-            self.asker.test_options(chunk, missing=missing),
+            self.asker._test(chunk, missing=missing),
             expects,
             reveals="per variant, its product with the solution of the mixed model, with "
             "covariates, its variance, and how many have a call, over all people",

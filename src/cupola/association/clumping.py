@@ -69,9 +69,10 @@ class Clumping:
     def __init__(self, program: Association, state: State) -> None:
         self.program, self.state = program, state
         self.parts, self.crowded = chosen(program, state)
+        self.at = sum(name.startswith("clump/") for name in state.arrays)
 
     def ask(self) -> Question | None:
-        at = self.state.values["at"]
+        at = self.at
         people = self.state.values["people"]["loaded"]
         return self.parts[at].question(people) if at < len(self.parts) else None
 
@@ -81,9 +82,11 @@ class Clumping:
         told, withheld = told_of(total.arrays)
         counts = np.rint(told["haplotypes"]).astype(np.int64)
         counts[withheld] = -1
-        at = self.state.values["at"]
-        state = self.state.next({f"clump/{at}": counts}, at=at + 1)
-        return state if at + 1 < len(self.parts) else self._over(state, same_step=True)
+        return self._store(counts)
+
+    def _store(self, counts: np.ndarray) -> State:
+        state = self.state.next({f"clump/{self.at}": counts})
+        return state if self.at + 1 < len(self.parts) else self._over(state, same_step=True)
 
     def _over(self, state: State, same_step: bool = False) -> State:
         warnings = list(state.values["warnings"])
@@ -102,14 +105,11 @@ class Clumping:
         return state.next(**facts)
 
     def skip(self) -> State:
-        at = self.state.values["at"]
-        k = len(self.parts[at].pairs)
-        state = self.state.next({f"clump/{at}": np.full((k, 5), -1)}, at=at + 1)
-        return state if at + 1 < len(self.parts) else self._over(state, same_step=True)
+        return self._store(np.full((len(self.parts[self.at].pairs), 5), -1))
 
     def progress(self) -> tuple[int, int]:
         """In questions: regions are few."""
-        return self.state.values["at"], max(1, len(self.parts))
+        return self.at, max(1, len(self.parts))
 
     @classmethod
     def tasks(cls, study: Study) -> tuple[str, ...]:  # noqa: ARG003

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import clumps, exchange_tables, gwas_ssf, tables, variant_list_codec
+from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
 from cupola.association.results import Results, inflation
@@ -28,6 +29,7 @@ NOTES = {
     ".assoc": "results, as PLINK prints them",
     ".assoc.linear": "results, as PLINK prints them",
     ".assoc.logistic": "results, as PLINK prints them",
+    ".assoc.mixed": "results of the mixed model, in PLINK's columns",
     ".model": "trend test, as PLINK prints it",
     CLUMPED: "hits that belong together, as PLINK prints them",
     LINKED: "r^2 between hits and near variants",
@@ -113,5 +115,6 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,
+        **({"mixed": mixed_facts(plan, state)} if plan.test == "mixed" else {}),
         "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
     }

@@ -176,6 +176,10 @@ class StudyPlan(PlanHeader, Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
+        if self.heterogeneity and self.test == "mixed":
+            raise ValueError("heterogeneity: cohorts fit no mixed model of their own")
+        if self.heterogeneity and len(names) < 2:
+            raise ValueError("heterogeneity is between cohorts: there is one")
         if self.fingerprints and not self.salt and not is_elsewhere(info):
             raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self

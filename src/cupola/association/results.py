@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from cupola.association import chi_square, fit, pvalues
+from cupola.association import chi_square, fit, heterogeneity, pvalues
 from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
 from cupola.association.design import SEX_X, kinds
@@ -102,6 +102,8 @@ def results(program: Association, state: State) -> Results:
         columns, status = chi_square.allelic(alleles)
         if program.study.trend and genotypes is not None:
             columns |= chi_square.trend(genotypes)
+    if program.study.heterogeneity:
+        columns |= heterogeneity.columns(program, state, kept)
     found = Results(
         variants,
         kept,

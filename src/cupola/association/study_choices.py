@@ -176,6 +176,8 @@ class Study(_Choice):
     """No cohort puts a variant on the list that has fewer copies of its rarer allele with it."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
     fingerprints: bool = False
@@ -256,4 +258,6 @@ class Study(_Choice):
             test = ("mixed", "mixed test")
         if self.scored:
             test = ("score", "saddle" if self.score.then == "saddle-point" else "test")
+        if self.heterogeneity:
+            test = (*test, "heterogeneity")
         return (*test, *(("clump",) if self.clump else ()))

@@ -9,6 +9,7 @@ from cupola.analysis.forms import Entry, Form, When
 
 @cache
 def forms() -> dict[str, Form]:
+    plain: When = {"test": ["chi-square", "linear", "logistic"]}
     regression: When = {"test": ["linear", "logistic", "mixed"]}
     mixed: When = {"test": ["mixed"]}
     weighted: When = {"test": ["logistic", "mixed"]}
@@ -59,6 +60,7 @@ def forms() -> dict[str, Form]:
         )),
         ("Tables", (
             Entry("tables", "Tables", kind="list"),
+            Entry("heterogeneity", "Cochran's Q between cohorts", plain),
             Entry("clump.p1", "Clumps: largest p of a hit"),
             Entry("clump.p2", "Clumps: largest p of others"),
             Entry("clump.r2", "Clumps: least r²"),

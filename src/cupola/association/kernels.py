@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cupola.association.genotypes import Genotypes
 
 _CHUNK = 4096
+_PEOPLE = 2048  # of a logistic regression, computed at a time: their columns stay in the cache
 
 
 @lru_cache(maxsize=1)
@@ -109,14 +110,19 @@ def logistic_sums(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not has_numba():
         return reference.logistic_sums(rows, people, scale, fixed, y, beta)
-    whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
+    from cupola.association.compiled_logistic import logistic_sums as add
+
+    blocks = max(1, -(-4 * rows.shape[1] // _PEOPLE))
+    places = -(-4 * rows.shape[1] // (32 * blocks)) * 32
+    whole = np.zeros((fixed.shape[1] + 3, blocks * places))
     whole[:, people] = np.vstack([fixed.T, y, scale, np.ones(len(people))])
-    columns = np.ascontiguousarray(whole[:-3])
-    y, scale, included = whole[-3:]
-    i, j = np.triu_indices(len(columns))
-    facts = (included, scale, columns, columns[i] * columns[j], y)
-    rows, beta = np.ascontiguousarray(rows), np.ascontiguousarray(beta)
-    (k, p), add = beta.shape, _compiled().logistic_sums
+    whole = np.ascontiguousarray(whole.reshape(-1, blocks, places).transpose(1, 0, 2))
+    columns = np.ascontiguousarray(whole[:, :-3])
+    y, scale, included = (np.ascontiguousarray(whole[:, i]) for i in (-3, -2, -1))
+    i, j = np.triu_indices(columns.shape[1])
+    facts = (included, scale, columns, columns[:, i] * columns[:, j], y)
+    rows = np.pad(rows, ((0, 0), (0, blocks * places // 4 - rows.shape[1])))
+    beta, (k, p) = np.ascontiguousarray(beta), beta.shape
     found = np.empty((k, p)), np.empty((k, p * (p + 1) // 2)), np.empty((k, 2))
 
     def work(part: slice) -> None:

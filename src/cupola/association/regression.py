@@ -155,7 +155,7 @@ class Regression:
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
-        expected = self.program.expected_alleles(self.state)[self.chunk.index]
+        expected = self.program.expected_alleles(self.state)[self.chunk.kind]
         return bool((observed < expected).any())
 
     # What does not depend on a variant

@@ -113,7 +113,7 @@ class Association:
             return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        both = self.expected_alleles(state)[chunk.index] - 1
+        both = np.full(len(chunk.index), self.expected_alleles(state)[chunk.kind] - 1)
         return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
@@ -418,10 +418,9 @@ class Association:
         return state
 
     def expected_alleles(self, state: State) -> np.ndarray:
-        """Alleles of all loaded people if no call were missing, per variant."""
-        people, kind = state.values["people"], kinds(self.variants(state).chromosome)
-        n, males = people["loaded"], people["males"]
-        return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
+        """Alleles of all loaded people if no call were missing, by kind of chromosome."""
+        n, males = (state.values["people"][name] for name in ("loaded", "males"))
+        return np.array([2 * n, 2 * n - males, males, n], np.int64)
 
     # Parts after the counts
 

@@ -6,14 +6,14 @@ Install numba with `pip install 'cupola[gwas]'`; without it everything works, sl
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupola.association import reference
-from cupola.association.bed import MISSING, WORD, Bed, mask_of, unpacked
+from cupola.association.bed import MAPPED, MISSING, WORD, Bed, mask_of, unpacked
 from cupola.association.many_threads import over
 
 if TYPE_CHECKING:
@@ -61,8 +61,18 @@ def allele_counts(bed: Genotypes, local: np.ndarray, chosen: np.ndarray) -> np.n
     found = np.empty((len(local), len(chosen), 2), np.int32)
     masks = np.stack([mask_of(group) for group in chosen])
     at, count = local.astype(np.int64), _compiled().allele_counts
-    over(len(at), lambda part: count(bed.flat, bed.width, at[part], masks, found[part]))
+    step = max(_CHUNK, MAPPED // bed.width)
+    for start in range(0, len(at), step):
+        rows, into = at[start : start + step], found[start : start + step]
+        over(len(rows), partial(_count, count, bed, masks, rows, into))
+        bed.was_read(len(rows) * bed.width)
     return found
+
+
+def _count(
+    count: Any, bed: Bed, masks: np.ndarray, rows: np.ndarray, found: np.ndarray, part: slice
+) -> None:
+    count(bed.flat, bed.width, rows[part], masks, found[part])
 
 
 def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from cupola.base.cores import cores  # noqa: E402
 from cupola.base.randomness import generator  # noqa: E402
 
 WIDE = 14
+CHUNK = 16384  # of some 2,000 people a cohort: fewer questions
 EXTRA = {
     "score": ("logistic", {"score.below": 0.01}),
     "saddle": ("logistic", {"score.below": 0.05, "score.then": "saddle-point"}),
@@ -68,7 +69,7 @@ def study(folder: Path, name: str) -> Path:
         every = [*COVARIATES, *(f"C{i}" for i in range(WIDE - len(COVARIATES)))]
         text = text.replace(json.dumps(list(COVARIATES)), json.dumps(every))
     path = folder / f"{name}.toml"
-    path.write_text(text.replace("workers = 1\n", ""))
+    path.write_text(text.replace("workers = 1\n", f"chunk = {CHUNK}\n"))
     return path
 
 

@@ -33,7 +33,7 @@ from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 

@@ -82,6 +82,8 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        least_cohorts=plan.least_cohorts or 0,
+        apart=plan.apart,
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",

@@ -58,7 +58,13 @@ def _exp(values: np.ndarray) -> np.ndarray:
 
 
 def _ours(found: Results) -> list[Column]:
-    return [Column("N", 8, found.columns["NMISS"], 0), Column("A1_FREQ", 12, found.frequency)]
+    number = Column("N", 8, found.columns["NMISS"], 0)
+    return [number, Column("A1_FREQ", 12, found.frequency), *_cohorts(found)]
+
+
+def _cohorts(found: Results) -> list[Column]:
+    """In how many each variant is tested, if not all are in all."""
+    return [] if found.cohorts is None else [Column("COHORTS", 8, found.cohorts.astype(float), 0)]
 
 
 def columns_of(found: Results, test: str, confidence: float) -> list[list[Column]]:
@@ -103,6 +109,7 @@ def _coefficient(
         Column(effect[0], 10, effect[1]), Column("SE", 8, error),
         Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
         Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+        *_cohorts(found),
     ]  # fmt: skip
 
 
@@ -183,6 +190,8 @@ def write_parquet(file: IO[bytes], found: Results) -> None:
         "A1_FREQ": found.frequency, **found.columns,
         "NOTE": np.array(fit.MEANINGS)[found.status],
     }  # fmt: skip
+    if found.cohorts is not None:
+        columns["COHORTS"] = found.cohorts
     for c in found.covariates:
         columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
     parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), file)

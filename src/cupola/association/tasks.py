@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from cupola.association import agreement, kernels, variant_list_codec
+from cupola.association import agreed_variants, agreement, kernels, variant_list_codec
 from cupola.association.cohort import Cohort
 from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
@@ -159,11 +159,19 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     unknown = (variants.a1 == "0") | (variants.a2 == "0")
     own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
     answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}
+    if "lacking" in question.expects:
+        if not own.least_cohorts:
+            raise Declined("variants-not-agreed")
+        lacked = found.status == agreement.ABSENT
+        answer["lacking"] = agreed_variants.marks(lacked, site.index, sites)
     return _sized(site, question, answer)
 
 
-def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the cohort's files that a question selects, and where alleles are swapped."""
+def listed_rows(
+    own: Site, site: SiteContext, question: Question, lacking: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the cohort's files that a question selects, and where alleles are swapped. lacking:
+    with -1 for those that the cohort lacks, if the study tests them in the others."""
     kept, options = site.recall(question), question.options
     own.pin("list", "in use")
     start, stop = int(options["start"]), int(options["stop"])
@@ -172,14 +180,18 @@ def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.nd
     bits = np.unpackbits(question.arrays["variants"], count=stop - start).astype(bool)
     index = start + np.flatnonzero(bits)
     local, cohort = kept["local"][index], own.cohort
-    if (local < 0).any() or (kinds(cohort.variants.chromosome[local]) != options["kind"]).any():
+    here = local if local.min(initial=0) >= 0 else local[local >= 0]
+    if len(here) < len(local) and not (lacking and own.pinned("groups")):
+        raise Declined("variants-not-agreed")
+    if (kinds(cohort.variants.chromosome[here]) != options["kind"]).any():
         raise Declined("variants-not-agreed")
     return local, kept["swapped"][index]
 
 
 def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     """Packed calls of the variants that a question selects."""
-    return calls(own.cohort, *listed_rows(own, site, question), int(question.options["kind"]))
+    rows = listed_rows(own, site, question, lacking=True)
+    return calls(own.cohort, *rows, int(question.options["kind"]))
 
 
 def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
@@ -195,8 +207,8 @@ def _coefficients(
 ) -> np.ndarray:
     """Those of each variant, one row each; answered a limited number of times."""
     beta = _bounded(question, (count, made.columns.shape[1] + 1))
-    local = listed_rows(own, site, question)[0]
-    own.count(question, question.task, local, len(own.cohort.variants))
+    local = listed_rows(own, site, question, lacking=True)[0]
+    own.count(question, question.task, local[local >= 0], len(own.cohort.variants))
     return beta
 
 
@@ -205,18 +217,16 @@ def _coefficients(
 def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Copies of a1 and of both alleles, by group; with 'genotypes' also people by genotype among
     those with two copies, in cases and controls (or all)."""
-    (local, swapped), cohort, options = (
-        listed_rows(own, site, question),
-        own.cohort,
-        question.options,
-    )
+    local, swapped = listed_rows(own, site, question, lacking=True)
+    cohort, options = own.cohort, question.options
     kind, binary = int(options["kind"]), bool(options["binary"])
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary, own.limits.least_cell)[list(options["groups"])]
     asked &= present(cohort, kind)
     single = haploid(cohort, kind)
     if not (single.any() or options["genotypes"]):
-        alleles = kernels.allele_counts(cohort.bed, local, asked)
+        alleles = kernels.allele_counts(cohort.bed, np.maximum(local, 0), asked)
+        alleles[local < 0] = 0
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
         return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])

@@ -29,6 +29,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.person_missing", "Most missing calls, person"),
             Entry("quality.kinship", "Relatives: most kinship"),
             Entry("quality.unknown_strand", "Unknown strand"),
+            Entry("least_cohorts", "Fewest cohorts with a variant"),
         )),
         ("What totals tell of single people", (
             Entry("limits.effective", "Least effective people", logistic),

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from cupola.association import agreed_variants, quality, variant_list_codec
+from cupola.association import agreed_variants, quality, study_progress, variant_list_codec
 from cupola.association.agreement import KEPT, R_CELL
 from cupola.association.design import SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
@@ -80,11 +80,15 @@ class Association:
 
     # The machine
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The phases of this study; the agreement is a part of proposing."""
+        return ("people", *self.study.before_variants, "propose", *self.study.after_variants,
+                "counts", *self.study.parts, "done")  # fmt: skip
+
     def after(self, phase: str) -> str:
-        """The phase that follows; the agreement is a part of proposing."""
-        order = ("people", *self.study.before_variants, "propose", *self.study.after_variants,
-                 "counts", *self.study.parts, "done")  # fmt: skip
-        return order[order.index(phase) + 1]
+        """The phase that follows."""
+        return self.order[self.order.index(phase) + 1]
 
     def start(self) -> State:
         return State(values={"phase": "people", "at": 0, "warnings": []})
@@ -105,7 +109,7 @@ class Association:
         """The state after a question that takes genotypes to answer, for a rehearsal: as if every
         variant passed the filters, somebody lacked a call at each, and none converged."""
         if state.values["phase"] in PARTS:
-            return self._part(state).skip()
+            return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
         total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
@@ -389,15 +393,15 @@ class Association:
 
     # Parts after the counts
 
-    def _part(self, state: State) -> Part:
+    def part(self, state: State) -> Part:
         return part_of(state.values["phase"])(self, state)
 
     def _ask_part(self, state: State) -> Any:
-        question = self._part(state).ask()
+        question = self.part(state).ask()
         return ("alone", None, []) if question is None else self._everybody(question)
 
     def _answer_part(self, state: State, total: Total | None) -> State:
-        return self._part(state).answer(total)
+        return self.part(state).answer(total)
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
@@ -406,9 +410,4 @@ class Association:
 
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""
-        phase, at = state.values["phase"], state.values["at"]
-        if phase in PARTS:
-            return phase, *self._part(state).progress()
-        if phase == "counts":
-            return phase, at, len(self.chunks(state))
-        return phase, 0, 1
+        return study_progress.progress(self, state)

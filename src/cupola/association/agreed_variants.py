@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import agreement
-from cupola.association.agreement import KEPT, R_ABSENT, R_APART, R_FEW, R_REPEATED, R_STRAND
+from cupola.association.agreement import KEPT, R_ABSENT, R_APART, R_FEW, R_REPEATED, R_STRAND, WORD
 from cupola.association.design import fewest_people
 from cupola.errors import DataError
 from cupola.federation.program import State
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
 NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
-WORD = 30  # cohorts whose marks make one number
-
-
-def words(sites: int) -> int:
-    """Numbers a variant that say which of so many cohorts lack it."""
-    return -(-sites // WORD)
-
-
-def marks(lacked: np.ndarray, site: int, sites: int) -> np.ndarray:
-    """What a cohort adds to say which variants it lacks: a bit of its own, (variants, words)."""
-    found = np.zeros((len(lacked), words(sites)), np.int64)
-    found[lacked, site // WORD] = 1 << site % WORD
-    return found
 
 
 def concluded(program: Association, state: State) -> State:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.association import agreed_variants, agreement, variant_list_codec
+from cupola.association import agreement, variant_list_codec
 from cupola.association.cohort_groups import GROUPS
 from cupola.association.limits import WITHHELD, rounded
 from cupola.association.study_choices import Study
@@ -112,8 +112,8 @@ class Asker:
             "own": Spec((4,), "int", variant_list_codec.MOST),
         }
         if (self.study.least_cohorts or self.sites) < self.sites:
-            marks = (count, agreed_variants.words(self.sites))
-            expects["lacking"] = Spec(marks, "int", 1 << agreed_variants.WORD - 1)
+            marks = (count, agreement.words(self.sites))
+            expects["lacking"] = Spec(marks, "int", 1 << agreement.WORD - 1)
         return Question(
             "gwas agree",
             arrays={"list": packed},

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from cupola.association import agreed_variants, agreement, kernels, variant_list_codec
+from cupola.association import agreement, kernels, variant_list_codec
 from cupola.association.cohort import Cohort
 from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
@@ -163,7 +163,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
         if not own.least_cohorts:
             raise Declined("variants-not-agreed")
         lacked = found.status == agreement.ABSENT
-        answer["lacking"] = agreed_variants.marks(lacked, site.index, sites)
+        answer["lacking"] = agreement.marks(lacked, site.index, sites)
     return _sized(site, question, answer)
 
 

@@ -267,7 +267,7 @@ def test_result_report_and_table_say_in_how_many_cohorts(tmp_path):
     data, parts = _data(cohorts=6, each=40)
     lacks = {i: [2] for i in (0, 1, 2)} | {3: [3], 4: [4, 5], 5: [4]}
     _cohorts(tmp_path, data, parts, lacks)
-    plan = _plan(tmp_path, 6, least_cohorts=3, sum="masked", parquet=True, rare=1)
+    plan = _plan(tmp_path, 6, least_cohorts=3, sum="masked", tables=["plink", "parquet"], rare=1)
     done = cupola.run(plan, tmp_path / "run")
     assert done.result["agreement"]["in_fewer"] == 1
     assert done.result["left_out"] == {REASONS[R_APART]: 3}

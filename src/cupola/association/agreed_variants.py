@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import agreement
-from cupola.association.agreement import KEPT, R_ABSENT, R_APART, R_FEW, R_REPEATED, R_STRAND, WORD
-from cupola.association.design import fewest_people
+from cupola.association.agreement import (
+    KEPT,
+    R_ABSENT,
+    R_APART,
+    R_FEW,
+    R_NOT_AUTOSOME,
+    R_REPEATED,
+    R_STRAND,
+    WORD,
+)
+from cupola.association.design import AUTOSOME, fewest_people, kinds
 from cupola.errors import DataError
 from cupola.federation.program import State
 from cupola.secure.differences import parts
@@ -47,6 +56,8 @@ def concluded(program: Association, state: State) -> State:
     unknown = agreement.strand_unknown(variants) & (reason == KEPT)
     if study.quality.unknown_strand == "drop":
         reason[unknown] = R_STRAND
+    if study.dosages:
+        reason[(kinds(variants.chromosome) != AUTOSOME) & (reason == KEPT)] = R_NOT_AUTOSOME
     facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
     facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
     if values:

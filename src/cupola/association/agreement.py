@@ -34,11 +34,13 @@ REASONS = (
     "missing calls",
     "Hardy-Weinberg equilibrium",
     "withheld by a cohort: a count below limits.least_cell",
+    "imputation quality (info)",
+    "on X, Y or MT: dosages are tested on autosomes only",
     "absent in cohorts: a test in the others would tell of fewer than sum.minimum of them",
     "absent in cohorts: the others have too few people for a test",
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
-R_CELL, R_APART, R_FEW = 9, 10, 11
+R_CELL, R_INFO, R_NOT_AUTOSOME, R_APART, R_FEW = 9, 10, 11, 12, 13
 WORD = 30  # cohorts whose marks make one number
 _COMPLEMENT = np.full(256, ord("?"), np.uint8)  # of a letter
 _COMPLEMENT[list(b"ATCG0")] = list(b"TAGC0")

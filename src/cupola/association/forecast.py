@@ -25,8 +25,8 @@ from cupola.association.analysis import AssociationAnalysis
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
-from cupola.association.site import StudyHost, released_numbers
-from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
+from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
+from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
@@ -148,6 +148,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.study().scored:
+        found.append(
+            f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "
+            "score test, twice as many as do by chance (more would be sent if more did)"
+        )
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from cupola.association import agreement, variant_list_codec
-from cupola.association.cohort_groups import GROUPS
+from cupola.association.fingerprints import HASH
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.site import FINGERPRINTS, LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
-from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
+from cupola.association.tasks import GROUPS, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
@@ -46,6 +47,27 @@ def first_chunk(variants: int, size: int) -> Chunk:
     return Chunk(0, stop, 0, np.arange(stop))
 
 
+def stretches(kept: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those kept (variants,) of every `size` that follow one another on the list."""
+    pieces = []
+    for start in range(0, len(kept), size):
+        stop = min(start + size, len(kept))
+        for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
+            pieces.append(Chunk(start, stop, int(k), index))
+    return pieces
+
+
+def gathered(chosen: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those chosen (variants,), `size` at a time, wherever they stand."""
+    pieces = []
+    for k in np.unique(kind[chosen]).tolist():
+        alike = np.flatnonzero(chosen & (kind == k))
+        for part in (alike[i : i + size] for i in range(0, len(alike), size)):
+            pieces.append(Chunk(int(part[0]), int(part[-1]) + 1, int(k), part))
+    return pieces
+
+
 @dataclass(frozen=True)
 class Asker:
     """Makes questions. people: all that are loaded. facts: 'binary', 'shift', 'width', 'tested'."""
@@ -63,6 +85,10 @@ class Asker:
     @property
     def coarse(self) -> int:
         return 32 if self.people <= COARSE else 64
+
+    @property
+    def _counted(self) -> str:
+        return "number and sums of dosages" if self.study.dosages else "genotype counts"
 
     def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
@@ -146,8 +172,14 @@ class Asker:
         )
 
     def counts(self, chunk: Chunk, binary: bool, groups: list[int], genotypes: bool) -> Question:
-        k = len(chunk.index)
+        k, dosages = len(chunk.index), self.study.dosages
         expects = {"alleles": Spec((k, len(groups), 2), "int", 2 * self.people)}
+        if dosages:
+            expects = {
+                "copies": Spec((k, len(groups)), "float", 2 * self.people),
+                "people": Spec((k, len(groups)), "int", self.people),
+                "squares": Spec((k,), "float", 4 * self.people),
+            }
         if genotypes:
             shown = sum(group < 2 or not binary for group in groups)
             expects["genotypes"] = Spec((k, shown, 3), "int", self.people)
@@ -158,8 +190,11 @@ class Asker:
             chunk.arrays(),
             {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
             expects,
-            reveals="per variant, alleles " + ("and genotypes " if genotypes else "")
+            reveals="per variant, "
+            + ("sums of dosages and people who have one " if dosages else "alleles ")
+            + ("and genotypes " if genotypes else "")
             + ("in cases, controls and others" if binary else "in all people")
+            + ("; squares of dosages, over all" if dosages else "")
             + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
@@ -189,6 +224,11 @@ class Asker:
             "cross": Spec((k, columns), "float", 2 * self.n),
             "counts": Spec((k, 3), "int", 2 * self.people),
         }
+        if self.study.dosages:  # also their sum, and that of their squares
+            expects = {
+                "cross": Spec((k, columns + 2), "float", 4 * self.n),
+                "counts": Spec((k, 1), "int", self.people),
+            }
         if missing:
             off = (columns + 1) * (columns + 2) // 2 - 1
             expects["off"] = Spec((k, off), "float", self.n, self.coarse)
@@ -198,9 +238,53 @@ class Asker:
             chunk.arrays(),
             self._test(chunk, missing=missing),
             expects,
-            reveals="per variant, genotype counts of those tested, genotype times covariates and "
+            reveals=f"per variant, {self._counted} of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
             + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
+            protection=rounded(self.study),
+        )
+
+    def score(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
+        k, columns, dosages = len(chunk.index), len(beta), self.study.dosages
+        expects = {
+            "cross": Spec((k, columns + 2 + dosages), "float", 4 * self.n),
+            "counts": Spec((k, 1 if dosages else 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
+        }
+        if missing:
+            expects["off"] = Spec((k, columns + 1), "float", self.n, self.coarse)
+        return Question(
+            "gwas score",
+            {**chunk.arrays(), "beta": beta},
+            self._test(chunk, missing=missing),
+            expects,
+            reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
+            "covariates and residuals, and weighted covariates and residuals of those without a "
+            "call, over all people" + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def saddle(
+        self, chunk: Chunk, chosen: np.ndarray, tilt: np.ndarray, at: np.ndarray, null: np.ndarray
+    ) -> Question:
+        """tilt: (k, columns + 1), the genotype's regression on the covariates, and what stands for
+        a missing call. at: (k, 2), where the sums are taken."""
+        k = len(at)
+        # |g - x c| adds up to at most 2 N + 8 N over people, by `MOST_TILT`; its squares, by the
+        # triangle inequality, to (2 + 8)^2 N.
+        reach = 2 + MOST_TILT
+        return Question(
+            "gwas saddle",
+            {**chunk.arrays(chosen), "tilt": tilt, "at": at, "beta": null},
+            self._test(chunk),
+            {
+                "value": Spec((k, 2), "float", LARGEST * reach * self.n),
+                "slope": Spec((k, 2), "float", reach * self.n),
+                "curve": Spec((k, 2), "float", reach**2 * self.n / 4),
+                WITHHELD: Spec((k,), "int", 1),
+            },
+            reveals="per variant, the cumulant generating function of its score, with slope and "
+            "curvature, at two points, over all people" + _WITHHELD.format("few people count"),
             protection=rounded(self.study),
         )
 
@@ -208,7 +292,7 @@ class Asker:
         k, columns = len(chunk.index), len(beta)
         expects = {
             "cross": Spec((k, columns + 2), "float", 4 * self.n),
-            "counts": Spec((k, 2), "int", 2 * self.people),
+            "counts": Spec((k, 1 if self.study.dosages else 2), "int", 2 * self.people),
             WITHHELD: Spec((k,), "int", 1),
         }
         if missing:
@@ -219,7 +303,7 @@ class Asker:
             {**chunk.arrays(), "beta": beta},
             self._test(chunk, missing=missing),
             expects,
-            reveals="per variant, genotype counts of those tested, genotype times weighted "
+            reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
             "covariates and residuals, and the same of those without a call, over all people"
             + _WITHHELD.format("few people count"),
             protection=rounded(self.study),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
 
@@ -39,6 +39,9 @@ class Quality(_Choice):
     parents, children and siblings, too; 0.0884: second degree, too. 1: nobody."""
     unknown_strand: Literal["keep", "drop"] = "keep"
     """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
+    info: float = Field(default=0.0, ge=0, le=1)
+    """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
+    r2)."""
 
 
 class Newton(_Choice):
@@ -51,6 +54,22 @@ class Newton(_Choice):
     about its square root)."""
     firth: bool = False
     """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
+
+
+class Score(_Choice):
+    """The score test, which may come before a logistic regression is fitted."""
+
+    below: float = Field(default=1.0, gt=0, le=1)
+    """Variants whose score test has p below this go on; the others keep the score test's p, with
+    estimates of one step. 1: all go on."""
+    then: Literal["fit", "saddle-point"] = "fit"
+    """How they go on: the regression is fitted, or, where cases are few among many controls, the
+    score test's p is put right by a saddle-point approximation."""
+
+    @property
+    def gone_on(self) -> float:
+        """The share of variants that is foreseen to go on: twice that by chance."""
+        return min(1.0, 2 * self.below)
 
 
 class Limits(_Choice):
@@ -93,6 +112,8 @@ class Study(_Choice):
     """Filters, below."""
     newton: Newton = Newton()
     """How logistic regression is solved, below."""
+    score: Score = Score()
+    """A score test first (logistic), below."""
     vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)
@@ -112,6 +133,32 @@ class Study(_Choice):
     """Variants in one question."""
     fingerprints: bool = False
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    dosages: bool = False
+    """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
+    linear and logistic, autosomes."""
+
+    @model_validator(mode="after")
+    def _of_dosages(self) -> Study:
+        if not self.dosages:
+            if self.quality.info:
+                raise ValueError("quality.info is about dosages: say dosages = true, or drop it")
+            return self
+        if not self.regression:
+            raise ValueError(
+                "dosages = true: a chi-square test counts alleles, and dosages are no counts; use "
+                "test = 'logistic' (or 'linear'), or hard calls (`plink2 --make-bed`)"
+            )
+        if self.quality.hardy_weinberg:
+            raise ValueError(
+                "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
+                "quality.hardy_weinberg out (quality.info filters badly imputed variants)"
+            )
+        if self.quality.kinship < 1:
+            raise ValueError(
+                "dosages = true: kinship is computed from hard calls; leave quality.kinship out; "
+                "each cohort can keep a list of people without relatives (keep)"
+            )
+        return self
 
     @property
     def binary(self) -> bool | None:
@@ -121,6 +168,11 @@ class Study(_Choice):
     @property
     def regression(self) -> bool:
         return self.test != "chi-square"
+
+    @property
+    def scored(self) -> bool:
+        """Whether a score test decides which variants go on."""
+        return self.score != Score()
 
     @property
     def columns(self) -> list[str]:
@@ -143,4 +195,6 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
+        if self.scored:
+            return ("score", "saddle" if self.score.then == "saddle-point" else "test")
         return ("test",) if self.regression else ()

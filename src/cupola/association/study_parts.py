@@ -5,14 +5,16 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from cupola.association.cohort_groups import GROUPS
 from cupola.association.part import Part
+from cupola.association.site import FINGERPRINTS
 from cupola.association.study_choices import Study
-from cupola.association.tasks import FINGERPRINTS, PROPOSE
+from cupola.association.tasks import GROUPS, PROPOSE
 
 #: Where the part of a phase is; `Study.parts` says which a study has, and in which order. A new
 #: part is a line here. It is imported when it is needed.
 PARTS = {
+    "score": "score_test:ScoreTest",
+    "saddle": "saddle_point:SaddlePoint",
     "test": "regression:Regression",
 }
 

@@ -19,7 +19,7 @@ from cupola.association.design import SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
-from cupola.association.questions import Asker, Chunk
+from cupola.association.questions import Asker, Chunk, gathered, stretches
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
@@ -61,10 +61,17 @@ class Association:
         self.public = self.public or self.listed is not None
         if self.study.trend and self.study.regression:
             raise PlanError("trend = true goes with test = 'chi-square'")
+        if self.study.least_cohorts is not None and self.study.scored:
+            raise PlanError(
+                "least_cohorts: a score test counts whoever has no genotype as the mean, so all of "
+                "a cohort that lacks a variant; leave score or least_cohorts out"
+            )
         if not self.study.regression and (self.study.covariates or self.study.sex):
             raise PlanError(
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
+        if self.study.scored and self.study.test != "logistic":
+            raise PlanError(f"[score] goes with test = 'logistic', not '{self.study.test}'")
         self._list: tuple[np.ndarray, Variants] | None = None
         self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -112,12 +119,8 @@ class Association:
             return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
         both = self.expected_alleles(state)[chunk.index] - 1
-        total["alleles"][:, 0] = np.stack([both // 2, both], axis=1)
-        if "genotypes" in total:
-            total["genotypes"][:, -1] = [people // 4, people // 2, people // 4]
-        return self._counts(state, Total(total))
+        return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
         return "sum", question, list(range(self.sites))
@@ -321,19 +324,14 @@ class Association:
 
     def chunks(self, state: State) -> list[Chunk]:
         """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
-        they come in longer pieces."""
-        reason = state.arrays["reason"]
+        they come in longer pieces. After a score test only those that go on."""
+        some = "chosen" in state.arrays
+        which = state.arrays["chosen" if some else "reason"]
         size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
-        if self._chunked is None or self._chunked[:2] != (id(reason), size):
-            variants, kept = self.variants(state), reason == KEPT
-            kind = kinds(variants.chromosome)
-            pieces = []
-            for start in range(0, len(variants), size):
-                stop = min(start + size, len(variants))
-                for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
-                    index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
-                    pieces.append(Chunk(start, stop, int(k), index))
-            self._chunked = (id(reason), size, reason, pieces)
+        if self._chunked is None or self._chunked[:2] != (id(which), size):
+            kind = kinds(self.variants(state).chromosome)
+            pieces = gathered(which, kind, size) if some else stretches(which == KEPT, kind, size)
+            self._chunked = (id(which), size, which, pieces)
         return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:
@@ -352,7 +350,7 @@ class Association:
     def _counts(self, state: State, total: Total) -> State:
         at = state.values["at"]
         told, withheld = told_of(total.arrays)
-        small = {f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in told.items()}
+        small = {f"{name}/{at}": array for name, array in quality.counted(told).items()}
         if self.study.limits.least_cell:
             small[f"withheld/{at}"] = withheld
         if at + 1 < len(self.chunks(state)):
@@ -363,7 +361,7 @@ class Association:
         """Whole-study tables of counts in place of those of chunks, and the filters on them."""
         chunks, m = self.chunks(state), len(self.variants(state))
         arrays = dict(state.arrays)
-        for name in ("alleles", "genotypes", "withheld"):
+        for name in ("alleles", "genotypes", "squares", "withheld"):
             if f"{name}/0" in arrays:
                 parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
                 whole = np.zeros((m, *parts[0].shape[1:]), parts[0].dtype)

@@ -12,7 +12,7 @@ from replayed import record, repeat, saved_and_loaded
 
 import cupola
 from cupola.analysis.plan_file import load
-from cupola.association import results
+from cupola.association import Association, results
 from cupola.association.agreement import R_ABSENT, R_APART, R_FEW, REASONS
 from cupola.association.compare import read_results
 from cupola.association.plan import StudyPlan
@@ -278,3 +278,10 @@ def test_result_report_and_table_say_in_how_many_cohorts(tmp_path):
     assert told.pop(data.variants.name[2]) == "3"
     assert set(told.values()) == {"6"}
     assert "in some cohorts only" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("change", [{"score": {"below": 0.01}}, {"test": "mixed"}])
+def test_where_people_without_a_genotype_count_as_the_mean_it_is_refused(change):
+    options = {"covariates": (), "least_cohorts": 2, **change}
+    with pytest.raises(PlanError, match="least_cohorts goes with"):
+        Association(study(options.pop("test", "logistic"), **options), 3)

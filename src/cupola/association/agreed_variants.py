@@ -26,7 +26,7 @@ from cupola.association.agreement import (
     WORD,
 )
 from cupola.association.design import AUTOSOME, fewest_people, kinds
-from cupola.errors import DataError
+from cupola.errors import DataError, PlanError
 from cupola.federation.program import State
 from cupola.secure.differences import parts
 
@@ -103,6 +103,16 @@ def _unlisted(study: Study, own: dict[str, int]) -> list[str]:
 
 
 # Variants that some cohorts lack
+
+
+def require_plain_test(study: Study) -> None:
+    """PlanError where all people of a cohort that lacks a variant would count as the mean."""
+    if study.least_cohorts is not None and (study.scored or study.test == "mixed"):
+        raise PlanError(
+            "least_cohorts goes with chi-square, linear, and logistic without a score test: mixed "
+            "models and score tests count whoever has no genotype as the mean, so all people of a "
+            "cohort that lacks a variant; leave least_cohorts out"
+        )
 
 
 def _in_fewer(

@@ -52,6 +52,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             limits=plan.limits,
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
+            mixed=plan.mixed,
         )
         for cohort in plan.cohorts
     ]

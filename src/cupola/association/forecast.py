@@ -22,6 +22,7 @@ from cupola.association import variant_list_codec
 from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
+from cupola.association.clumping import MOST
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
@@ -152,6 +153,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.clump:
+        found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.study().scored:
         found.append(
             f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "

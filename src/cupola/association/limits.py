@@ -159,6 +159,11 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             + ("; information matrices tell more" if study.test == "logistic" else "")
         )
         found += [f"totals about variants {rounded(study)}"] if limits.grid else []
+    if study.clump:
+        found.append(
+            "of pairs near hits, haplotypes are counted; a cohort withholds those with a variant "
+            "of fewer than 50 minor alleles, or of more partners than a fifth of its people"
+        )
     if study.regression and limits.outliers:
         found.append(
             f"covariates of people beyond {limits.outliers:g} times the usual length are shortened"

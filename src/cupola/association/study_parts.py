@@ -18,6 +18,7 @@ PARTS = {
     "test": "regression:Regression",
     "mixed": "structure.mixed_model:MixedModel",
     "mixed test": "structure.mixed_test:MixedTest",
+    "clump": "clumping:Clumping",
 }
 
 

@@ -119,6 +119,7 @@ class Association:
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
         both = self.expected_alleles(state)[chunk.index] - 1
+        state = replace(state, values={**state.values, "rehearsed": True})
         return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:

@@ -60,6 +60,10 @@ def forms() -> dict[str, Form]:
         )),
         ("Tables", (
             Entry("tables", "Tables", kind="list"),
+            Entry("clump.p1", "Clumps: largest p of a hit"),
+            Entry("clump.p2", "Clumps: largest p of others"),
+            Entry("clump.r2", "Clumps: least r²"),
+            Entry("clump.kb", "Clumps: kilobases"),
             Entry("covariate_rows", "Covariates' coefficients", {"test": ["linear", "logistic"]}),
         )),
     )  # fmt: skip

@@ -12,7 +12,10 @@ from functools import cache
 
 from cupola.analysis.forms import Entry, Form, When
 
-REGRESSION: When = {"test": ["linear", "logistic"]}
+REGRESSION: When = {"test": ["linear", "logistic", "mixed"]}
+FITTED: When = {"test": ["linear", "logistic"]}
+MIXED: When = {"test": ["mixed"]}
+WEIGHTED: When = {"test": ["logistic", "mixed"]}
 LOGISTIC: When = {"test": ["logistic"]}
 CHI_SQUARE: When = {"test": ["chi-square"]}
 MASKED: When = {"sum.kind": ["masked"]}
@@ -46,6 +49,7 @@ LEFT_OUT: Mapping[str, str] = {
 _TESTS = (
     ("logistic", "A disease, or any yes or no: people with and without it"),
     ("linear", "A measured quantity: blood pressure, height"),
+    ("mixed", "A measured quantity, with relatives or mixed ancestry: mixed model"),
     ("chi-square", "A disease, quick look: allele counts, no covariates"),
 )
 _TRAITS = (
@@ -62,8 +66,8 @@ _STRANDS = (("keep", "taken as they are"), ("drop", "left out"))
 _STUDY = (
     Entry("name", "Name of the study", needed=True, about="Its files are called so, too."),
     Entry("test", "What is studied", needed=True, options=_TESTS,
-          about="Logistic regression, linear regression, or a chi-square test (PLINK: "
-          "`--logistic`, `--linear`, `--assoc`)."),
+          about="Logistic regression, linear regression, a mixed model (as BOLT-LMM), or a "
+          "chi-square test (PLINK: `--logistic`, `--linear`, `--assoc`)."),
     Entry("trait.column", "Column of the trait",
           about="By the same name in every hospital's table of traits (.pheno). People with the "
           "disease have 2, people without it 1. Empty: the sixth column of the .fam files."),
@@ -94,9 +98,12 @@ _FIT = (
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),
     Entry("quality.unknown_strand", "A/T and C/G variants", options=_STRANDS,
           about="Their strand cannot be told: leave them out unless all hospitals used one chip."),
-    Entry("dosages", "Imputed dosages", REGRESSION,
+    Entry("least_cohorts", "Fewest hospitals with a variant",
+          about="Variants that some hospitals lack are tested in the others, if so many have them. "
+          "Empty: all must have it."),
+    Entry("dosages", "Imputed dosages", FITTED,
           about="The hospitals' files hold expected copies of an allele (.pgen, BGEN, VCF)."),
-    Entry("quality.info", "Least imputation quality", {"dosages": ["true"], **REGRESSION},
+    Entry("quality.info", "Least imputation quality", {"dosages": ["true"], **FITTED},
           about="Imputed variants below it are left out (MACH's r2). Usual: 0.3."),
 )  # fmt: skip
 _PROTECTED = (
@@ -114,12 +121,12 @@ _TABLES = (
           "tables' description."),
     Entry("about.ancestry", "Ancestry of the people", kind="words",
           about="As the GWAS catalog names it, such as European; with commas between."),
-    Entry("covariate_rows", "Covariates' coefficients, too", REGRESSION,
+    Entry("covariate_rows", "Covariates' coefficients, too", FITTED,
           about="The result keeps them for every variant."),
 )  # fmt: skip
 _SINGLE_PEOPLE = (
     Entry("people_per_column", "Fewest people a column", REGRESSION),
-    Entry("limits.effective", "Least effective people", LOGISTIC),
+    Entry("limits.effective", "Least effective people", WEIGHTED),
     Entry("limits.grid", "Totals rounded to", REGRESSION),
     Entry("limits.outliers", "Covariates shortened to", REGRESSION),
     Entry("rare", "Fewest copies of a variant that a hospital names"),
@@ -139,16 +146,35 @@ _STATISTICS = (
     Entry("about.genotyping", "Genotyping technology", kind="words"),
     Entry("chunk", "Variants a question"),
 )  # fmt: skip
+_CLUMPS = (
+    Entry("clump.p1", "Largest p of a hit"),
+    Entry("clump.p2", "Largest p of others"),
+    Entry("clump.r2", "Least r²"),
+    Entry("clump.kb", "Kilobases around a hit"),
+)
+_MIXED = (
+    Entry("mixed.groups", "Groups of chromosomes", MIXED),
+    Entry("mixed.heritability", "Heritability, if known", MIXED),
+    Entry("mixed.maf", "Least frequency of markers", MIXED),
+    Entry("mixed.sums", "Most sums", MIXED),
+    Entry("mixed.tolerance", "Tolerance", MIXED),
+    Entry("mixed.calibration", "Markers of calibration", MIXED),
+    Entry("mixed.probes", "Random signs for heritability", MIXED),
+    Entry("mixed.people", "Fewest people of a cohort", MIXED),
+)
 _GROUPS = (
     ("The study", _STUDY),
     ("Corrected for", _CORRECTED),
     ("People and variants that are good enough", _FIT),
     ("How hospitals are protected", _PROTECTED),
     ("Results", _TABLES),
+    ("More: mixed model", _MIXED),
+    ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),
     ("More: statistics", _STATISTICS),
 )
 _LEADS = {
+    "More: hits that are one": "Neighbours that are inherited together are listed as one hit.",
     "Corrected for": "Without it, variants that go with age, sex or ancestry can look like causes.",
     "People and variants that are good enough": "Empty: everything is kept.",
     "How hospitals are protected": "Genotypes never leave a hospital; what leaves are counts and "

@@ -17,7 +17,6 @@ from cupola.training.meanings import meanings
 from cupola.web.kinds import analysis_named, forms
 from cupola.web.plans import leaves
 
-
 _BROAD = 36  # letters
 
 

@@ -126,6 +126,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             public=plan.variants is not None,
             pinned=plan.variants_hash,
             seed=plan.seed,
+            apart=plan.apart,
         )
         return self.association
 

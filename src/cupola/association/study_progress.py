@@ -19,6 +19,7 @@ WORDS = {
     "test": "testing variants",
     "mixed": "fitting the mixed model",
     "mixed test": "testing variants",
+    "clump": "asking which hits are linked",
     "done": "writing the tables",
 }
 AGREEING = "agree"  # a part of proposing

@@ -44,6 +44,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.person_missing", "Most missing calls, person"),
             Entry("quality.kinship", "Relatives: most kinship"),
             Entry("quality.unknown_strand", "Unknown strand"),
+            Entry("least_cohorts", "Fewest cohorts with a variant"),
             Entry("quality.info", "Least imputation quality", regression),
         )),
         ("What totals tell of single people", (
@@ -59,6 +60,10 @@ def forms() -> dict[str, Form]:
         )),
         ("Tables", (
             Entry("tables", "Tables", kind="list"),
+            Entry("clump.p1", "Clumps: largest p of a hit"),
+            Entry("clump.p2", "Clumps: largest p of others"),
+            Entry("clump.r2", "Clumps: least r²"),
+            Entry("clump.kb", "Clumps: kilobases"),
             Entry("covariate_rows", "Covariates' coefficients", {"test": ["linear", "logistic"]}),
         )),
     )  # fmt: skip

@@ -158,7 +158,7 @@ def test_cohorts_without_cases_and_with_other_files(tmp_path):
     [
         ({"covariate": ["AGE"]}, "covariate is unknown; did you mean covariates"),
         ({"quality": {"maff": 0.1}}, "quality.maff is unknown; did you mean quality.maf"),
-        ({"test": "chisq"}, "test = \"chisq\": must be 'chi-square', 'linear' or 'logistic'"),
+        ({"test": "chisq"}, "must be 'chi-square', 'linear', 'logistic' or 'mixed'"),
         ({"cohorts": [{"name": "a", "beds": "x"}]}, "beds is unknown"),
         ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile (or bed, bim and fam), pfile,"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),
@@ -361,3 +361,12 @@ def test_cohorts_of_given_sizes_are_cut_without_cases_or_a_table(tmp_path, monke
         bad = CliRunner().invoke(app, ["gwas", "split", "c0", "--sizes", sizes, "-o", "s"])
         assert bad.exit_code == 2
         assert "at least two cohorts" in bad.stderr
+
+
+def test_every_phase_of_a_study_has_words():
+    from cupola.association.study_parts import PARTS
+    from cupola.association.study_program import Association
+    from cupola.association.study_progress import WORDS
+
+    phases = set(Association(load(_study("."), of=StudyPlan).study(), 3)._phases) | set(PARTS)
+    assert phases - set(WORDS) == set()

@@ -36,11 +36,13 @@ def outline(
     if stretches:
         count, first = stretches[0]
         yield "sum", asker.agree(0, first, count), len(stretches)
+    if wanted.least_cohorts is not None:
+        yield "sum", asker.groups(list(range(sites))), 1
     if wanted.fingerprints:
         yield "gather", asker.fingerprints(), 1
     long = first_chunk(len(variants), STRETCH * wanted.chunk)
     genotypes = wanted.trend or wanted.quality.hardy_weinberg > 0
-    binary = wanted.test != "linear"
+    binary = not wanted.quantitative
     groups = [0, 1, 2] if binary else [2]
     yield "sum", asker.counts(long, binary, groups, genotypes), len(stretches)
     for part in parts_of(wanted):

@@ -83,7 +83,7 @@ def filtered(program: Association, state: State) -> np.ndarray:
     rate = frequency(alleles)
     minor = np.minimum(rate, 1 - rate)
     observed = pooled(alleles)[1]
-    expected = program.expected_alleles(state)[kinds(program.variants(state).chromosome)]
+    expected = program.expected_alleles(state, slice(None))
     missing = 1 - observed / np.maximum(expected, 1)
     if chosen.maf > 0:
         reason[(reason == KEPT) & ~(minor >= chosen.maf)] = R_MAF

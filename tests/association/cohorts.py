@@ -95,11 +95,13 @@ def sites(study, bases, salt=b"salt"):
     regression = study.regression
     wanted = Wanted(
         study.trait.column,
-        study.covariates if regression else (),
+        study.own_covariates if regression else (),
         study.sex and regression,
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
+        study.test is None,
+        study.scores if regression else (),
     )
     return [
         Site(
@@ -109,6 +111,7 @@ def sites(study, bases, salt=b"salt"):
             ),
             wanted,
             salt,
+            study=study,
         )
         for base in bases
     ]
@@ -139,6 +142,6 @@ def found(study, bases, listed=None, masked=False):
 
 def study(test, **options):
     column = "QT" if test == "linear" else "CC"
-    covariates = () if test == "chi-square" else ("AGE", "DOSE")
+    covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
     facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
     return Study(**{"test": test, **facts, **options})

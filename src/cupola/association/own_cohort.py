@@ -82,6 +82,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        study=plan.study(),
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",

@@ -123,7 +123,7 @@ class StudyPlan(PlanHeader, Study):
             raise ValueError("cohorts: name at least one ([[cohorts]])")
         if len(set(names)) < len(names):
             raise ValueError("cohorts: two have the same name")
-        if twice := [name for name in self.covariates if self.covariates.count(name) > 1]:
+        if twice := [name for name in self.named if self.named.count(name) > 1]:
             raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
         if self.sum.changes:
             raise ValueError("sum.changes: every total of a study is of all its cohorts")
@@ -148,11 +148,13 @@ class StudyPlan(PlanHeader, Study):
         regression = self.regression
         return Wanted(
             self.trait.column,
-            self.covariates if regression else (),
+            self.own_covariates if regression else (),
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
             self.quality.kinship,
+            self.test is None,
+            self.scores if regression else (),
         )
 
     def study(self) -> Study:

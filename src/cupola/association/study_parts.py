@@ -12,6 +12,7 @@ from cupola.association.tasks import FINGERPRINTS, PROPOSE
 #: Where the part of a phase is; `Study.parts` says which a study has, and in which order. A new
 #: part is a line here. It is imported when it is needed.
 PARTS = {
+    "components": "structure.components:ComponentsPart",
     "test": "regression:Regression",
 }
 

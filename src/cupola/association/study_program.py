@@ -139,7 +139,7 @@ class Association:
         groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
         mixed = study.binary is None and 0 < not_binary < self.sites
         binary = not_binary == 0 if study.binary is None else study.binary
-        if study.test != "linear" and not binary:
+        if study.test in ("chi-square", "logistic") and not binary:
             raise DataError(
                 f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
                 f"has other values in {not_binary} of {self.sites} cohorts"

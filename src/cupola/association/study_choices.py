@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cupola.association.component_choices import Components
 
@@ -42,6 +42,9 @@ class Quality(_Choice):
     parents, children and siblings, too; 0.0884: second degree, too. 1: nobody."""
     unknown_strand: Literal["keep", "drop"] = "keep"
     """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
+    info: float = Field(default=0.0, ge=0, le=1)
+    """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
+    r2)."""
 
 
 class Newton(_Choice):
@@ -123,8 +126,40 @@ class Study(_Choice):
     """Variants in one question."""
     fingerprints: bool = False
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    dosages: bool = False
+    """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
+    linear and logistic, autosomes."""
+
     components: Components | None = None
     """Principal components of all people, below; as covariates by name (PC1-10)."""
+
+    @model_validator(mode="after")
+    def _of_dosages(self) -> Study:
+        if not self.dosages:
+            if self.quality.info:
+                raise ValueError("quality.info is about dosages: say dosages = true, or drop it")
+            return self
+        if not self.regression:
+            raise ValueError(
+                "dosages = true: a chi-square test counts alleles, and dosages are no counts; use "
+                "test = 'logistic' (or 'linear'), or hard calls (`plink2 --make-bed`)"
+            )
+        if self.quality.hardy_weinberg:
+            raise ValueError(
+                "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
+                "quality.hardy_weinberg out (quality.info filters badly imputed variants)"
+            )
+        if self.components is not None:
+            raise ValueError(
+                "dosages = true: components are computed from hard calls; leave [components] out, "
+                "and name columns of the .cov files as covariates"
+            )
+        if self.quality.kinship < 1:
+            raise ValueError(
+                "dosages = true: kinship is computed from hard calls; leave quality.kinship out; "
+                "each cohort can keep a list of people without relatives (keep)"
+            )
+        return self
 
     @property
     def binary(self) -> bool | None:

@@ -100,8 +100,8 @@ def sites(study, bases, salt=b"salt"):
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
-        study.test is None,
-        study.scores if regression else (),
+        traitless=study.test is None,
+        scores=study.scores if regression else (),
     )
     return [
         Site(
@@ -111,6 +111,7 @@ def sites(study, bases, salt=b"salt"):
             ),
             wanted,
             salt,
+            limits=study.limits,
             study=study,
         )
         for base in bases

@@ -148,6 +148,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.components is not None:
+        found.append(f"components may be found before {plan.components.sums} sums")
+        found.append("every common variant is taken for a marker, withheld by nobody")
+    if plan.scores:
+        found.append("means of components are not known yet")
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found

@@ -15,7 +15,7 @@ from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.output_choices import About, TableKind, with_old_keys
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import OF_MARKERS, Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
 
@@ -102,11 +102,17 @@ class StudyPlan(PlanHeader, Study):
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
     later: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+        {
+            "tables": ["plink"],
+            "about": About().model_dump(mode="json", exclude_none=True),
+            **{f"limits.{key}": default for key, default in OF_MARKERS.items()},
+        }
     )
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
+    test: Literal["chi-square", "linear", "logistic"]
+    """PLINK: --assoc, --linear, --logistic."""
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
     """Of the study; the file's name without it."""
     seed: int = 1
@@ -191,8 +197,8 @@ class StudyPlan(PlanHeader, Study):
             self.quality.person_missing,
             self.quality.kinship,
             self.dosages,
-            self.test is None,
-            self.scores if regression else (),
+            traitless=self.test is None,
+            scores=self.scores if regression else (),
         )
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:

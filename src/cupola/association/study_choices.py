@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -85,6 +85,13 @@ class Limits(_Choice):
     ld_copies: int = Field(default=50, ge=1)
     """A cohort adds nothing to products of two markers if it has fewer copies of the rarer allele
     of one."""
+
+
+#: Limits that are about markers, with their defaults.
+OF_MARKERS = {
+    key: Limits.model_fields[key].default
+    for key in ("people", "directions", "carriers", "ld_copies")
+}
 
 
 class Study(_Choice):
@@ -194,6 +201,12 @@ class Study(_Choice):
         if not self.regression:
             return []
         return [*self.own_covariates, *(["SEX"] if self.sex else []), *self.scores]
+
+    @property
+    def limits_told(self) -> dict[str, Any]:
+        """The limits that this study has."""
+        others = set() if self.components is not None else {*OF_MARKERS}
+        return self.limits.model_dump(exclude=others)
 
     @property
     def before_variants(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from cupola.association.component_choices import Components
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.markers import recalled
+from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
@@ -75,7 +76,8 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
         if not agreed.density:
             raise Declined("question-not-understood")
         least = max(FEW, own.limits.least_cell)
-        arrays["density"] = density(found, int(question.options["people"]), least)
+        counts = density(found, int(question.options["people"]), least)
+        arrays["density"] = counts.astype(smallest(question.expects["density"]))
     return Contribution(arrays)
 
 

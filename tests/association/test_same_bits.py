@@ -23,6 +23,8 @@ TESTS = {
     "linear": study("linear", chunk=8, quality={"hardy_weinberg": 0.01}),
     "logistic": study("logistic", chunk=8),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
+    "score": study("logistic", chunk=8, score={"below": 0.3}),
+    "saddle point": study("logistic", chunk=8, score={"below": 0.5, "then": "saddle-point"}),
 }
 
 

@@ -30,6 +30,7 @@ from cupola.association.genotypes import (
     missing_by_person,
     no_hard_calls,
     open_genotypes,
+    require_hard_calls,
 )
 from cupola.association.people_files import is_table_of_people
 
@@ -211,8 +212,8 @@ def _source(files: Files, wanted: Wanted) -> Path:
 
 
 def problems(files: Files, wanted: Wanted) -> list[str]:
-    """What a cohort lacks of what a study wants, from the first lines of its tables: a line for
-    each trait or covariate, for the cohort's own eyes."""
+    """What a cohort lacks of what a study wants, from the first lines of its tables and the form of
+    its genotypes: a line for each, for the cohort's own eyes."""
     traits = () if wanted.trait is None else (wanted.trait,)
     found = []
     for what, names in (("pheno", traits), ("cov", wanted.covariates)):
@@ -223,6 +224,11 @@ def problems(files: Files, wanted: Wanted) -> list[str]:
             except CohortError as error:
                 found.append(str(error))
     found += [] if (twice := _made_twice(files, wanted)) is None else [str(twice)]
+    if not wanted.dosages:
+        try:
+            require_hard_calls(files.bed)
+        except CohortError as error:
+            found.append(str(error))
     return list(dict.fromkeys(found))
 
 

@@ -153,6 +153,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
         found.append("every common variant is taken for a marker, withheld by nobody")
     if plan.scores:
         found.append("means of components are not known yet")
+    if plan.study().scored:
+        found.append(
+            f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "
+            "score test, twice as many as do by chance (more would be sent if more did)"
+        )
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found

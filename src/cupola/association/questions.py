@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association import agreement, variant_list_codec
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.site import LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
@@ -43,6 +44,27 @@ def first_chunk(variants: int, size: int) -> Chunk:
     """The first chunk of so many variants."""
     stop = min(variants, size)
     return Chunk(0, stop, 0, np.arange(stop))
+
+
+def stretches(kept: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those kept (variants,) of every `size` that follow one another on the list."""
+    pieces = []
+    for start in range(0, len(kept), size):
+        stop = min(start + size, len(kept))
+        for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
+            pieces.append(Chunk(start, stop, int(k), index))
+    return pieces
+
+
+def gathered(chosen: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+    """Those chosen (variants,), `size` at a time, wherever they stand."""
+    pieces = []
+    for k in np.unique(kind[chosen]).tolist():
+        alike = np.flatnonzero(chosen & (kind == k))
+        for part in (alike[i : i + size] for i in range(0, len(alike), size)):
+            pieces.append(Chunk(int(part[0]), int(part[-1]) + 1, int(k), part))
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -202,6 +224,50 @@ class Asker:
             reveals=f"per variant, {self._counted} of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
             + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
+            protection=rounded(self.study),
+        )
+
+    def score(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
+        k, columns, dosages = len(chunk.index), len(beta), self.study.dosages
+        expects = {
+            "cross": Spec((k, columns + 2 + dosages), "float", 4 * self.n),
+            "counts": Spec((k, 1 if dosages else 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
+        }
+        if missing:
+            expects["off"] = Spec((k, columns + 1), "float", self.n, self.coarse)
+        return Question(
+            "gwas score",
+            {**chunk.arrays(), "beta": beta},
+            self._test(chunk, missing=missing),
+            expects,
+            reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
+            "covariates and residuals, and weighted covariates and residuals of those without a "
+            "call, over all people" + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def saddle(
+        self, chunk: Chunk, chosen: np.ndarray, tilt: np.ndarray, at: np.ndarray, null: np.ndarray
+    ) -> Question:
+        """tilt: (k, columns + 1), the genotype's regression on the covariates, and what stands for
+        a missing call. at: (k, 2), where the sums are taken."""
+        k = len(at)
+        # |g - x c| adds up to at most 2 N + 8 N over people, by `MOST_TILT`; its squares, by the
+        # triangle inequality, to (2 + 8)^2 N.
+        reach = 2 + MOST_TILT
+        return Question(
+            "gwas saddle",
+            {**chunk.arrays(chosen), "tilt": tilt, "at": at, "beta": null},
+            self._test(chunk),
+            {
+                "value": Spec((k, 2), "float", LARGEST * reach * self.n),
+                "slope": Spec((k, 2), "float", reach * self.n),
+                "curve": Spec((k, 2), "float", reach**2 * self.n / 4),
+                WITHHELD: Spec((k,), "int", 1),
+            },
+            reveals="per variant, the cumulant generating function of its score, with slope and "
+            "curvature, at two points, over all people" + _WITHHELD.format("few people count"),
             protection=rounded(self.study),
         )
 

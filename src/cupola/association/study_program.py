@@ -19,7 +19,7 @@ from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
-from cupola.association.questions import Asker, Chunk
+from cupola.association.questions import Asker, Chunk, gathered, stretches
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
@@ -65,6 +65,8 @@ class Association:
             raise PlanError(
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
+        if self.study.scored and self.study.test != "logistic":
+            raise PlanError(f"[score] goes with test = 'logistic', not '{self.study.test}'")
         self._list: tuple[np.ndarray, Variants] | None = None
         self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -359,19 +361,14 @@ class Association:
 
     def chunks(self, state: State) -> list[Chunk]:
         """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
-        they come in longer pieces."""
-        reason = state.arrays["reason"]
+        they come in longer pieces. After a score test only those that go on."""
+        some = "chosen" in state.arrays
+        which = state.arrays["chosen" if some else "reason"]
         size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
-        if self._chunked is None or self._chunked[:2] != (id(reason), size):
-            variants, kept = self.variants(state), reason == KEPT
-            kind = kinds(variants.chromosome)
-            pieces = []
-            for start in range(0, len(variants), size):
-                stop = min(start + size, len(variants))
-                for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
-                    index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
-                    pieces.append(Chunk(start, stop, int(k), index))
-            self._chunked = (id(reason), size, reason, pieces)
+        if self._chunked is None or self._chunked[:2] != (id(which), size):
+            kind = kinds(self.variants(state).chromosome)
+            pieces = gathered(which, kind, size) if some else stretches(which == KEPT, kind, size)
+            self._chunked = (id(which), size, which, pieces)
         return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:

@@ -112,6 +112,7 @@ def sites(study, bases, salt=b"salt"):
             wanted,
             salt,
             limits=study.limits,
+            mixed=study.mixed,
             study=study,
         )
         for base in bases
@@ -142,7 +143,7 @@ def found(study, bases, listed=None, masked=False):
 
 
 def study(test, **options):
-    column = "QT" if test == "linear" else "CC"
+    column = "QT" if test in ("linear", "mixed") else "CC"
     covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
     facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
     return Study(**{"test": test, **facts, **options})

@@ -111,8 +111,8 @@ class StudyPlan(PlanHeader, Study):
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
-    test: Literal["chi-square", "linear", "logistic"]
-    """PLINK: --assoc, --linear, --logistic."""
+    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
     """Of the study; the file's name without it."""
     seed: int = 1

@@ -17,6 +17,8 @@ WORDS = {
     "fingerprints": "looking for people in two cohorts",
     "counts": "counting alleles",
     "test": "testing variants",
+    "mixed": "fitting the mixed model",
+    "mixed test": "testing variants",
     "done": "writing the tables",
 }
 AGREEING = "agree"  # a part of proposing

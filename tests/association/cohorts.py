@@ -91,15 +91,17 @@ def cut(folder, data, parts):
     return [write(folder, f"c{i}", data, who) for i, who in enumerate(parts)]
 
 
-def sites(study, bases, salt=b"salt"):
+def sites(study, bases, salt=b"salt", apart=1):
     regression = study.regression
     wanted = Wanted(
         study.trait.column,
-        study.covariates if regression else (),
+        study.own_covariates if regression else (),
         study.sex and regression,
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
+        traitless=study.test is None,
+        scores=study.scores if regression else (),
     )
     return [
         Site(
@@ -109,15 +111,19 @@ def sites(study, bases, salt=b"salt"):
             ),
             wanted,
             salt,
+            limits=study.limits,
+            least_cohorts=study.least_cohorts or 0,
+            apart=apart,
             mixed=study.mixed,
+            study=study,
         )
         for base in bases
     ]
 
 
-def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProcess):
+def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProcess, apart=1):
     """The program, its last state and its federation."""
-    program = Association(study, len(cohorts), listed)
+    program = Association(study, len(cohorts), listed, apart=apart)
     host = StudyHost(cohorts)
     if masked:
         minimum = min(3, len(cohorts))
@@ -140,6 +146,6 @@ def found(study, bases, listed=None, masked=False):
 
 def study(test, **options):
     column = "QT" if test in ("linear", "mixed") else "CC"
-    covariates = () if test == "chi-square" else ("AGE", "DOSE")
+    covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
     facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
     return Study(**{"test": test, **facts, **options})

@@ -26,15 +26,15 @@ from cupola.association.clumping import MOST
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
-from cupola.association.site import StudyHost, released_numbers
-from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
+from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
+from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 USUAL_SUMS = 12  # of a mixed model
@@ -153,6 +153,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.components is not None:
+        found.append(f"components may be found before {plan.components.sums} sums")
+        found.append("every common variant is taken for a marker, withheld by nobody")
+    if plan.scores:
+        found.append("means of components are not known yet")
     if plan.clump:
         found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.study().scored:
@@ -183,11 +188,18 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
     program = analysis.program(host)
-    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
+    reach = _StudyRehearsal(analysis, host, _answered(plan).__contains__)
     try:
         return rehearse_answered(program, reach, program.skip), reach
     except FederationError as error:
         raise Simulated().explained(host, error) from None
+
+
+def _answered(plan: StudyPlan) -> tuple[str, ...]:
+    """What cohorts answer in a rehearsal. They have no components there: what takes those is left
+    open."""
+    takes_scores = ("gwas moments", "gwas shared") if plan.scores else ()
+    return tuple(task for task in (*ANSWERED, FINGERPRINTS) if task not in takes_scores)
 
 
 class _StudyRehearsal(AnsweredRehearsal):
@@ -206,12 +218,13 @@ class _StudyRehearsal(AnsweredRehearsal):
         return answered
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
-        if self.parties is not None and "shift" in question.options:
+        unknown = self.parties is not None or not self.answered("gwas moments")
+        if unknown and "shift" in question.options:
             self._slack(question, len(sites))
         return super()._answers(question, sites)
 
     def computed(self, task: str) -> bool:
-        return task in ANSWERED
+        return task in ANSWERED and self.answered(task)
 
     def blank(self, question: Question) -> Arrays:
         hashes = question.task == FINGERPRINTS
@@ -219,7 +232,8 @@ class _StudyRehearsal(AnsweredRehearsal):
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
 
     def _slack(self, question: Question, sites: int) -> None:
-        """Totals of masked sums are rounded: means may have other digits there."""
+        """Totals of masked sums are rounded, and components are not known: means may have other
+        digits there."""
         numbers = [*(question.options["shift"] or ()), *(question.options["width"] or ())]
         more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
         self.row(question.task, "sum")["down"] += sites * more

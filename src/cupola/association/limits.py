@@ -116,6 +116,13 @@ def told_of(sums: Arrays) -> tuple[Arrays, np.ndarray]:
 def described(study: Study, people: int, numbers: int) -> list[str]:
     """The limits that are on in a study, a line each. numbers: per variant, of so many people."""
     limits, found = study.limits, []
+    if study.least_cohorts is not None:
+        found.append(
+            f"variants in at least {study.least_cohorts} cohorts are tested there: all parties "
+            "learn which cohort lacks which; sums over columns and numbers of people of the "
+            "cohorts that lack one follow by subtraction: of at least sum.minimum cohorts under "
+            "masked sums, of single ones under plain sums"
+        )
     if study.test == "logistic":
         found.append(
             f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "

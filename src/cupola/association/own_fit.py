@@ -46,8 +46,15 @@ def spread(own: Site, site: SiteContext, question: Question) -> Contribution:
 
 
 def _effects(own: Site, site: SiteContext, question: Question) -> Effects:
-    rows, swapped = listed_rows(own, site, question)
-    own.count(question, question.task, rows, len(own.cohort.variants), 1)
+    rows, swapped = listed_rows(own, site, question, lacking=True)
+    here = np.flatnonzero(rows >= 0)  # of what a cohort lacks it has no effect
+    own.count(question, question.task, rows[here], len(own.cohort.variants), 1)
+    b, w = np.zeros(len(rows)), np.zeros(len(rows))
+    b[here], w[here] = _estimates(own, question, rows[here], swapped[here])
+    return b, w
+
+
+def _estimates(own: Site, question: Question, rows: np.ndarray, swapped: np.ndarray) -> Effects:
     kind, least = int(question.options["kind"]), max(LEAST_COPIES, own.limits.least_cell)
     if question.options["test"] == "chi-square":
         return _odds(own, rows, swapped, kind, least)

@@ -284,3 +284,34 @@ def test_random_signs_are_the_same_whenever_they_are_asked_for(tmp_path):
 def test_the_book_counts_all_sums_that_the_plan_allows():
     chosen = study("mixed", mixed={"groups": 5, "calibration": 10, "sums": 15})
     assert released_numbers(chosen) == (2 + 2 + 1 + 1) + 16 * 15
+
+
+def _clones(data):
+    """Everybody is one of three people, but for a few calls: relationship as strong as it gets."""
+    rng = np.random.default_rng(8)
+    data.copies[:] = data.copies[:, np.arange(len(data)) % 3]
+    other = rng.random(data.copies.shape) < 0.002
+    data.copies[other] = rng.integers(0, 3, other.sum())
+    return data
+
+
+@pytest.mark.parametrize("made_up", [_clones, _outlier, lambda data: data])
+@pytest.mark.parametrize("h2", [0.95, None])
+def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
+    data = made_up(_data(300, 120, chromosomes=(1, 2, 23, 24, 26)))
+    made = Study(tmp_path, data, np.array_split(np.arange(300), 3), heritability=h2, maf=0.0)
+    for cohort in made.cohorts:
+        cohort.limits = NO_LIMIT
+    largest = {}
+    while (question := made.next()) is not None:
+        specs = {n: s for n, s in question.expects.items() if s.bound is not None}
+        if question.task.startswith("gwas m") and specs:
+            answers = [find_task(question.task)(made.engine.context(i), question).arrays
+                       for i in range(3)]  # fmt: skip
+            for name, spec in specs.items():
+                share = max(float(np.abs(a[name]).max(initial=0)) for a in answers) / spec.bound
+                key = (question.task, name)
+                largest[key] = max(largest.get(key, 0.0), share)
+        made.step()
+    assert len(largest) >= 10
+    assert max(largest.values()) <= 1.0, largest

@@ -82,6 +82,16 @@ class Mixed(_Choice):
         """Right-hand sides at most: one for each group, one with nothing left out."""
         return self.groups + 1 + self.calibration
 
+    @property
+    def signs(self) -> int:
+        """Vectors of random signs."""
+        return 0 if self.heritability is not None else self.probes
+
+    @property
+    def vectors(self) -> int:
+        """Over people, with which markers are multiplied, at most."""
+        return self.systems * self.sums + self.signs
+
 
 class Score(_Choice):
     """The score test, which may come before a logistic regression is fitted."""

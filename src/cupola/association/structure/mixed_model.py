@@ -76,10 +76,6 @@ class MixedModel:
         made = self.program.asker(self.state)
         return MixedAsker(made, len(self.markers), self._columns(AUTOSOME))
 
-    @property
-    def probes(self) -> int:
-        return 0 if self.choice.heritability is not None else self.choice.probes
-
     def _array(self, name: str) -> np.ndarray:
         return self.state.arrays[f"mixed/{name}"]
 
@@ -92,7 +88,7 @@ class MixedModel:
             people = self.state.values["people"]["loaded"]
             return self.markers.question(people, "mixed", self.choice.maf)
         if self.part == "cross":
-            return self.asker.cross(self.probes)
+            return self.asker.cross(self.choice.signs)
         if self.part == "spread":
             return self.asker.spread(self._array("probes") * self._array("unit")[:, None])
         h = self.facts["heritability"]
@@ -328,7 +324,7 @@ class MixedModel:
     def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
         choice, p = program.study.mixed, 1 + len(program.columns(AUTOSOME))
         m = int(((variants.chromosome >= 1) & (variants.chromosome <= LAST)).sum())
-        made, probes = MixedAsker(asker, m, p), 0 if choice.heritability else choice.probes
+        made, probes = MixedAsker(asker, m, p), choice.signs
         on_x = 1 + len(program.columns(SEX_X))
         yield "sum", asker.shared(SEX_X, on_x, None), 1
         half = np.full(m, 0.5)

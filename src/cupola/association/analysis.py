@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
@@ -48,9 +50,9 @@ class AssociationResult(Result):
     variants: int = 0
     tested: int = 0
     inflation: float | None = None
-    hits: Mapping[str, int] = MappingProxyType({})
-    left_out: Mapping[str, int] = MappingProxyType({})
-    without_result: Mapping[str, int] = MappingProxyType({})
+    hits: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
+    without_result: Mapping[str, int] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     shared_people: tuple[tuple[str, str, int], ...] = ()
 

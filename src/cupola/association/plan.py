@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from cupola.analysis.explain import explain
 from cupola.analysis.folder_lock import read_lines
-from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
+from cupola.analysis.header import Engine, PlanHeader, Track, folder_word, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.output_choices import About, TableKind, with_old_keys
@@ -102,7 +102,13 @@ class StudyPlan(PlanHeader, Study):
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
     later: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+        {
+            "dosages": False,
+            "quality.info": 0.0,
+            "trait.columns": [],
+            "tables": ["plink"],
+            "about": About().model_dump(mode="json", exclude_none=True),
+        }
     )
 
     kind: Literal["association"] = "association"
@@ -191,12 +197,31 @@ class StudyPlan(PlanHeader, Study):
             self.quality.person_missing,
             self.quality.kinship,
             self.dosages,
+            self.trait.columns,
+            self.limits.least_cell,
         )
+
+    @property
+    def many(self) -> bool:
+        """Whether it stands for many runs: seeds, a grid, several traits."""
+        return super().many or (bool(self.trait.columns) and self.trait.column is None)
+
+    def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Label and settings of every run, traits innermost."""
+        several = self.trait.columns if self.trait.column is None else ()
+        for label, chosen in super().settings():
+            if not several:
+                yield label, chosen
+            for place, column in enumerate(several):
+                one = f"trait={folder_word(column, place)}"
+                yield f"{label},{one}" if label else one, {**chosen, "trait.column": column}
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
         """lasting: tables had keys of their own, and runs under way are known by them."""
         found = super().to_dict(lasting=lasting)
-        if not lasting or self.many:
+        if self.many:  # else the folder of the file that it is kept in
+            return {**found, "folder": self.folder}
+        if not lasting:
             return found
         facts = list(found.items())
         after = list(found).index("confidence") + 1

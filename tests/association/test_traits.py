@@ -43,20 +43,22 @@ def test_each_trait_has_a_run_equal_to_one_of_its_own(tmp_path):
     assert [run.result["people"]["tested"] for run in runs] == [180, 180 - 3 * 7]
     for run, column in zip(runs, ("BMI", "LDL")):
         alone = cupola.run(plan(given, trait={"column": column}), tmp_path / column, report=False)
-        table = "lipids.assoc.linear"
-        assert (run.folder / table).read_bytes() == (alone.folder / table).read_bytes()
+        table = (run.folder / f"lipids.{column}.assoc.linear").read_bytes()
+        assert table == (alone.folder / "lipids.assoc.linear").read_bytes()
     page = (tmp_path / "out/report.html").read_text()
-    assert "BMI" in page
-    assert "LDL" in page
+    for run, column in zip(runs, ("BMI", "LDL")):
+        cells = [f">trait={column}<", f"<td>{column}</td>", f">{run.result['people']['tested']}<"]
+        assert all(cell in page for cell in cells)
+        assert (tmp_path / f"out/trait={column}/report.html").is_file()
+    assert "Accuracy" not in page
     assert [run.status for run in cupola.resume(tmp_path / "out")] == ["finished", "finished"]
 
 
 def test_a_trait_that_cannot_be_tested_leaves_the_others(tmp_path):
     given = cohorts(tmp_path, lost=0)
-    runs = cupola.run_all(
-        plan(given, trait={"columns": ["T2D", "BMI"]}), tmp_path / "out", report=False
-    )
+    runs = cupola.run_all(plan(given, trait={"columns": ["T2D", "BMI"]}), tmp_path / "out")
     assert [run.status for run in runs] == ["failed", "finished"]
+    assert "needs a quantitative trait" in (tmp_path / "out/report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,11 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
         return sections(run, self._table)
 
+    def sections_of_runs(self, runs: Sequence[RunFolder], where: Path) -> list[str] | None:
+        from cupola.association.many_studies import sections
+
+        return sections(runs, where)
+
     def parties(self) -> list[tuple[str, str]]:
         return learned(
             self.plan.sum,

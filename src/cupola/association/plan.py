@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -213,8 +214,10 @@ class StudyPlan(PlanHeader, Study):
             if not several:
                 yield label, chosen
             for place, column in enumerate(several):
-                one = f"trait={folder_word(column, place)}"
-                yield f"{label},{one}" if label else one, {**chosen, "trait.column": column}
+                word = re.sub(r"[^A-Za-z0-9._-]+", "_", folder_word(column, place))
+                one = f"{label},trait={word}" if label else f"trait={word}"
+                facts = {"trait.column": column, "name": f"{self.name}.{word}"}  # of its tables
+                yield one, {**chosen, **facts}
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
         """lasting: tables had keys of their own, and runs under way are known by them."""

@@ -23,6 +23,7 @@ TESTS = {
     "linear": study("linear", chunk=8, quality={"hardy_weinberg": 0.01}),
     "logistic": study("logistic", chunk=8),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
+    "mixed": study("mixed", chunk=8, mixed={"people": 0, "maf": 0.1, "calibration": 5}),
     "score": study("logistic", chunk=8, score={"below": 0.3}),
     "saddle point": study("logistic", chunk=8, score={"below": 0.5, "then": "saddle-point"}),
 }
@@ -31,7 +32,7 @@ TESTS = {
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """What was asked and answered in a small study of each kind, with a separated variant."""
-    data = people(31, n=120, m=20, chromosomes=(1, 23, 26))
+    data = people(31, n=120, m=20, chromosomes=(1, 2, 23, 26))
     data.copies[1] = 2 * (data.cc == 2)
     bases = cut(tmp_path_factory.mktemp("same"), data, np.array_split(np.arange(120), 3))
     return {name: (chosen, *record(chosen, bases)) for name, chosen in TESTS.items()}

@@ -50,6 +50,7 @@ class AssociationResult(Result):
     variants: int = 0
     tested: int = 0
     inflation: float | None = None
+    mixed: Facts | None = None
     hits: Mapping[str, int] = Field(default_factory=dict)
     left_out: Mapping[str, int] = Field(default_factory=dict)
     without_result: Mapping[str, int] = Field(default_factory=dict)

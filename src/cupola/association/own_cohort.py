@@ -68,6 +68,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        mixed=plan.mixed,
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",
@@ -107,7 +108,7 @@ def _released(plan: StudyPlan, site: OwnSite) -> Released | None:
 def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
     """Where a study would tell more of single people than the site's limits allow."""
     found, wanted = [], rules.limits
-    if plan.test == "logistic" and plan.limits.effective < wanted.effective:
+    if plan.test in ("logistic", "mixed") and plan.limits.effective < wanted.effective:
         found.append(
             f"the study's limits.effective is {plan.limits.effective:g}; this site wants at least "
             f"{wanted.effective:g}"

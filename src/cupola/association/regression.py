@@ -358,7 +358,8 @@ class Regression:
         arrays[f"test/{state.values['at']}"] = table
         last = state.values["at"] + 1 == len(self.program.chunks(state))
         values = {**state.values, "at": state.values["at"] + 1, "part": "sums", "iteration": 0}
-        values["phase"] = self.program.after("test") if last else "test"
+        if last:
+            values |= {"phase": self.program.after("test"), "at": 0}
         return State(state.step + 1, arrays, values)
 
     def _units(self) -> np.ndarray:

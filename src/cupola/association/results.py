@@ -39,12 +39,13 @@ class Coefficient:
 class Results:
     """Tested variants; a1 is the minor allele over all people, and every number is about it.
 
-    columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in cases and controls),
-    CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P of the genotype.
-    covariates: where the study keeps them.
+    rows: of the list. columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in
+    cases and controls), CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P
+    of the genotype. covariates: where the study keeps them.
     """
 
     variants: Variants
+    rows: np.ndarray
     frequency: np.ndarray
     observed: np.ndarray
     status: np.ndarray
@@ -103,6 +104,7 @@ def results(program: Association, state: State) -> Results:
             columns |= chi_square.trend(genotypes)
     found = Results(
         variants,
+        kept,
         np.where(swap, 1 - rate, rate),
         pooled(alleles)[1],
         status,
@@ -114,13 +116,16 @@ def results(program: Association, state: State) -> Results:
     return _along_the_genome(found) if several else found
 
 
+_BY_ROW = ("variants", "rows", "frequency", "observed", "status")
+
+
 def _along_the_genome(found: Results) -> Results:
     """Cohorts put variants on the list one after another; a table has one order."""
     order = np.argsort(places(found.variants), kind="stable")
     covariates = [
         Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
     ]
-    arrays = {n: getattr(found, n)[order] for n in ("variants", "frequency", "observed", "status")}
+    arrays = {n: getattr(found, n)[order] for n in _BY_ROW}
     return Results(
         **arrays,
         columns={name: column[order] for name, column in found.columns.items()},

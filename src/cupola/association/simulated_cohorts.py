@@ -50,6 +50,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             iterations=most_iterations(plan),
             people_per_column=plan.people_per_column,
             limits=plan.limits,
+            mixed=plan.mixed,
         )
         for cohort in plan.cohorts
     ]

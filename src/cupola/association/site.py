@@ -22,7 +22,7 @@ from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.study_choices import Limits, Study
+from cupola.association.study_choices import Limits, Mixed, Study
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Declined, Question
@@ -48,6 +48,8 @@ def released_numbers(study: Study) -> int:
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x
+    if study.test == "mixed":  # of a marker; cohorts' signs are their own
+        return columns + 1 + study.mixed.systems * study.mixed.sums
     first = (columns + 1) * study.scored
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
@@ -61,12 +63,12 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
-    tested people per column of a regression, by what it is told of all cohorts. limits: those of
-    the study. released: the book of what this data set has told. log: what went wrong, in full;
-    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
-    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far. tables: others for its own eyes, by
-    the name of their file.
+    tested people per column of a regression, by what it is told of all cohorts. limits, mixed:
+    those of the study. released: the book of what this data set has told. log: what went wrong, in
+    full; none of it crosses the border. memory, folder: where a real cohort keeps what it was
+    asked, so that a new process does not answer it all again in other forms. own_log: where it
+    keeps the log. unlisted: its variants that the list does not have, so far. tables: others for
+    its own eyes, by the name of their file.
     """
 
     files: Files
@@ -77,6 +79,7 @@ class Site:
     iterations: int = 12 + FIRTH_ITERATIONS
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
+    mixed: Mixed = field(default_factory=Mixed)
     released: Released | None = None
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
@@ -94,7 +97,7 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits)
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed)
         return Site, (self.files, self.wanted, self.salt, self.proposes, *limits)
 
     @property

@@ -17,6 +17,9 @@ WORDS = {
     "fingerprints": "looking for people in two cohorts",
     "counts": "counting alleles",
     "test": "testing variants",
+    "mixed": "fitting the mixed model",
+    "mixed test": "testing variants",
+    "clump": "asking which hits are linked",
     "done": "writing the tables",
 }
 AGREEING = "agree"  # a part of proposing

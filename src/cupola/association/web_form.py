@@ -9,7 +9,9 @@ from cupola.analysis.forms import Entry, Form, When
 
 @cache
 def forms() -> dict[str, Form]:
-    regression: When = {"test": ["linear", "logistic"]}
+    regression: When = {"test": ["linear", "logistic", "mixed"]}
+    mixed: When = {"test": ["mixed"]}
+    weighted: When = {"test": ["logistic", "mixed"]}
     logistic: When = {"test": ["logistic"]}
     masked: When = {"sum.kind": ["masked"]}
     groups = (
@@ -25,6 +27,16 @@ def forms() -> dict[str, Form]:
             Entry("score.then", "Below it", logistic),
             Entry("people_per_column", "Fewest people a column", regression),
         )),
+        ("Mixed model", (
+            Entry("mixed.groups", "Groups of chromosomes", mixed),
+            Entry("mixed.heritability", "Heritability, if known", mixed),
+            Entry("mixed.maf", "Least frequency of markers", mixed),
+            Entry("mixed.sums", "Most sums", mixed),
+            Entry("mixed.tolerance", "Tolerance", mixed),
+            Entry("mixed.calibration", "Markers of calibration", mixed),
+            Entry("mixed.probes", "Random signs for heritability", mixed),
+            Entry("mixed.people", "Fewest people of a cohort", mixed),
+        )),
         ("Quality", (
             Entry("quality.maf", "Least minor allele frequency"),
             Entry("quality.missing", "Most missing calls, variant"),
@@ -35,7 +47,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.info", "Least imputation quality", regression),
         )),
         ("What totals tell of single people", (
-            Entry("limits.effective", "Least effective people", logistic),
+            Entry("limits.effective", "Least effective people", weighted),
             Entry("limits.least_cell", "Least count told"),
             Entry("limits.grid", "Totals rounded to", regression),
             Entry("limits.outliers", "Covariates shortened to", regression),
@@ -47,7 +59,11 @@ def forms() -> dict[str, Form]:
         )),
         ("Tables", (
             Entry("tables", "Tables", kind="list"),
-            Entry("covariate_rows", "Covariates' coefficients", regression),
+            Entry("clump.p1", "Clumps: largest p of a hit"),
+            Entry("clump.p2", "Clumps: largest p of others"),
+            Entry("clump.r2", "Clumps: least r²"),
+            Entry("clump.kb", "Clumps: kilobases"),
+            Entry("covariate_rows", "Covariates' coefficients", {"test": ["linear", "logistic"]}),
         )),
     )  # fmt: skip
     about = "Which variants go with a trait, over cohorts that keep their genotypes."

@@ -26,15 +26,15 @@ from cupola.association.clumping import MOST
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
-from cupola.association.site import StudyHost, released_numbers
-from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
+from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
+from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 USUAL_SUMS = 12  # of a mixed model

@@ -126,6 +126,13 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
                 else ", however few (limits.least_cell = 0)"
             )
         )
+    if study.least_cohorts is not None:
+        found.append(
+            f"variants in at least {study.least_cohorts} cohorts are tested there: all parties "
+            "learn which cohort lacks which; sums over columns and numbers of people of the "
+            "cohorts that lack one follow by subtraction: of at least sum.minimum cohorts under "
+            "masked sums, of single ones under plain sums"
+        )
     if study.test == "logistic":
         found.append(
             f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "

@@ -68,6 +68,8 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        least_cohorts=plan.least_cohorts or 0,
+        apart=plan.apart,
         mixed=plan.mixed,
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupola.association import fit, portable_algebra
+from cupola.association import agreed_variants, fit, portable_algebra
 from cupola.association.design import SEX_X
 from cupola.association.limits import told_of
 from cupola.association.part import Outlined
@@ -153,10 +153,11 @@ class Regression:
         return sum(sizes[: self.state.values["at"]]), sum(sizes)
 
     def _missing(self) -> bool:
-        """Whether anybody lacks a call in this chunk."""
+        """Whether anybody lacks a call in this chunk: all of a cohort that lacks a variant do."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
         expected = self.program.expected_alleles(self.state)[self.chunk.index]
-        return bool((observed < expected).any())
+        lacking = ~agreed_variants.everywhere(self.state)[self.chunk.index]
+        return bool((observed < expected).any() or lacking.any())
 
     # What does not depend on a variant
 

@@ -50,6 +50,8 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             iterations=most_iterations(plan),
             people_per_column=plan.people_per_column,
             limits=plan.limits,
+            least_cohorts=plan.least_cohorts or 0,
+            apart=plan.apart,
             mixed=plan.mixed,
         )
         for cohort in plan.cohorts

@@ -188,6 +188,9 @@ class Study(_Choice):
     """No covariate or quantitative trait is larger than this; masked sums need a bound."""
     rare: int = Field(default=5, ge=0)
     """No cohort puts a variant on the list that has fewer copies of its rarer allele with it."""
+    least_cohorts: int | None = Field(default=None, ge=1)
+    """A variant is tested if it is in at least so many cohorts; all without it. Under masked sums
+    differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
     clump: Clump | None = None
@@ -260,7 +263,8 @@ class Study(_Choice):
     @property
     def after_variants(self) -> tuple[str, ...]:
         """Phases between the list of variants and their counts."""
-        return ("fingerprints",) if self.fingerprints else ()
+        groups = ("groups",) if self.least_cohorts is not None else ()
+        return (*groups, *(("fingerprints",) if self.fingerprints else ()))
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -181,7 +181,8 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait = fam_trait(people, files.fam)
     else:
         trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
-    if not wanted.ambiguous_sex and not (people.sex > 0).any():
+    sexless = not (people.sex > 0).any() and not wanted.traitless
+    if sexless and not wanted.ambiguous_sex:
         raise CohortError(
             "sex-unknown",
             str(files.fam),

@@ -33,7 +33,7 @@ _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 FINGERPRINTS = "gwas fingerprints"
-UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
+UNLISTED, RELATIVES, FEW_ALIKE = "unlisted.tsv", "relatives.tsv", "few_alike.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
 
@@ -116,6 +116,8 @@ class Site:
                 self._cohort = open_cohort(self.files, self.wanted)
                 if self._cohort.relatives is not None:
                     self.keep_table(RELATIVES, self._cohort.relatives)
+                if self._cohort.few_alike is not None:
+                    self.keep_table(FEW_ALIKE, self._cohort.few_alike)
             return self._cohort
 
     def take_scores(self, kept: Arrays) -> None:

@@ -34,7 +34,8 @@ from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE,
+            FINGERPRINTS)  # fmt: skip
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 USUAL_SUMS = 12  # of a mixed model
@@ -98,7 +99,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         variant_list_codec.fingerprint(variant_list_codec.unpack(state.arrays["list"])),
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
-        tuple(state.values["warnings"]),
+        (*state.values["warnings"], *_shared(plan, state)),
         tuple(_limits(plan, state, reach.host)),
     )
 
@@ -179,11 +180,17 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
     return found
 
 
+def _shared(plan: StudyPlan, state: State) -> list[str]:
+    names = [cohort.name for cohort in plan.cohorts]
+    pairs = state.values.get("shared_people", [])
+    return [f"cohorts '{names[a]}' and '{names[b]}' share {n:,} people" for a, b, n in pairs]
+
+
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
     program = analysis.program(host)
-    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
+    reach = _StudyRehearsal(analysis, host, ANSWERED.__contains__)
     try:
         return rehearse_answered(program, reach, program.skip), reach
     except FederationError as error:
@@ -214,8 +221,7 @@ class _StudyRehearsal(AnsweredRehearsal):
         return task in ANSWERED
 
     def blank(self, question: Question) -> Arrays:
-        hashes = question.task == FINGERPRINTS
-        types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
+        types = {n: smallest(s) for n, s in question.expects.items()}
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
 
     def _slack(self, question: Question, sites: int) -> None:

@@ -44,6 +44,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.person_missing", "Most missing calls, person"),
             Entry("quality.kinship", "Relatives: most kinship"),
             Entry("quality.unknown_strand", "Unknown strand"),
+            Entry("shared", "People in two cohorts"),
             Entry("least_cohorts", "Fewest cohorts with a variant"),
             Entry("quality.info", "Least imputation quality", regression),
         )),

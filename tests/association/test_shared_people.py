@@ -58,7 +58,7 @@ def test_without_it_nobody_is_asked(folder):
 
 
 def test_a_cohort_without_a_salt_or_with_another_is_named(folder):
-    chosen = study("chi-square")
+    chosen = study("chi-square", fingerprints=True)
     data = people(14)
     for salts, said in (
         ([b"one", None, b"one"], ["not looked for in '2'"]),

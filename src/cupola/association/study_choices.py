@@ -21,8 +21,22 @@ class Trait(_Choice):
 
     column: str | None = None
     """Column of the .pheno files; without it the .fam files' sixth column."""
+    columns: tuple[str, ...] = ()
+    """Several columns of the .pheno files, any of which a person may lack: a run each, in a folder
+    of its own. With `column` as well: that run alone."""
     kind: Literal["auto", "binary", "quantitative"] = "auto"
     """auto: binary if no cohort has another value than 1, 2, 0 and missing, as PLINK decides."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Trait:
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ValueError(f"columns: '{twice[0]}' stands there twice")
+        if self.columns and self.column not in (None, *self.columns):
+            raise ValueError(
+                f"column = '{self.column}' is none of columns = {list(self.columns)}: give columns "
+                "alone for a run each, or one of them as column"
+            )
+        return self
 
 
 class Quality(_Choice):
@@ -84,6 +98,16 @@ class Mixed(_Choice):
     def systems(self) -> int:
         """Right-hand sides at most: one for each group, one with nothing left out."""
         return self.groups + 1 + self.calibration
+
+    @property
+    def signs(self) -> int:
+        """Vectors of random signs."""
+        return 0 if self.heritability is not None else self.probes
+
+    @property
+    def vectors(self) -> int:
+        """Over people, with which markers are multiplied, at most."""
+        return self.systems * self.sums + self.signs
 
 
 class Score(_Choice):

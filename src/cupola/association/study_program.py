@@ -127,7 +127,7 @@ class Association:
             return self._moments(state, Total({"sums": np.ones(len(state.values["shift"]))}))
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        both = self.expected_alleles(state)[chunk.index] - 1
+        both = self.expected_alleles(state, chunk.index) - 1
         state = replace(state, values={**state.values, "rehearsed": True})
         return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
@@ -378,11 +378,11 @@ class Association:
             state.values["phase"] = "done"
         return state
 
-    def expected_alleles(self, state: State) -> np.ndarray:
-        """Alleles of all loaded people of the cohorts that have a variant, were no call missing."""
-        variants = self.variants(state)
-        n, males = agreed_variants.loaded_people(state, variants)
-        kind = kinds(variants.chromosome)
+    def expected_alleles(self, state: State, index: np.ndarray | slice) -> np.ndarray:
+        """Alleles of all loaded people of the cohorts that have a variant, were no call missing: of
+        the variants of an index, since all are many."""
+        n, males = agreed_variants.loaded_people(state, index)
+        kind = kinds(self.variants(state).chromosome[index])
         return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
 
     # Parts after the counts

@@ -187,6 +187,10 @@ class StudyPlan(PlanHeader, Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
+        if self.heterogeneity and self.test == "mixed":
+            raise ValueError("heterogeneity: cohorts fit no mixed model of their own")
+        if self.heterogeneity and len(names) < 2:
+            raise ValueError("heterogeneity is between cohorts: there is one")
         if problem := self._too_few_cohorts(len(names)):
             raise ValueError(problem)
         return self

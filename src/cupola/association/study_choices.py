@@ -224,6 +224,8 @@ class Study(_Choice):
     differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
     fingerprints: bool = True
@@ -343,6 +345,7 @@ class Study(_Choice):
             found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
         elif self.regression:
             found += ["test"]
+        found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
 
 

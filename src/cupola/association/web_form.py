@@ -152,6 +152,11 @@ _STATISTICS = (
     Entry("chunk", "Variants a question"),
 )  # fmt: skip
 _CLUMPS = (
+    Entry(
+        "heterogeneity",
+        "Do hospitals differ in their effects (Cochran's Q)?",
+        {"test": ["chi-square", "linear", "logistic"]},
+    ),
     Entry("clump.p1", "Largest p of a hit"),
     Entry("clump.p2", "Largest p of others"),
     Entry("clump.r2", "Least r²"),

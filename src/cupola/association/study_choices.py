@@ -231,8 +231,11 @@ class Study(_Choice):
     """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
-    fingerprints: bool = False
+    fingerprints: bool = True
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    shared: Literal["warn", "stop"] = "warn"
+    """What happens if cohorts share people: a warning, or the study stops before any genotype is
+    counted; both with the number for each pair of cohorts."""
     dosages: bool = False
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""

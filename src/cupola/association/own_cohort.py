@@ -19,6 +19,8 @@ from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
 from cupola.association.site import Site, most_iterations, released_numbers
+from cupola.association.structure.step_ones import StepOnes
+from cupola.association.study_choices import WholeGenome
 from cupola.association.study_program import Association
 from cupola.association.tasks import UNMASKED, withheld_for_cells
 from cupola.errors import DataError
@@ -82,7 +84,9 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        whole_genome=plan.whole_genome or WholeGenome(),
         released=_released(plan, site),
+        step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",
         own_log=site.log,
@@ -116,6 +120,13 @@ def _released(plan: StudyPlan, site: OwnSite) -> Released | None:
         return None
     memory = Memory(released_file(site.book))
     return Released(memory, site.study, released_numbers(plan), site.rules.limits.released)
+
+
+def _step_ones(plan: StudyPlan, site: OwnSite) -> StepOnes | None:
+    if plan.whole_genome is None:
+        return None
+    memory = Memory(site.book.with_suffix(".stepones.jsonl"))
+    return StepOnes(memory, site.study, plan.trait.column or "", plan.whole_genome.own_people)
 
 
 def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:

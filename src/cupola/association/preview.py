@@ -54,11 +54,11 @@ def outline(
 def _test(study: Association, asker: Asker, chunk: Chunk, chunks: int) -> Iterator[Outlined]:
     fixed, k = 1 + len(study.columns(SEX_X)), len(chunk.index)
     if study.study.test == "linear":
-        yield "sum", asker.shared(chunk.kind, fixed, None), 1
+        yield "sum", asker.shared(chunk, fixed, None), 1
         yield "sum", asker.linear(chunk, fixed, True), chunks
         return
     everything, beta = np.ones(k, bool), np.zeros((k, fixed + 1), np.float32)
-    yield "sum", asker.shared(chunk.kind, fixed, np.zeros(fixed)), None
+    yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
     yield "sum", asker.first(chunk, np.zeros(fixed), True), chunks
     yield "sum", asker.newton(chunk, everything, beta), None
     if study.study.newton.firth:

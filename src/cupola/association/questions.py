@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association import agreement, variant_list_codec
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.structure.genome_tasks import TASKS as GENOME_TASKS
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
@@ -27,6 +28,7 @@ def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
     """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
     names = ["people", "agree", "counts"]
     names += ["moments", "shared"] if study.regression else []
+    names += [task.removeprefix("gwas ") for task in GENOME_TASKS if study.whole_genome]
     names += ["linear"] if study.test == "linear" else []
     if study.test == "logistic":
         names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
@@ -36,12 +38,27 @@ def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""
+    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind.
+
+    prediction: of whole-genome regression, the column that the test takes along: the chromosome
+    that it leaves out (0: none), and its mean and width over all people."""
 
     start: int
     stop: int
     kind: int
     index: np.ndarray
+    prediction: tuple[int, float, float] | None = None
+
+    @property
+    def model(self) -> str:
+        """Chunks of one model share what does not depend on a variant."""
+        return f"{self.kind}" if self.prediction is None else f"{self.kind}/{self.prediction[0]}"
+
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """Options of a question about the model alone."""
+        more = {} if self.prediction is None else {"prediction": list(self.prediction)}
+        return {"kind": self.kind, **more}
 
     def arrays(self, chosen: np.ndarray | None = None) -> Arrays:
         """Which variants are meant (all of them, or those of a mask), a bit each."""
@@ -68,9 +85,14 @@ class Asker:
     def coarse(self) -> int:
         return 32 if self.people <= COARSE else 64
 
-    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
+    def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
+        """Options of a question about those tested on a kind of chromosome."""
         assert self.facts is not None
-        place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
+        return {**self.facts, "sex_on_x": self.study.sex_on_x, "kind": kind, **options}
+
+    def _test(self, chunk: Chunk, **options: Any) -> dict[str, Any]:
+        assert self.facts is not None
+        place = {**_place(chunk), **chunk.of_model}
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
 
     def people_question(self) -> Question:
@@ -151,19 +173,19 @@ class Asker:
             + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
-    def shared(self, kind: int, columns: int, beta: np.ndarray | None) -> Question:
+    def shared(self, chunk: Chunk, columns: int, beta: np.ndarray | None) -> Question:
         if beta is None:
             whole = (columns + 1) * (columns + 2) // 2
             return Question(
                 "gwas shared",
-                options=self._test(kind),
+                options=self.of_people(**chunk.of_model),
                 expects={"products": Spec((whole,), "float", self.n)},
                 reveals="products of covariates and trait, summed over all tested people",
             )
         return Question(
             "gwas shared",
             {"beta": beta},
-            self._test(kind),
+            self.of_people(**chunk.of_model),
             {
                 "gradient": Spec((columns,), "float", self.n),
                 "information": Spec((columns * (columns + 1) // 2,), "float", self.n),

@@ -46,7 +46,7 @@ class Regression:
         rounding = (program.sites * self.study.limits.grid) ** 2
         self.tolerance = max(self.study.newton.tolerance, rounding)
         self.fixed = 1 + len(program.columns(self.chunk.kind))
-        self.null = state.values.get("null", {}).get(str(self.chunk.kind))
+        self.null = state.values.get("null", {}).get(self.chunk.model)
         self.part = state.values.get("part", "shared") if self._ready() else "shared"
 
     def _ready(self) -> bool:
@@ -68,9 +68,9 @@ class Regression:
             return None
         if self.part == "shared":
             if self.study.test == "linear":
-                return asker.shared(chunk.kind, self.fixed, None)
+                return asker.shared(chunk, self.fixed, None)
             beta = np.zeros(self.fixed) if self.null is None else np.array(self.null["beta"])
-            return asker.shared(chunk.kind, self.fixed, beta)
+            return asker.shared(chunk, self.fixed, beta)
         if self.part == "sums":
             if self.study.test == "linear":
                 return asker.linear(chunk, self.fixed, self._missing())
@@ -149,7 +149,7 @@ class Regression:
         return self._remember(beta=(before + step).tolist(), done=False, iterations=spent + 1)
 
     def _remember(self, **facts: object) -> State:
-        null = {**self.state.values.get("null", {}), str(self.chunk.kind): facts}
+        null = {**self.state.values.get("null", {}), self.chunk.model: facts}
         return self.state.next(null=null, part="sums")
 
     def _nothing(self, status: int) -> Arrays:

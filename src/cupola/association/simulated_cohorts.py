@@ -9,6 +9,7 @@ from typing import Any
 from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
+from cupola.association.study_choices import WholeGenome
 
 MOST = 500  # data sets to choose from
 
@@ -49,6 +50,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             iterations=most_iterations(plan),
             people_per_column=plan.people_per_column,
             limits=plan.limits,
+            whole_genome=plan.whole_genome or WholeGenome(),
         )
         for cohort in plan.cohorts
     ]

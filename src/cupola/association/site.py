@@ -20,7 +20,8 @@ from cupola.association.design import Design, design, fewest_people
 from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.study_choices import Limits, Study
+from cupola.association.structure.step_ones import StepOnes
+from cupola.association.study_choices import Limits, Study, WholeGenome
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Declined, Question
@@ -44,8 +45,19 @@ def released_numbers(study: Study) -> int:
     Information matrices, and what people without a call take off, are not among them."""
     if not study.regression:
         return 0
-    columns = len(study.columns) + 2 + study.sex_on_x
-    return (columns + 1) * (1 if study.test == "linear" else most_iterations(study))
+    columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
+    return _linked_numbers(study) + (columns + 1) * (
+        1 if study.test == "linear" else most_iterations(study)
+    )
+
+
+def _linked_numbers(study: Study) -> int:
+    """Numbers per marker that step one of whole-genome regression tells: half a block's products,
+    those with covariates, and with the trait in each fold."""
+    whole = study.whole_genome
+    if whole is None:
+        return 0
+    return (whole.block or 400) // 2 + 1 + len(study.columns) + whole.folds
 
 
 @dataclass
@@ -59,7 +71,9 @@ class Site:
     the study. released: the book of what this data set has told. log: what went wrong, in full;
     none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
     that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far.
+    unlisted: its variants that the list does not have, so far. whole_genome: the least people and
+    carriers that whole-genome regression needs; step_ones: the book of whom this data set has made
+    it for. made: what was made of what it was told; made anew after a restart.
     """
 
     files: Files
@@ -71,11 +85,14 @@ class Site:
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
     released: Released | None = None
+    whole_genome: WholeGenome = field(default_factory=WholeGenome)
+    step_ones: StepOnes | None = None
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
     own_log: Callable[[str], None] | None = None
     unlisted: Variants | None = None
+    made: dict[Any, Any] = field(default_factory=dict)
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -86,8 +103,10 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits)
-        return Site, (self.files, self.wanted, self.salt, self.proposes, *limits)
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits, None)
+        return Site, (
+            self.files, self.wanted, self.salt, self.proposes, *limits, self.whole_genome
+        )  # fmt: skip
 
     @property
     def cohort(self) -> Cohort:
@@ -179,8 +198,9 @@ class Site:
 
     def close(self) -> None:
         self.memory.close()
-        if self.released is not None:
-            self.released.close()
+        for book in (self.released, self.step_ones):
+            if book is not None:
+                book.close()
 
     def common(self, least: int) -> np.ndarray:
         """Rows of variants with known alleles and at least so many copies of the rarer one."""
@@ -203,7 +223,7 @@ class Site:
         key = (options["kind"], options["binary"], options["sex_on_x"], shift, width)
         self.pin("design", key[1:])
         own = int(self.cohort.tested(bool(options["binary"]), True).sum())
-        columns = len(shift) + 1 + bool(options["sex_on_x"])
+        columns = len(shift) + 1 + bool(options["sex_on_x"]) + ("prediction" in options)
         self._require_people(int(options["tested"]), own, columns)
         if self.released is not None:
             self.released.charge(int(options["tested"]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+COMPONENT = re.compile(r"PC\d+(-\d+)?", re.IGNORECASE)  # covariates of this name
 CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
 
 
@@ -66,6 +68,48 @@ class Limits(_Choice):
     root of their number). 0: never."""
 
 
+class WholeGenome(_Choice):
+    """Every test takes along what all other chromosomes' markers predict of the trait (REGENIE's
+    idea, by sums). Needs principal components among the covariates."""
+
+    block: int = Field(default=0, ge=0, le=400)
+    """Most markers in a block. 0: 200, below 10,000 people 400."""
+    folds: int = Field(default=5, ge=2, le=20)
+    """Parts of each cohort's people; a prediction is made without the trait of its own part."""
+    heritability: float = Field(default=0.5, gt=0, lt=1)
+    """Taken in the penalty of blocks."""
+    stacked: tuple[float, ...] = Field(default=(0.01, 0.25, 0.5, 0.75, 0.99), min_length=1)
+    """Heritabilities among which cross-validation chooses the penalty of what is made of blocks."""
+    maf: float = Field(default=0.01, ge=0, lt=0.5)
+    """Least frequency of a marker's minor allele."""
+    components_elsewhere: bool = False
+    """The covariates hold principal components under names other than PC1, PC2 and so on, or none
+    are needed: without them tests are inflated."""
+    bits: Literal[32, 64] = 64
+    """Of the products of markers in masked sums; 32 change -log10 p by at most 0.001."""
+    people: int = Field(default=1000, ge=0)
+    """Fewest people, all cohorts together."""
+    own_people: int = Field(default=200, ge=0)
+    """Fewest people of a cohort, and fewest of all in a fold."""
+    carriers: int = Field(default=50, ge=0)
+    """Fewest copies of a marker's rarer allele in every cohort; other markers are not used."""
+    people_per_marker: float = Field(default=5.0, ge=0)
+    """Fewest people, all together, per marker of a block; of a cohort a fifth of it."""
+    people_per_prediction: float = Field(default=25.0, ge=0)
+    """Fewest people, all together, per block."""
+
+    def size(self, people: int) -> int:
+        """The most markers in a block of a study of so many people."""
+        return self.block or (200 if people >= 10_000 else 400)
+
+    @field_validator("stacked")
+    @classmethod
+    def _shares(cls, stacked: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < share < 1 for share in stacked):
+            raise ValueError("heritabilities lie between 0 and 1")
+        return stacked
+
+
 class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
@@ -95,6 +139,8 @@ class Study(_Choice):
     """Fewest tested people per column of a regression; a study with fewer is refused."""
     limits: Limits = Limits()
     """What totals may tell about single people, below."""
+    whole_genome: WholeGenome | None = None
+    """Take the rest of the genome into account: a table `[whole_genome]`, below."""
     one_sided: bool = False
     """Whether a cohort without cases or without controls may take part."""
     largest: float = Field(default=1e6, gt=0)
@@ -135,4 +181,23 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        return ("test",) if self.regression else ()
+        if not self.regression:
+            return ()
+        return ("whole-genome", "test") if self.whole_genome else ("test",)
+
+    @model_validator(mode="after")
+    def _components(self) -> Study:
+        """Whole-genome regression without components is inflated where families are."""
+        whole = self.whole_genome
+        if whole is None:
+            return self
+        if not self.regression:
+            raise ValueError("whole_genome: goes with test = 'linear' or 'logistic'")
+        named = any(COMPONENT.fullmatch(name) for name in self.covariates)
+        if not (named or whole.components_elsewhere):
+            raise ValueError(
+                "whole_genome: needs principal components among the covariates (PC1, PC2, ...); "
+                "without them tests are inflated. If they have other names, say so: "
+                "whole_genome.components_elsewhere = true"
+            )
+        return self

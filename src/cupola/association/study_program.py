@@ -16,12 +16,13 @@ import numpy as np
 
 from cupola.association import agreement, quality, variant_list_codec
 from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.design import SEX_X, fewest_people, kinds
+from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
 from cupola.association.questions import Asker, Chunk
 from cupola.association.regression import Regression
+from cupola.association.structure.whole_genome import WholeGenomeRegression
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.errors import DataError, PlanError
 from cupola.federation.federation import Total
@@ -33,7 +34,7 @@ OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts coun
 NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 #: Parts after the counts, by phase; `Study.parts` says which a study has, and in which order.
-PARTS: dict[str, type[Part]] = {"test": Regression}
+PARTS: dict[str, type[Part]] = {"whole-genome": WholeGenomeRegression, "test": Regression}
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Association:
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
         self._list: tuple[np.ndarray, Variants] | None = None
-        self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
+        self._chunked: tuple[tuple[int, int, bool], np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
             "people": (self._ask_people, self._people),
             "standardise": (self._ask_moments, self._moments),
@@ -167,7 +168,7 @@ class Association:
         study = self.study
         if not study.regression:
             return
-        columns = len(study.columns) + 2 + study.sex_on_x
+        columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
         least = fewest_people(columns, study.people_per_column)
         if tested < least:
             raise DataError(
@@ -354,20 +355,28 @@ class Association:
     # Counts and quality
 
     def chunks(self, state: State) -> list[Chunk]:
-        """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
-        they come in longer pieces."""
+        """The variants still in the study, in pieces of one kind of chromosome, after whole-genome
+        regression of one chromosome. Counts are small: they come in longer pieces."""
         reason = state.arrays["reason"]
         size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
-        if self._chunked is None or self._chunked[:2] != (id(reason), size):
+        prediction = state.values.get("prediction")
+        key = (id(reason), size, prediction is None)
+        if self._chunked is None or self._chunked[0] != key:
             variants, kept = self.variants(state), reason == KEPT
             kind = kinds(variants.chromosome)
+            left_out = np.zeros(len(kind), np.int64)
+            if prediction is not None:  # a model for each chromosome
+                told = np.isin(variants.chromosome, prediction["chromosomes"])
+                left_out = np.where(told & (kind == AUTOSOME), variants.chromosome, 0)
+            model = 1000 * kind.astype(np.int64) + left_out
             pieces = []
             for start in range(0, len(variants), size):
                 stop = min(start + size, len(variants))
-                for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
-                    index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
-                    pieces.append(Chunk(start, stop, int(k), index))
-            self._chunked = (id(reason), size, reason, pieces)
+                for m in np.unique(model[start:stop][kept[start:stop]]).tolist():
+                    index = start + np.flatnonzero(kept[start:stop] & (model[start:stop] == m))
+                    column = None if prediction is None else _column(prediction, m % 1000)
+                    pieces.append(Chunk(start, stop, m // 1000, index, column))
+            self._chunked = (key, reason, pieces)
         return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:
@@ -438,8 +447,9 @@ class Association:
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
+        predicted = ["PREDICTION"] if self.study.whole_genome else []
         extra = ["SEX"] if kind == SEX_X and self.study.sex_on_x else []
-        return [*self.study.columns, *extra]
+        return [*self.study.columns, *predicted, *extra]
 
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""
@@ -449,3 +459,9 @@ class Association:
         if phase == "counts":
             return phase, at, len(self.chunks(state))
         return phase, 0, 1
+
+
+def _column(prediction: dict[str, Any], left_out: int) -> tuple[int, float, float]:
+    """See `Chunk.prediction`. A chromosome without markers is tested with the prediction of all."""
+    place = prediction["chromosomes"].index(left_out)
+    return left_out, prediction["mean"][place], prediction["width"][place]

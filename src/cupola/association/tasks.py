@@ -12,6 +12,7 @@ from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.association.site import LARGEST, NULL_ITERATIONS, Site, guarded
+from cupola.association.structure.predictions import with_prediction
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.site import SiteContext, task
 
@@ -182,6 +183,22 @@ def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
     return calls(own.cohort, *listed_rows(own, site, question), int(question.options["kind"]))
 
 
+def _design(own: Site, site: SiteContext, question: Question) -> Design:
+    """The people and columns of a test; with whole-genome regression also their prediction."""
+    made = own.design(question)
+    return with_prediction(own, site, question, made) if _predicts(question) else made
+
+
+def _predicts(question: Question) -> bool:
+    return "prediction" in question.options
+
+
+def _model(question: Question) -> int | str:
+    """What tells apart the models without a genotype: a kind, and which chromosome is left out."""
+    kind = question.options["kind"]
+    return f"{kind} {question.options['prediction'][0]}" if _predicts(question) else kind
+
+
 def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
     """The coefficients that a question names, checked: kernels trust their shape."""
     beta = question.arrays["beta"].astype(np.float64)
@@ -263,14 +280,14 @@ def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> 
 
 @task("gwas shared")
 @guarded
-def shared(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+def shared(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Sums that do not depend on a variant: linear, products of columns and trait; logistic,
     gradient and information of the model without a genotype."""
-    made = own.design(question)
+    made = _design(own, site, question)
     if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
     beta = _bounded(question, (made.columns.shape[1],))
-    null = f"null {question.options['kind']}"
+    null = f"null {_model(question)}"
     own.count(question, null, np.zeros(1, int), 1, NULL_ITERATIONS + 1)
     weight, residual = _logistic(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
@@ -288,7 +305,7 @@ def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.
 def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: people by copies, genotype times covariates and trait, and what people without a
     call take off the shared products."""
-    rows, made = _chosen(own, site, question), own.design(question)
+    rows, made = _chosen(own, site, question), _design(own, site, question)
     whole = np.column_stack([made.columns[:, 1:], made.y]) * made.scale[:, None]
     found = kernels.call_sums(rows, made.spread(2 * whole), made.spread(whole))
     arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
@@ -317,9 +334,9 @@ def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
 @guarded
 def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The first logistic iteration: weights are those of the model without a genotype."""
-    rows, made = _chosen(own, site, question), own.design(question)
+    rows, made = _chosen(own, site, question), _design(own, site, question)
     beta = _bounded(question, (made.columns.shape[1],))
-    own.pin(("null", question.options["kind"]), beta.tolist())  # there is one such model
+    own.pin(("null", _model(question)), beta.tolist())  # there is one such model
     weight, residual = _logistic(made.columns, made.y, beta)
     once = np.column_stack([made.columns * weight[:, None], residual]) * made.scale[:, None]
     square = (weight * made.scale**2)[:, None]
@@ -348,7 +365,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Gradient and information of the log-likelihood at each variant's coefficients."""
-    rows, made = _chosen(own, site, question), own.design(question)
+    rows, made = _chosen(own, site, question), _design(own, site, question)
     beta = _coefficients(own, site, question, made, len(rows))
     facts = (rows, made.people, made.scale, made.columns, made.y, beta)
     gradient, information, spread = kernels.logistic_sums(*facts)
@@ -374,7 +391,7 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The part that Firth's penalty adds to the gradient, given the pooled inverse information."""
     from cupola.association.bed import COPIES, MISSING, unpacked
 
-    rows, made = _chosen(own, site, question), own.design(question)
+    rows, made = _chosen(own, site, question), _design(own, site, question)
     beta = _coefficients(own, site, question, made, len(rows))
     inverse = question.arrays["inverse"]
     if inverse.shape != (len(beta), beta.shape[1] ** 2):

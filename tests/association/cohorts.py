@@ -99,6 +99,7 @@ def sites(study, bases, salt=b"salt"):
         study.sex and regression,
         study.ambiguous_sex,
         study.quality.person_missing,
+        study.quality.kinship,
     )
     return [
         Site(

@@ -151,7 +151,7 @@ def test_swapped_and_flipped_alleles_are_put_right_others_left_out(tmp_path):
     other = replace(data, copies=data.copies.copy())
     other.copies[[0, 3]] = np.array([2, 1, 0, 3])[other.copies[[0, 3]]]
     v = data.variants
-    b1, b2 = v.a1.copy(), v.a2.copy()
+    b1, b2 = np.array(v.a1), np.array(v.a2)
     b1[0], b2[0] = v.a2[0], v.a1[0]  # swapped
     b1[2], b2[2] = "T", "G"  # the other strand
     b1[3], b2[3] = "G", "T"  # both

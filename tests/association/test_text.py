@@ -15,6 +15,7 @@ from cupola.association import agreement, variant_list_codec
 from cupola.association.agreement import complements
 from cupola.association.files import Variants, _clean_variants, read_variants, slow_variants
 from cupola.association.text import Column, slow_lines, write_table
+from cupola.association.texts import Texts
 
 pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
@@ -246,5 +247,5 @@ def test_lists_of_texts_survive_their_bytes(texts):
 
 
 def test_complements():
-    found = complements(np.array(["A", "T", "C", "G", "0", "AT", "é", "-"]))
+    found = complements(Texts.of(["A", "T", "C", "G", "0", "AT", "é", "-"]))
     assert found.tolist() == ["T", "A", "G", "C", "0", "?", "?", "?"]

@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association.bed import stretch
 from cupola.association.files import Variants
+from cupola.association.texts import Texts
 
 # What a cohort finds of a proposed variant; those from ABSENT on leave it out.
 SAME, SWAPPED, FLIPPED, FLIPPED_SWAPPED, ABSENT, MOVED, INCOMPATIBLE, REPEATED = range(8)
@@ -36,7 +37,8 @@ REASONS = (
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
 R_CELL = 9
-_COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C", "0": "0"}
+_COMPLEMENT = np.full(256, ord("?"), np.uint8)  # of a letter
+_COMPLEMENT[list(b"ATCG0")] = list(b"TAGC0")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ class Index:
 
     @cached_property
     def names(self) -> set[str]:
-        return {name for name in self.own.name.tolist() if name != "."}
+        found = set(self.own.name.tolist())
+        found.discard(".")
+        return found
 
     @cached_property
     def _unplaced(self) -> dict[tuple[int, int, str], list[int]]:
@@ -199,7 +203,7 @@ def _keys(variants: Variants) -> zip[tuple[int, int, str]]:
     return zip(variants.chromosome.tolist(), variants.position.tolist(), variants.name.tolist())
 
 
-def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+def _alleles(a1: Texts, a2: Texts, b1: Texts, b2: Texts) -> np.ndarray:
     """How a cohort's alleles (b1, b2) relate to the proposed ones (a1, a2)."""
     status = np.full(len(a1), SAME, np.uint8)
     other = np.flatnonzero((a1 != b1) | (a2 != b2))  # mostly none
@@ -208,7 +212,7 @@ def _alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> 
     return status
 
 
-def _other_alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+def _other_alleles(a1: Texts, a2: Texts, b1: Texts, b2: Texts) -> np.ndarray:
     c1, c2 = complements(b1), complements(b2)
     status = np.full(len(a1), INCOMPATIBLE, np.uint8)
     # From the weakest to the strongest: the last that holds counts.
@@ -219,7 +223,7 @@ def _other_alleles(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarra
     return status
 
 
-def _fits(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+def _fits(a1: Texts, a2: Texts, b1: Texts, b2: Texts) -> np.ndarray:
     """Whether alleles agree; one that a cohort has never seen ('0') agrees with any."""
     unseen = (b1 == "0") != (b2 == "0")
     exact = (a1 == b1) & (a2 == b2)
@@ -227,9 +231,12 @@ def _fits(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.
     return exact | (unseen & half & (a1 != "0") & (a2 != "0"))
 
 
-def complements(alleles: np.ndarray) -> np.ndarray:
+def complements(alleles: Texts) -> Texts:
     """The same alleles on the other strand, for single bases; '0' stays, others are '?'."""
-    return np.array([_COMPLEMENT.get(allele, "?") for allele in alleles.tolist()], object)
+    found = np.full(len(alleles), ord("?"), np.uint8)
+    single = np.flatnonzero(alleles.lengths == 1)
+    found[single] = _COMPLEMENT[alleles.letters[alleles.places[single]]]
+    return Texts.one_by_one(found, np.ones(len(found), np.int32))
 
 
 def strand_unknown(variants: Variants) -> np.ndarray:

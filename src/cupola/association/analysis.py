@@ -18,9 +18,9 @@ from cupola.association.compare import Table
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import StudyPlan, for_real_cohorts
-from cupola.association.questions import tasks_of
 from cupola.association.result_files import TABLES, summary, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
+from cupola.association.study_parts import tasks_of
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
 from cupola.association.tasks import UNMASKED
@@ -122,6 +122,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             getattr(host, "listed", None),
             public=plan.variants is not None,
             pinned=plan.variants_hash,
+            seed=plan.seed,
         )
         return self.association
 

@@ -34,7 +34,8 @@ class Wanted:
 
     trait: a column of the .pheno file, or None for the .fam file's. covariates: columns of the .cov
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
-    sex keep their trait (--allow-no-sex). mind: the most calls a person may miss.
+    sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
+    people at least so much related one is left out.
     """
 
     trait: str | None = None
@@ -42,6 +43,7 @@ class Wanted:
     sex: bool = False
     ambiguous_sex: bool = False
     mind: float = 1.0
+    kinship: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Cohort:
 
     loaded: who counts at all. male, female: by .fam. trait: NaN where missing, as read (0 is
     missing if the trait turns out to be binary). covariates: (people, c), NaN where missing.
+    relatives: a table of pairs, if the study leaves relatives out.
     """
 
     files: Files
@@ -75,6 +78,7 @@ class Cohort:
     female: np.ndarray
     trait: np.ndarray
     covariates: np.ndarray
+    relatives: bytes | None = None
 
     @property
     def trait_file(self) -> Path:
@@ -142,6 +146,14 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         loaded &= share <= wanted.mind
         if not loaded.any():
             raise CohortError("mind-nobody", str(files.bed), "nobody has enough calls")
+    relatives = None
+    if wanted.kinship < 1:
+        from cupola.association.relatives import as_lines, left_out, related
+
+        pairs = related(bed, variants, np.flatnonzero(loaded), wanted.kinship)
+        gone = left_out(pairs)
+        loaded[gone] = False
+        relatives = as_lines(pairs, people.person, gone)
     if wanted.trait is None:
         trait = fam_trait(people, files.fam)
     else:
@@ -165,6 +177,7 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         people.sex == 2,
         trait,
         covariates,
+        relatives,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cupola.association.files import chromosomes
+from cupola.association.texts import Texts
 from cupola.errors import DataError
 
 _NAME = ("SNP", "ID", "variant_id", "rs_number", "MARKERNAME")
@@ -31,7 +32,7 @@ class Table:
     """Rows of the genotype. name: texts. log10_p: NaN where there is none. fields: the
     lines, split."""
 
-    name: np.ndarray
+    name: np.ndarray | Texts
     chromosome: np.ndarray
     position: np.ndarray
     log10_p: np.ndarray

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import gzip
-import itertools
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from cupola.association.texts import Texts
 from cupola.errors import DataError
 
 MISSING = {"-9", "na", "nan"}  # in lower case
 X, Y, XY, MT = 23, 24, 25, 26
 _NAMED = {"X": X, "Y": Y, "XY": XY, "PAR1": XY, "PAR2": XY, "MT": MT, "M": MT}
 _GZIP = b"\x1f\x8b"
-_LARGER = 8  # letters of numpy strings to one of a file
 
 
 class CohortError(DataError):
@@ -38,20 +37,41 @@ class CohortError(DataError):
 @dataclass(frozen=True)
 class Variants:
     """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
-    Genotype 0 of the .bed file is two copies of a1. Texts are numpy strings, or objects."""
+    Genotype 0 of the .bed file is two copies of a1. Texts may be given as any strings."""
 
     chromosome: np.ndarray
     position: np.ndarray
-    name: np.ndarray
-    a1: np.ndarray
-    a2: np.ndarray
+    name: Texts
+    a1: Texts
+    a2: Texts
+
+    def __post_init__(self) -> None:
+        for column in ("name", "a1", "a2"):
+            object.__setattr__(self, column, Texts.of(getattr(self, column)))
 
     def __len__(self) -> int:
         return len(self.position)
 
     def __getitem__(self, index: np.ndarray | slice) -> Variants:
-        columns = (self.chromosome, self.position, self.name, self.a1, self.a2)
-        return Variants(*(column[index] for column in columns))
+        texts = (self.name[index], self.a1[index], self.a2[index])
+        return Variants(self.chromosome[index], self.position[index], *texts)
+
+    @staticmethod
+    def joined(parts: Sequence[Variants]) -> Variants:
+        """One list after another."""
+        return Variants(
+            np.concatenate([part.chromosome for part in parts]),
+            np.concatenate([part.position for part in parts]),
+            Texts.joined([part.name for part in parts]),
+            Texts.joined([part.a1 for part in parts]),
+            Texts.joined([part.a2 for part in parts]),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory."""
+        texts = sum(column.nbytes for column in (self.name, self.a1, self.a2))
+        return int(self.chromosome.nbytes + self.position.nbytes + texts)
 
 
 @dataclass(frozen=True)
@@ -140,40 +160,13 @@ def _arrow_numbers(column: Any, kind: type[np.integer]) -> np.ndarray:
     return np.frombuffer(column.buffers()[1], kind)[column.offset :][: len(column)]
 
 
-def _arrow_texts(column: Any, capitals: bool = False) -> np.ndarray:
+def _arrow_texts(column: Any, capitals: bool = False) -> Texts:
+    """Copies of its buffers, which have room for more."""
     _, places, data = column.buffers()
     ends = np.frombuffer(places, np.int32)[column.offset :][: len(column) + 1]
     text = bytes(data)[ends[0] : ends[-1]]
-    return as_texts(text.upper() if capitals else text, np.diff(ends))
-
-
-def as_texts(text: bytes, lengths: np.ndarray) -> np.ndarray:
-    """Texts that stand in ASCII one after another, as numpy strings. Each of these takes the room
-    of the longest, and alleles may have thousands of letters: where that is much, as objects."""
-    longest = int(lengths.max(initial=1))
-    if longest * len(lengths) > _LARGER * len(text):
-        letters, ends = text.decode(), np.cumsum(lengths).tolist()
-        parts = [letters[a:b] for a, b in itertools.pairwise([0, *ends])]
-        return np.array(parts, object)
-    cells = np.zeros((len(lengths), longest), np.uint8)
-    cells[np.arange(longest) < lengths[:, None]] = np.frombuffer(text, np.uint8)
-    return cells.astype(np.uint32).view(f"<U{longest}")[:, 0]
-
-
-def as_bytes(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The inverse: their bytes, one after another, and the length of each; None if not ASCII."""
-    if texts.dtype.kind == "O":
-        listed = texts.tolist()
-        whole = "".join(listed)
-        lengths = np.fromiter(map(len, listed), np.int64, len(listed))
-        data = np.frombuffer(whole.encode(), np.uint8)
-        return (data, lengths) if whole.isascii() else None
-    codes = np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
-    told = codes != 0
-    data = codes[told]
-    if data.max(initial=0) > 127:
-        return None
-    return data.astype(np.uint8), np.count_nonzero(told, axis=1)
+    letters = np.frombuffer(text.upper() if capitals else text, np.uint8)
+    return Texts(letters, ends - ends[0])
 
 
 def slow_variants(path: Path) -> Variants:
@@ -184,8 +177,8 @@ def slow_variants(path: Path) -> Variants:
     except ValueError:
         _complain_of_position(path)
         raise
-    a1, a2 = (np.array([text.upper() for text in column], object) for column in table[-2:])
-    return Variants(chromosomes(table[0]), position, np.array(table[1], object), a1, a2)
+    a1, a2 = (Texts.of([text.upper() for text in column]) for column in table[-2:])
+    return Variants(chromosomes(table[0]), position, Texts.of(table[1]), a1, a2)
 
 
 def as_lines(v: Variants) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cupola.association.texts import Texts
 from cupola.base.formatting import PLAIN, text
 from cupola.pages.charts import (
     BOTTOM,
@@ -32,7 +33,7 @@ def manhattan(
     chromosome: np.ndarray,
     position: np.ndarray,
     y: np.ndarray,
-    names: Sequence[str] | np.ndarray,
+    names: Sequence[str] | np.ndarray | Texts,
     thresholds: Sequence[float],
 ) -> str:
     """-log10 p along the genome, chromosomes in two colours."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from cupola.association.files import Variants
+    from cupola.association.questions import Asker
+    from cupola.association.study_choices import Study
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
     from cupola.federation.message import Question
     from cupola.federation.program import State
+
+#: 'sum' or 'gather', a question as large as it gets, how often (None: that hangs on answers).
+Outlined = tuple[str, "Question", "int | None"]
 
 
 class Part(Protocol):
@@ -32,3 +39,12 @@ class Part(Protocol):
 
     def progress(self) -> tuple[int, int]:
         """How much is done, and of how much."""
+
+    @classmethod
+    def tasks(cls, study: Study) -> tuple[str, ...]:
+        """All that cohorts are asked in it."""
+
+    @classmethod
+    def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
+        """Every kind of its questions, as large as it gets, before anybody is asked. asker: with
+        people of all cohorts together, about. variants: those of one cohort, for the list."""

@@ -152,6 +152,7 @@ class StudyPlan(PlanHeader, Study):
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
+            self.quality.kinship,
         )
 
     def study(self) -> Study:

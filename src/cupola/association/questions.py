@@ -15,25 +15,12 @@ import numpy as np
 
 from cupola.association import agreement, variant_list_codec
 from cupola.association.limits import WITHHELD, rounded
-from cupola.association.structure.genome_tasks import TASKS as GENOME_TASKS
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
-
-
-def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
-    """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
-    names = ["people", "agree", "counts"]
-    names += ["moments", "shared"] if study.regression else []
-    names += [task.removeprefix("gwas ") for task in GENOME_TASKS if study.whole_genome]
-    names += ["linear"] if study.test == "linear" else []
-    if study.test == "logistic":
-        names += ["first", "newton", *(["firth"] if study.newton.firth else [])]
-    unmasked = [*([] if listed else [PROPOSE]), *([FINGERPRINTS] if study.fingerprints else [])]
-    return (*(f"gwas {name}" for name in names), *unmasked)
 
 
 @dataclass(frozen=True)
@@ -65,6 +52,12 @@ class Chunk:
         bits = np.zeros(self.stop - self.start, bool)
         bits[(self.index if chosen is None else self.index[chosen]) - self.start] = True
         return {"variants": np.packbits(bits)}
+
+
+def first_chunk(variants: int, size: int) -> Chunk:
+    """The first chunk of so many variants."""
+    stop = min(variants, size)
+    return Chunk(0, stop, 0, np.arange(stop))
 
 
 @dataclass(frozen=True)

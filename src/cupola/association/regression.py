@@ -7,18 +7,23 @@ itself, and leaves when it has converged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupola.association import fit, portable_algebra
+from cupola.association.design import SEX_X
 from cupola.association.limits import told_of
+from cupola.association.part import Outlined
+from cupola.association.questions import Asker, Chunk, first_chunk
 from cupola.association.site import FIRTH_ITERATIONS, LARGEST, NULL_ITERATIONS
 from cupola.association.tasks import of_genotype
 from cupola.federation.program import State
 
 if TYPE_CHECKING:
-    from cupola.association.questions import Chunk
+    from cupola.association.files import Variants
+    from cupola.association.study_choices import Study
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
     from cupola.federation.message import Arrays, Question
@@ -114,6 +119,30 @@ class Regression:
         if self.part in ("sums", "newton") and newton.firth:
             return self._go_on(work, part="firth", iteration=0)
         return self._store(self._nothing(fit.OK))
+
+    @classmethod
+    def tasks(cls, study: Study) -> tuple[str, ...]:
+        if study.test == "linear":
+            return ("gwas shared", "gwas linear")
+        firth = ("gwas firth",) if study.newton.firth else ()
+        return ("gwas shared", "gwas first", "gwas newton", *firth)
+
+    @classmethod
+    def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
+        study, size = program.study, program.study.chunk
+        chunk, chunks = first_chunk(len(variants), size), -(-len(variants) // size)
+        fixed, k = 1 + len(program.columns(SEX_X)), len(chunk.index)
+        if study.test == "linear":
+            yield "sum", asker.shared(chunk, fixed, None), 1
+            yield "sum", asker.linear(chunk, fixed, True), chunks
+            return
+        everything, beta = np.ones(k, bool), np.zeros((k, fixed + 1), np.float32)
+        yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
+        yield "sum", asker.first(chunk, np.zeros(fixed), True), chunks
+        yield "sum", asker.newton(chunk, everything, beta), None
+        if study.newton.firth:
+            inverse = np.zeros((k, (fixed + 1) ** 2))
+            yield "sum", asker.firth(chunk, everything, beta, inverse), None
 
     def progress(self) -> tuple[int, int]:
         return self.state.values["at"], len(self.program.chunks(self.state))

@@ -60,8 +60,8 @@ def results(program: Association, state: State) -> Results:
         listed.chromosome,
         listed.position,
         listed.name,
-        np.where(swap, listed.a2, listed.a1),
-        np.where(swap, listed.a1, listed.a2),
+        listed.a2.where(swap, listed.a1),
+        listed.a1.where(swap, listed.a2),
     )
     rate = frequency(alleles)
     alleles[swap, :, 0] = alleles[swap, :, 1] - alleles[swap, :, 0]

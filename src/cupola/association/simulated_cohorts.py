@@ -25,12 +25,16 @@ class SimulatedCohorts(StudyHost):
         return [_named(site, line) for site in self.cohorts for line in site.log[-1:]]
 
     def keep_logs(self, folder: Path) -> None:
-        """What cohorts complained of, and which of their variants are on no list."""
+        """What cohorts complained of, and tables for their own eyes: variants that are on no list,
+        relatives."""
         place = folder / "sites"
         for site in self.cohorts:
+            tables = dict(site.tables)
             if site.unlisted is not None and len(site.unlisted):
+                tables[UNLISTED] = as_lines(site.unlisted)
+            for name, text in tables.items():
                 place.mkdir(exist_ok=True)
-                (place / f"{site.files.name}.{UNLISTED}").write_bytes(as_lines(site.unlisted))
+                (place / f"{site.files.name}.{name}").write_bytes(text)
             if site.log:
                 place.mkdir(exist_ok=True)
                 with (place / f"{site.files.name}.log").open("a", encoding="utf-8") as file:

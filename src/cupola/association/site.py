@@ -31,7 +31,7 @@ from cupola.secure.durable_dict import Memory
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
-UNLISTED = "unlisted.tsv"
+UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 
 
@@ -71,9 +71,10 @@ class Site:
     the study. released: the book of what this data set has told. log: what went wrong, in full;
     none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
     that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far. whole_genome: the least people and
-    carriers that whole-genome regression needs; step_ones: the book of whom this data set has made
-    it for. made: what was made of what it was told; made anew after a restart.
+    unlisted: its variants that the list does not have, so far. tables: others for its own eyes, by
+    the name of their file. whole_genome: the least people and carriers that whole-genome regression
+    needs; step_ones: the book of whom this data set has made it for. made: what was made of what it
+    was told; made anew after a restart.
     """
 
     files: Files
@@ -93,6 +94,7 @@ class Site:
     own_log: Callable[[str], None] | None = None
     unlisted: Variants | None = None
     made: dict[Any, Any] = field(default_factory=dict)
+    tables: dict[str, bytes] = field(default_factory=dict)
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -113,6 +115,8 @@ class Site:
         with self._lock:
             if self._cohort is None:
                 self._cohort = open_cohort(self.files, self.wanted)
+                if self._cohort.relatives is not None:
+                    self.keep_table(RELATIVES, self._cohort.relatives)
             return self._cohort
 
     @property
@@ -143,8 +147,18 @@ class Site:
         """Note the cohort's own variants that are on no list, by name: here and nowhere else."""
         self.unlisted = self.cohort.variants[np.flatnonzero(~listed)]
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / UNLISTED, as_lines(self.unlisted))
+            self._write(UNLISTED, as_lines(self.unlisted))
+
+    def keep_table(self, name: str, text: bytes) -> None:
+        """A table for the cohort's own eyes."""
+        self.tables[name] = text
+        if self.folder is not None:
+            self._write(name, text)
+
+    def _write(self, name: str, text: bytes) -> None:
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / name, text)
 
     def secret(self) -> bytes:
         """32 bytes of the operating system, the same for as long as this cohort remembers."""

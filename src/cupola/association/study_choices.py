@@ -35,6 +35,10 @@ class Quality(_Choice):
     """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
     person_missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
+    kinship: float = Field(default=1.0, gt=0, le=1)
+    """Of two people of a cohort with at least this kinship (KING-robust, over the autosomes) one is
+    left out, decided by the cohort alone (plink2: --king-cutoff). 0.354: one person twice; 0.177:
+    parents, children and siblings, too; 0.0884: second degree, too. 1: nobody."""
     unknown_strand: Literal["keep", "drop"] = "keep"
     """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
 

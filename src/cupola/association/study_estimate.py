@@ -19,6 +19,7 @@ from cupola.association.own_cohort import study_answers
 from cupola.association.preview import outline
 from cupola.association.study_program import Association
 from cupola.association.tasks import PROPOSE
+from cupola.association.texts import Texts
 from cupola.base.formatting import count, number, size, text, times
 from cupola.federation.message import Question, blank, contribution_size, question_size
 from cupola.pages import page
@@ -98,8 +99,8 @@ def _sizes(
 def _typical() -> Variants:
     """A list as chips have it: names of ten letters, two alleles."""
     place = np.arange(VARIANTS)
-    names = np.array([f"rs{7_000_000 + 13 * i}" for i in range(VARIANTS)])
-    a1, a2 = np.full(VARIANTS, "A"), np.full(VARIANTS, "G")
+    names = Texts.of([f"rs{7_000_000 + 13 * i}" for i in range(VARIANTS)])
+    a1, a2 = Texts.of(["A"] * VARIANTS), Texts.of(["G"] * VARIANTS)
     return Variants(1 + place * 22 // VARIANTS, 1000 + 700 * place, names, a1, a2)
 
 

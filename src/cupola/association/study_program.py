@@ -1,8 +1,7 @@
 """A federated association study as a step machine over sum and gather (after sPLINK, 004 ch. 4).
 
-Steps: people, standardising, the list of variants, agreement on it, allele counts, quality, test.
-What a chunk of variants has come to is an array of its own in the state, so that a step copies
-nothing. Kinds of chromosomes are those of `design`.
+Steps: people, standardising, the list of variants, agreement on it, allele counts, quality, parts.
+A chunk's results are an array of their own in the state. Kinds of chromosomes are `design`'s.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
 from cupola.association.questions import Asker, Chunk
-from cupola.association.regression import Regression
-from cupola.association.structure.whole_genome import WholeGenomeRegression
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
+from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
 from cupola.federation.federation import Total
 from cupola.federation.message import Contribution, Question
@@ -33,8 +31,6 @@ STRETCH = 64  # chunks in a question about the list or about counts
 OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
 NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
 MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
-#: Parts after the counts, by phase; `Study.parts` says which a study has, and in which order.
-PARTS: dict[str, type[Part]] = {"whole-genome": WholeGenomeRegression, "test": Regression}
 
 
 @dataclass
@@ -44,6 +40,7 @@ class Association:
     Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
     differ between machines. public: there is such a list; a site that follows the program is told
     it by the coordinator. pinned: its `variant_list_codec.fingerprint`, if the study names it.
+    seed: of what all parties draw alike, by `base.randomness`.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -58,6 +55,7 @@ class Association:
     listed: Variants | np.ndarray | None = None
     public: bool = False
     pinned: str | None = None
+    seed: int = 1
 
     def __post_init__(self) -> None:
         self.public = self.public or self.listed is not None
@@ -436,7 +434,7 @@ class Association:
     # Parts after the counts
 
     def _part(self, state: State) -> Part:
-        return PARTS[state.values["phase"]](self, state)
+        return part_of(state.values["phase"])(self, state)
 
     def _ask_part(self, state: State) -> Any:
         question = self._part(state).ask()

@@ -34,8 +34,8 @@ def _p(found: Results) -> Column:
 
 
 def _place(v: Variants) -> list[Column]:
-    quick = v.name.dtype.kind == "U"
-    longest = np.char.str_len(v.name).max(initial=0) if quick else max(map(len, v.name))
+    # Letters, not bytes; 0 variants have no name at all.
+    longest = v.name.lengths.max(initial=0) if v.name.ascii else max(map(len, v.name))
     return [
         Column("CHR", 4, v.chromosome, 0),
         Column("SNP", max(4, int(longest)), v.name),
@@ -178,7 +178,8 @@ def write_parquet(file: IO[bytes], found: Results) -> None:
         raise PlanError("Parquet needs pyarrow: pip install 'cupola[gwas]'") from None
     v = found.variants
     columns = {
-        "CHR": v.chromosome, "SNP": v.name, "BP": v.position, "A1": v.a1, "A2": v.a2,
+        "CHR": v.chromosome, "SNP": v.name.tolist(), "BP": v.position, "A1": v.a1.tolist(),
+        "A2": v.a2.tolist(),
         "A1_FREQ": found.frequency, **found.columns,
         "NOTE": np.array(fit.MEANINGS)[found.status],
     }  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
-from cupola.association.files import as_bytes
 from cupola.association.kernels import has_numba
+from cupola.association.texts import Texts
 
 _BLOCK = 1 << 13  # rows formatted at a time: they stay in the cache
 _MOST_DIGITS = 8  # that the compiled form prints
@@ -17,26 +17,26 @@ _MOST_DIGITS = 8  # that the compiled form prints
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the least width, and values: an array of strings; of numbers, printed with
+    """A heading, the least width, and values: texts; an array of numbers, printed with
     `digits` significant digits, as integers if 0; or one text for all. log10: of values that may be
     too small for a float."""
 
     heading: str
     width: int
-    values: np.ndarray | str
+    values: np.ndarray | Texts | str
     digits: int = 4
     log10: np.ndarray | None = None
 
     @property
     def is_text(self) -> bool:
-        return isinstance(self.values, str) or self.values.dtype.kind in "UO"
+        return isinstance(self.values, str | Texts) or self.values.dtype.kind in "UO"
 
     def texts(self, part: slice) -> Sequence[str]:
         """What is printed of some rows."""
         if isinstance(self.values, str):
             return [self.values] * (part.stop - part.start)
         values = self.values[part].tolist()
-        if self.is_text:
+        if isinstance(self.values, Texts) or self.is_text:
             return values
         form = f"%.{self.digits}g" if self.digits else "%.0f"
         found = ["NA" if v != v else form % v for v in values]
@@ -95,24 +95,23 @@ def _compiled_lines(
 
     rows, step = part.stop - part.start, len(lines)
     layout, numbers = [], [np.empty(rows * step)]
-    texts: list[tuple[np.ndarray, np.ndarray] | None] = []
+    texts: list[Texts] = []
     for same in zip(*lines):  # one column, in each of the lines
-        column, values = same[0], _interleaved([c.values for c in same], part)
+        column, values = same[0], [c.values for c in same]
         place, digits = len(numbers), column.digits
         if column.is_text:
             place, digits = len(texts), compiled_text.TEXT
-            texts.append(as_bytes(values))
+            texts.append(_texts_in_turn(values, part))
         else:
-            numbers.append(values)
+            numbers.append(np.stack([v[part] for v in values], axis=1).reshape(-1).astype(float))
         layout.append((place, column.width, digits, column.log10 is not None))
-    told = [found for found in texts if found is not None]
-    if len(told) < len(texts):
+    if not all(column.ascii for column in texts):
         return None
-    ends = np.zeros((rows * step + 1, len(told)), np.int64)
-    for j, (_, lengths) in enumerate(told):
+    ends = np.zeros((rows * step + 1, len(texts)), np.int64)
+    for j, told in enumerate(texts):
         ends[0, j] = ends[-1, j - 1] if j else 0
-        ends[1:, j] = ends[0, j] + np.cumsum(lengths)
-    data = np.concatenate([np.zeros(0, np.uint8), *(found[0] for found in told)])
+        ends[1:, j] = ends[0, j] + np.cumsum(told.lengths)
+    data = np.concatenate([np.zeros(0, np.uint8), *(told.own_letters for told in texts)])
     skipped = np.stack([np.zeros(rows, bool), *(~where for where in shown)], axis=1).reshape(-1)
     columns, table = np.array(layout, np.int64), np.stack(numbers, axis=1)
     room = len(columns) + int(columns[:, 1].sum()) + len(numbers) * compiled_text.ROOM
@@ -130,11 +129,15 @@ def _compiled_lines(
     return b"".join(found)
 
 
-def _interleaved(columns: Sequence[np.ndarray | str], part: slice) -> np.ndarray:
-    """Rows of several columns in turn: the first of each, the second of each, ..."""
-    parts = [np.array([c]) if isinstance(c, str) else c[part] for c in columns]
-    kind = np.result_type(*parts) if parts[0].dtype.kind in "UO" else np.float64
-    values = np.empty((part.stop - part.start, len(parts)), kind)
-    for i, one in enumerate(parts):
-        values[:, i] = one
-    return values.reshape(-1)
+def _texts_in_turn(columns: Sequence[Any], part: slice) -> Texts:
+    """Rows of several columns in turn: the first of each, the second of each, ... A column may be
+    one text for all rows."""
+    parts = [Texts.of([c] if isinstance(c, str) else c[part]) for c in columns]
+    if len(parts) == 1 and not isinstance(columns[0], str):
+        return parts[0]
+    index = np.zeros((part.stop - part.start, len(parts)), np.int64)
+    index += np.cumsum([0, *map(len, parts[:-1])])
+    for i, column in enumerate(columns):
+        if not isinstance(column, str):
+            index[:, i] += np.arange(len(index))
+    return Texts.joined(parts)[index.reshape(-1)]

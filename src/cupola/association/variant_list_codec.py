@@ -7,17 +7,18 @@ import hashlib
 import itertools
 import re
 import zlib
+from typing import Any
 
 import numpy as np
 
-from cupola.association.files import Variants, as_bytes, as_texts
+from cupola.association.files import Variants
+from cupola.association.texts import Texts
 from cupola.errors import FederationError
 
 MOST = 1 << 26  # variants in a list
 BLOCK = 1 << 16  # variants in a block
 _LARGEST = 1 << 23  # the same, of others
 _TEXT = 200  # bytes of names or alleles a variant may take on average
-_WIDEST = 1 << 29  # letters of a block's names or alleles, were they all as long as the longest
 _ODD = re.compile(rb"\xc2[\x80-\xa0]|\xe2\x80[\x80-\x8a\xa8\xa9\xae\xaf]|\xe3\x80\x80")
 _HEAD = 48
 _LEVEL = 1  # what higher ones save is not worth their time
@@ -34,7 +35,7 @@ def fingerprint(variants: Variants) -> str:
     found = hashlib.sha256(variants.chromosome.astype(np.uint8).tobytes())
     found.update(variants.position.astype("<i8").tobytes())
     for texts in (variants.name, variants.a1, variants.a2):
-        found.update(_joined(texts) + b"\0")
+        found.update(texts.lines() + b"\0")
     return found.hexdigest()
 
 
@@ -42,7 +43,7 @@ def _pack(variants: Variants) -> bytes:
     steps = np.diff(variants.position, prepend=0).astype("<i8")
     planes = steps.view(np.uint8).reshape(-1, 8).T  # equal bytes side by side compress better
     columns = [variants.chromosome.astype(np.uint8).tobytes(), planes.tobytes()]
-    columns += [_joined(text) for text in (variants.name, variants.a1, variants.a2)]
+    columns += [text.lines() for text in (variants.name, variants.a1, variants.a2)]
     parts = [zlib.compress(column, _LEVEL) for column in columns]
     head = np.array([len(variants), *map(len, parts)], "<i8").tobytes()
     return head + b"".join(parts)
@@ -72,13 +73,13 @@ def unpack(packed: np.ndarray) -> Variants:
     except (ValueError, zlib.error, UnicodeDecodeError) as error:
         raise FederationError("the list of variants is not well formed") from error
     if not parts:
-        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[np.zeros(0, object)] * 3)
+        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[Texts.of([])] * 3)
     if len(parts) == 1:
         return Variants(*parts[0])
-    return Variants(*(np.concatenate(column) for column in zip(*parts)))
+    return Variants.joined([Variants(*part) for part in parts])
 
 
-def _unpack(data: bytes) -> list[np.ndarray]:
+def _unpack(data: bytes) -> list[Any]:
     count, *sizes = np.frombuffer(data[:_HEAD], "<i8").tolist()
     ends = np.cumsum([_HEAD, *sizes]).tolist()
     parts = [data[a:b] for a, b in itertools.pairwise(ends)]
@@ -91,19 +92,18 @@ def _unpack(data: bytes) -> list[np.ndarray]:
     return [chromosome, np.cumsum(steps), *texts]
 
 
-def _words(text: bytes, count: int) -> np.ndarray:
+def _words(text: bytes, count: int) -> Texts:
     """Names or alleles as a .bim file could have them: none is empty, or has spaces or control
-    characters, which would be other columns of a table, and none makes all of them huge."""
+    characters, which would be other columns of a table."""
     data = np.frombuffer(text, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
     lengths = np.diff(ends, prepend=-1, append=len(data)) - 1
     odd = np.count_nonzero(data <= ord(" ")) > len(ends) or b"\x7f" in text
     odd = odd or (not text.isascii() and bool(_ODD.search(text)))
-    if odd or len(lengths) != count or not 0 < lengths.min() <= lengths.max() <= _WIDEST // count:
+    if odd or len(lengths) != count or lengths.min() <= 0:
         raise ValueError("names or alleles")
-    if text.isascii():
-        return as_texts(text.replace(b"\n", b""), lengths)
-    return np.array(text.decode().split("\n"), object)
+    text.decode()  # or UnicodeDecodeError
+    return Texts.one_by_one(np.frombuffer(text.replace(b"\n", b""), np.uint8), lengths)
 
 
 def _inflate(part: bytes, most: int) -> bytes:
@@ -112,16 +112,3 @@ def _inflate(part: bytes, most: int) -> bytes:
     if len(found) > most or not opened.eof:
         raise ValueError("too long")
     return found
-
-
-def _joined(texts: np.ndarray) -> bytes:
-    """Lines of UTF-8: the same as '\\n'.join, many at once where all is ASCII."""
-    found = as_bytes(texts)
-    if found is None or not len(texts):
-        return "\n".join(texts.tolist()).encode()
-    data, lengths = found
-    lines = np.full(len(data) + len(lengths) - 1, ord("\n"), np.uint8)
-    is_text = np.ones(len(lines), bool)
-    is_text[np.cumsum(lengths + 1)[:-1] - 1] = False
-    lines[is_text] = data
-    return lines.tobytes()

@@ -27,6 +27,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.missing", "Most missing calls, variant"),
             Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p"),
             Entry("quality.person_missing", "Most missing calls, person"),
+            Entry("quality.kinship", "Relatives: most kinship"),
             Entry("quality.unknown_strand", "Unknown strand"),
         )),
         ("What totals tell of single people", (

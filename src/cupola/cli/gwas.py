@@ -1,4 +1,5 @@
-"""cupola gwas run, check, list, resume, split, compare: association studies over cohorts."""
+"""cupola gwas run, check, list, relatives, resume, split, compare: association studies over
+cohorts."""
 
 from __future__ import annotations
 
@@ -67,6 +68,45 @@ def list_of_variants(
         return
     typer.echo(f"{file}: {len(variants):,} variants; write in the study:")
     typer.echo(f'variants_hash = "{facts["variants_hash"]}"')
+
+
+@gwas.command()
+def relatives(
+    bfile: Annotated[str, typer.Argument(metavar="BFILE", help="Name of .bed, .bim and .fam.")],
+    least: Annotated[
+        float,
+        typer.Option(
+            "--kinship",
+            min=-1.0,
+            max=0.5,
+            metavar="K",
+            help="Least kinship of a pair: 0.354 one "
+            "person twice, 0.177 first degree, 0.0884 second.",
+        ),
+    ] = 0.0884,
+    as_json: AsJson = False,
+) -> None:
+    """Print pairs of relatives in one cohort's files, by KING-robust kinship."""
+    import numpy as np
+
+    from cupola.association import relatives as pairs
+    from cupola.association.bed import Bed
+    from cupola.association.files import read_people, read_variants
+
+    person, variants = read_people(Path(f"{bfile}.fam")).person, read_variants(Path(f"{bfile}.bim"))
+    bed = Bed(Path(f"{bfile}.bed"), len(person), len(variants))
+    found = pairs.related(bed, variants, np.arange(len(person)), least)
+    gone = pairs.left_out(found)
+    if as_json:
+        rows = [[person[p.first], person[p.second], p.kinship] for p in found]
+        print_json({"pairs": rows, "left_out": [person[i] for i in gone]})
+        return
+    typer.echo(pairs.as_lines(found, person, gone).decode(), nl=False)
+    typer.echo(
+        f"{len(found):,} pairs; a study with quality.kinship = {least:g} leaves out {len(gone):,} "
+        f"of {len(person):,} people",
+        err=True,
+    )
 
 
 @gwas.command()

@@ -2,8 +2,8 @@
 
 A *block* is some neighbouring markers of one chromosome. A block's prediction of a person is made
 with coefficients from the trait of the people of other folds; so are the weights with which blocks
-are added up. What it was told a cohort keeps (`SiteContext.keep`); predictions are made of that when
-they are needed.
+are added up. What it was told a cohort keeps (`SiteContext.keep`); predictions are made of that
+when they are needed.
 """
 
 from __future__ import annotations

@@ -329,3 +329,34 @@ def test_comparison_tells_hits_gained_and_lost(tmp_path):
     assert facts["hits"]["5e-8"] == {"both": 1, "gained": ["r4"], "lost": ["r2"]}
     assert facts["na_only_first"] == 1
     assert facts["largest_difference"]["log10_p"] == pytest.approx(10)
+
+
+def test_how_far_a_study_is_is_told_in_steps_and_variants(tmp_path):
+    told = []
+    study = _study(tmp_path, "logistic", chunk=8)
+    cupola.run(study, tmp_path / "out", progress=told.append, report=False)
+    steps = list(dict.fromkeys((now.step, now.said) for now in told))
+    assert [step for step, _ in steps] == [(2, 5), (3, 5), (4, 5), (5, 5), (5, 5)]
+    assert [said for _, said in steps[2:]] == [
+        "counting alleles", "testing variants", "writing the tables",
+    ]  # fmt: skip
+    assert [now.done for now in told if now.part == "test"] == [0, 8]
+    assert {now.whole for now in told if now.part in ("counts", "test")} == {10}
+    assert {now.whole for now in told if now.part == "standardise"} == {3}
+    assert all(now.done <= now.whole for now in told)
+
+
+def test_cohorts_of_given_sizes_are_cut_without_cases_or_a_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["gwas", "split", "c0", "--sizes", "2,1,1", "-o", "s", "--json"])
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout).values()) == [20, 10, 10]
+    parts = [(tmp_path / f"s/c0.{i}.keep").read_text().splitlines() for i in range(3)]
+    everybody = [
+        " ".join(line.split()[:2]) for line in (tmp_path / "c0.fam").read_text().splitlines()
+    ]
+    assert sorted(" ".join(p.split()) for part in parts for p in part) == sorted(everybody)
+    for sizes in ("1", "1,0"):
+        bad = CliRunner().invoke(app, ["gwas", "split", "c0", "--sizes", sizes, "-o", "s"])
+        assert bad.exit_code == 2
+        assert "at least two cohorts" in bad.stderr

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,38 @@ def test_demo() -> None:
     assert Path("runs/demo/report.html").exists()
     document = json.loads(cupola("demo", "--json").stdout)
     assert document["runs"][0]["label"] == "centralised"
+
+
+@pytest.mark.parametrize("command", [["--help"], ["recipes"], ["recipes", "--json"]])
+def test_a_reader_that_leaves_is_no_error(command):
+    """`cupola recipes | head -1`; and with nobody who reads at all."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = [sys.executable, "-m", "cupola", *command]
+    done = subprocess.run(run, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_wrong_command_stays_wrong_when_nobody_reads():
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = [sys.executable, "-m", "cupola", "check", "there-is-none.toml"]
+    done = subprocess.run(run, stdout=writing, stderr=writing, text=True)
+    os.close(writing)
+    assert done.returncode == 2
+
+
+def test_progress_says_of_how_many_and_how_long(tmp_path):
+    from cupola.analysis.run_progress import Progress
+    from cupola.cli.display import done, named, pace
+
+    now = Progress("test", 8192, 14384, {}, 100.0, 61.9, tmp_path / "traits", (5, 6), "testing")
+    shown = (named(now), done(now), pace(now))
+    assert shown == (
+        "traits, step 5 of 6: testing", "8,192 of 14,384", "about 62 s left in this step",
+    )  # fmt: skip
+    last = replace(now, step=(6, 6), seconds_left=0.2)
+    assert pace(last) == "about 1 s left"
+    unknown = replace(last, seconds_left=float("inf"), whole=0)
+    assert (done(unknown), pace(unknown)) == ("", "")

@@ -5,8 +5,9 @@ Subclass `Analysis` to add a kind (see `examples/pooled_regression.py`), and hol
 """
 
 from cupola.analysis.header import Engine, PlanHeader
-from cupola.analysis.protocol import Analysis, Hosted, NoData, OwnSite, Progress, Sites
+from cupola.analysis.protocol import Analysis, Hosted, NoData, OwnSite, Sites
 from cupola.analysis.result import Facts, Result
+from cupola.analysis.run_progress import Progress
 
 __all__ = [
     "Analysis",

@@ -17,8 +17,9 @@ from cupola.analysis.checkpoint import Checkpoint, Log, json_line, write_sealed
 from cupola.analysis.folder_lock import FULL, drop, room, signals
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of
-from cupola.analysis.protocol import Analysis, Progress, Sites, Watch
+from cupola.analysis.protocol import Analysis, Sites, Watch
 from cupola.analysis.run_folder import CHAINS, FIXED, PLAN, likeness, resume_command
+from cupola.analysis.run_progress import Progress
 from cupola.base.chain import marks, require_marks, require_tails, tails
 from cupola.errors import CupolaError, DataError
 from cupola.federation.federation import Federation
@@ -95,8 +96,6 @@ class Session:
         self.before = saved.seconds if saved else 0.0
         self.state = saved.state if saved else self.program.start()
         self._mark()
-        part, done, _ = self.analysis.progress(self.state)
-        self.first = {part: done}
         if saved:
             self.ledger.restore({"down": saved.down, "up": saved.up})
             reach.restore(saved.state.step - 1, dict(saved.sites))
@@ -107,6 +106,8 @@ class Session:
     def _drive(self, reach: Federation) -> Generator[Progress]:
         first = self.state.step
         self.began = self.saved_at = time.monotonic()
+        part, done, _ = self.analysis.progress(self.state)
+        self.first = {part: (done, self.began)}
         steps = driven(self.program, reach, self.state)
         try:
             while True:
@@ -146,7 +147,7 @@ class Session:
 
     def _reached(self, of: bool = False) -> str:
         part, done, whole = self.analysis.progress(self.state)
-        return f"{part} {done}" + (f" of {whole}" if of and whole else "")
+        return f"{self._in_words(part)} {done}" + (f" of {whole}" if of and whole else "")
 
     def _fail(self, error: Exception) -> None:
         """Leave the reason behind, whatever it was; once."""
@@ -209,9 +210,15 @@ class Session:
             return None
         self.shown = now
         part, done, whole = now
-        rate = (done - self.first.setdefault(part, 0)) / max(time.monotonic() - self.began, 1e-9)
+        clock = time.monotonic()
+        first, since = self.first.setdefault(part, (done, clock))
+        rate = (done - first) / max(clock - since, 1e-9)
         left = (whole - done) / rate if rate > 0 else float("inf")
-        return Progress(part, done, whole, record or {}, rate, left, self.folder)
+        step, said = self.analysis.progress_step(self.state), self._in_words(part)
+        return Progress(part, done, whole, record or {}, rate, left, self.folder, step, said)
+
+    def _in_words(self, part: str) -> str:
+        return self.analysis.progress_words.get(part, part)
 
     def _mark(self) -> None:
         """How far the run's files are at a complete step."""

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from cupola.analysis.disclosure import learned
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.result import Result
+from cupola.analysis.run_progress import Progress
 from cupola.analysis.web_hooks import WebHooks
 from cupola.errors import DataError, PlanError
 from cupola.federation.federation import Federation
@@ -32,32 +34,6 @@ if TYPE_CHECKING:
     from cupola.secure.roster import Roster
 
 P = TypeVar("P", bound=PlanHeader)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is. part: what it is about ('round', 'alleles'); record: what was measured in
-    it. rate, seconds_left: by the pace of this session."""
-
-    part: str
-    done: int
-    whole: int
-    record: Mapping[str, Any]
-    rate: float
-    seconds_left: float
-    folder: Path
-
-    @property
-    def round(self) -> int:
-        return self.done
-
-    @property
-    def rounds(self) -> int:
-        return self.whole
-
-    @property
-    def rounds_per_second(self) -> float:
-        return self.rate
 
 
 Watch = Callable[[Progress], None]
@@ -346,6 +322,13 @@ class Analysis(WebHooks, Generic[P]):
     def progress(self, state: State) -> tuple[str, int, int]:
         """What the run is about, how much of it is done, and of how much; 0: not known."""
         return self.progress_part, state.step, 0
+
+    #: Parts in words; one that is missing is shown by its name.
+    progress_words: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def progress_step(self, state: State) -> tuple[int, int]:  # noqa: ARG002
+        """Which part of the run this is, of how many."""
+        return 1, 1
 
     def finish(self, state: State, folder: Path, watch: Watch) -> None:
         """Leave results in the folder. watch: to be called now and then, where it takes long."""

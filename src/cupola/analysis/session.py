@@ -15,7 +15,7 @@ from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.folder_lock import drop, locked
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.plan_file import Objects, Source, load
-from cupola.analysis.protocol import Analysis, Progress, Sites, Watch
+from cupola.analysis.protocol import Analysis, Sites, Watch
 from cupola.analysis.run_folder import (
     PLAN,
     Run,
@@ -26,6 +26,7 @@ from cupola.analysis.run_folder import (
     plan_file,
     with_same_objects,
 )
+from cupola.analysis.run_progress import Progress
 from cupola.analysis.simulated import Simulated
 from cupola.analysis.tracking import require_installed, tracked
 from cupola.errors import CupolaError, PlanError

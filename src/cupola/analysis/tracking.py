@@ -21,7 +21,8 @@ from cupola.analysis.checkpoint import json_line
 from cupola.analysis.header import PlanHeader, Track
 from cupola.analysis.kinds import find_kind
 from cupola.analysis.overrides import flat as dotted
-from cupola.analysis.protocol import Progress, Watch
+from cupola.analysis.protocol import Watch
+from cupola.analysis.run_progress import Progress
 from cupola.base.chain import read_json, read_result
 from cupola.base.files import write_atomically
 from cupola.base.formatting import finite

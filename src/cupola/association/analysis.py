@@ -12,8 +12,9 @@ from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
-from cupola.association import own_cohort, results
+from cupola.association import own_cohort, results, study_progress
 from cupola.association.accounting import counted_lines
+from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
@@ -72,6 +73,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     replayable = True
     title = "association study"
     noun = data_noun = "cohort"
+    progress_words = study_progress.WORDS
     _table: Table | None = None  # of results, once they are made
     files = TABLES
     unchosen = MappingProxyType({"bfile": "not-chosen"})
@@ -159,7 +161,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
         in the first edition: studies under way stay joined."""
         own = {*self.plan.own_affair, "seeds", "grid"}
-        facts = self.plan.model_dump(mode="json", exclude=own)
+        facts = agreed(self.plan, own)
         return {**facts, "kind": "study", "names": list(self.site_names)}
 
     @classmethod
@@ -203,6 +205,9 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     def progress(self, state: State) -> tuple[str, int, int]:
         return self.association.progress(state)
+
+    def progress_step(self, state: State) -> tuple[int, int]:
+        return study_progress.step(self.association, state)
 
     def finish(self, state: State, folder: Path, watch: Watch) -> None:
         """Tables first, each whole or not at all, then result.json, which says that they are."""

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from cupola.association import agreement, variant_list_codec
+from cupola.association.design import AUTOSOME, kinds
+from cupola.association.files import Variants
 from cupola.association.limits import WITHHELD, rounded
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
@@ -52,6 +54,32 @@ class Chunk:
         bits = np.zeros(self.stop - self.start, bool)
         bits[(self.index if chosen is None else self.index[chosen]) - self.start] = True
         return {"variants": np.packbits(bits)}
+
+
+def chunks_of(
+    variants: Variants, kept: np.ndarray, size: int, prediction: Mapping[str, Any] | None
+) -> list[Chunk]:
+    """The variants kept, in pieces of a list, each of one kind of chromosome; with predictions of
+    whole-genome regression each of one model."""
+    kind = kinds(variants.chromosome)
+    left_out = np.zeros(len(kind), np.int64)
+    if prediction is not None:
+        told = np.isin(variants.chromosome, prediction["chromosomes"]) & (kind == AUTOSOME)
+        left_out = np.where(told, variants.chromosome, 0)
+    model, found = 1000 * kind.astype(np.int64) + left_out, []
+    for start in range(0, len(kind), size):
+        stop = min(start + size, len(kind))
+        for m in np.unique(model[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (model[start:stop] == m))
+            column = None if prediction is None else _column(prediction, m % 1000)
+            found.append(Chunk(start, stop, m // 1000, index, column))
+    return found
+
+
+def _column(prediction: Mapping[str, Any], left_out: int) -> tuple[int, float, float]:
+    """See `Chunk.prediction`. A chromosome without markers is tested with the prediction of all."""
+    place = prediction["chromosomes"].index(left_out)
+    return left_out, prediction["mean"][place], prediction["width"][place]
 
 
 def first_chunk(variants: int, size: int) -> Chunk:

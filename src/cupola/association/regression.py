@@ -145,7 +145,9 @@ class Regression:
             yield "sum", asker.firth(chunk, everything, beta, inverse), None
 
     def progress(self) -> tuple[int, int]:
-        return self.state.values["at"], len(self.program.chunks(self.state))
+        """In variants."""
+        sizes = [len(chunk.index) for chunk in self.program.chunks(self.state)]
+        return sum(sizes[: self.state.values["at"]]), sum(sizes)
 
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk."""

@@ -43,6 +43,19 @@ def by_covariate(files: Files, column: str, parts: int) -> dict[str, list[str]]:
     }
 
 
+def by_sizes(people: Sequence[str], sizes: Sequence[float], seed: int = 1) -> dict[str, list[str]]:
+    """Everybody, drawn at random into cohorts of these relative sizes."""
+    weight = np.array(sizes, float)
+    if len(weight) < 2 or not (weight > 0).all():
+        raise PlanError("give at least two cohorts, each with a size above 0")
+    order = generator(seed, "gwas split").permutation(len(people))
+    ends = np.rint(np.cumsum(weight) / weight.sum() * len(people)).astype(int)
+    return {
+        str(i): [people[j] for j in np.sort(part)]
+        for i, part in enumerate(np.split(order, ends[:-1]))
+    }
+
+
 def by_cases(
     files: Files,
     trait: str | None,

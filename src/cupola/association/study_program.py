@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from cupola.association import agreement, quality, variant_list_codec
+from cupola.association import agreement, quality, study_progress, variant_list_codec
 from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
+from cupola.association.design import SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
-from cupola.association.questions import Asker, Chunk
+from cupola.association.questions import Asker, Chunk, chunks_of
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
@@ -79,11 +79,15 @@ class Association:
 
     # The machine
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The phases of this study; the agreement is a part of proposing."""
+        return ("people", *self.study.before_variants, "propose", *self.study.after_variants,
+                "counts", *self.study.parts, "done")  # fmt: skip
+
     def after(self, phase: str) -> str:
-        """The phase that follows; the agreement is a part of proposing."""
-        order = ("people", *self.study.before_variants, "propose", *self.study.after_variants,
-                 "counts", *self.study.parts, "done")  # fmt: skip
-        return order[order.index(phase) + 1]
+        """The phase that follows."""
+        return self.order[self.order.index(phase) + 1]
 
     def start(self) -> State:
         return State(values={"phase": "people", "at": 0, "warnings": []})
@@ -104,7 +108,7 @@ class Association:
         """The state after a question that takes genotypes to answer, for a rehearsal: as if every
         variant passed the filters, somebody lacked a call at each, and none converged."""
         if state.values["phase"] in PARTS:
-            return self._part(state).skip()
+            return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
         total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
@@ -360,20 +364,7 @@ class Association:
         prediction = state.values.get("prediction")
         key = (id(reason), size, prediction is None)
         if self._chunked is None or self._chunked[0] != key:
-            variants, kept = self.variants(state), reason == KEPT
-            kind = kinds(variants.chromosome)
-            left_out = np.zeros(len(kind), np.int64)
-            if prediction is not None:  # a model for each chromosome
-                told = np.isin(variants.chromosome, prediction["chromosomes"])
-                left_out = np.where(told & (kind == AUTOSOME), variants.chromosome, 0)
-            model = 1000 * kind.astype(np.int64) + left_out
-            pieces = []
-            for start in range(0, len(variants), size):
-                stop = min(start + size, len(variants))
-                for m in np.unique(model[start:stop][kept[start:stop]]).tolist():
-                    index = start + np.flatnonzero(kept[start:stop] & (model[start:stop] == m))
-                    column = None if prediction is None else _column(prediction, m % 1000)
-                    pieces.append(Chunk(start, stop, m // 1000, index, column))
+            pieces = chunks_of(self.variants(state), reason == KEPT, size, prediction)
             self._chunked = (key, reason, pieces)
         return self._chunked[-1]
 
@@ -433,15 +424,15 @@ class Association:
 
     # Parts after the counts
 
-    def _part(self, state: State) -> Part:
+    def part(self, state: State) -> Part:
         return part_of(state.values["phase"])(self, state)
 
     def _ask_part(self, state: State) -> Any:
-        question = self._part(state).ask()
+        question = self.part(state).ask()
         return ("alone", None, []) if question is None else self._everybody(question)
 
     def _answer_part(self, state: State, total: Total | None) -> State:
-        return self._part(state).answer(total)
+        return self.part(state).answer(total)
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
@@ -451,15 +442,4 @@ class Association:
 
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""
-        phase, at = state.values["phase"], state.values["at"]
-        if phase in PARTS:
-            return phase, *self._part(state).progress()
-        if phase == "counts":
-            return phase, at, len(self.chunks(state))
-        return phase, 0, 1
-
-
-def _column(prediction: dict[str, Any], left_out: int) -> tuple[int, float, float]:
-    """See `Chunk.prediction`. A chromosome without markers is tested with the prediction of all."""
-    place = prediction["chromosomes"].index(left_out)
-    return left_out, prediction["mean"][place], prediction["width"][place]
+        return study_progress.progress(self, state)

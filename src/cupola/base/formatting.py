@@ -69,6 +69,11 @@ def duration(value: Any) -> str:
     return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
+def roughly(value: float) -> str:
+    """Seconds that are only foreseen: no more digits than they deserve."""
+    return duration(max(1, round(value)))
+
+
 def metric(name: str, value: Any, spread: Any = None) -> str:
     """A metric with its unit, and its standard deviation where there is one."""
     if not finite(value):

@@ -18,8 +18,8 @@ from cupola.base.formatting import main_metric
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cupola.analysis.protocol import Progress
     from cupola.analysis.run_folder import Run
+    from cupola.analysis.run_progress import Progress
 
 LOG_EVERY = 30.0  # seconds between lines where stderr is no terminal
 
@@ -61,26 +61,23 @@ def watching(quiet: bool, log: bool = True) -> Iterator[Callable[[Progress], Non
     if not console.is_terminal:
         yield _Log() if log else None
         return
-    bar = Bar(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
-        console=console,
-    )
+    columns = ("[bold]{task.description}", "{task.fields[done]}", "{task.fields[pace]}")
+    said, of, at = (TextColumn(column) for column in columns)
+    bar = Bar(said, BarColumn(bar_width=24), of, at, console=console)
     with bar:
-        task = None
-        shown: tuple[Path, str] | None = None
+        tasks: dict[Path, Any] = {}  # a bar for each run, whatever it is about
 
         def show(progress: Progress) -> None:
-            nonlocal task, shown
-            now = (progress.folder, progress.part)
-            if shown != now:
-                shown = now
-                named = progress.folder.name if progress.part == "round" else progress.part
-                task = bar.add_task(named, total=progress.whole, pace="")
-            assert task is not None
-            bar.update(task, completed=progress.done, total=progress.whole, pace=pace(progress))
+            if progress.folder not in tasks:
+                tasks[progress.folder] = bar.add_task("", total=None, done="", pace="")
+            bar.update(
+                tasks[progress.folder],
+                description=named(progress),
+                completed=progress.done,
+                total=progress.whole or None,  # not known: the bar only moves
+                done=done(progress),
+                pace=pace(progress),
+            )
 
         yield show
 
@@ -89,25 +86,43 @@ class _Log:
     """A line every half minute, and when a part of an analysis begins, for logs."""
 
     def __init__(self) -> None:
-        self.last = time.monotonic()
+        self.last, self.part = time.monotonic(), ""
 
     def __call__(self, progress: Progress) -> None:
         console = Console(stderr=True, highlight=False)
-        if progress.part != "round" and progress.done == 1 and progress.whole:
-            console.print(f"{progress.part}: {progress.whole:,}")
-        if time.monotonic() - self.last < LOG_EVERY:
+        part = progress.said or progress.part
+        new = part not in ("round", self.part)
+        self.part = part
+        if not new and time.monotonic() - self.last < LOG_EVERY:
             return
         self.last = time.monotonic()
-        done = f"{progress.part} {progress.done} of {progress.whole}"
-        console.print(f"{progress.folder.name}: {done}, {pace(progress)}")
+        what = f"{progress.part} " if progress.part == "round" else ""
+        told = ", ".join(part for part in (what + done(progress), pace(progress)) if part)
+        console.print(f"{named(progress)}: {told}" if told else named(progress), soft_wrap=True)
+
+
+def named(progress: Progress) -> str:
+    """'traits, step 5 of 6: testing variants'; of rounds, the run alone."""
+    at, steps = progress.step
+    if progress.part == "round":
+        return progress.folder.name
+    step = f", step {at} of {steps}" if steps > 1 else ""
+    return f"{progress.folder.name}{step}: {progress.said or progress.part}"
+
+
+def done(progress: Progress) -> str:
+    """'8,192 of 14,384'."""
+    return f"{progress.done:,} of {progress.whole:,}" if progress.whole else ""
 
 
 def pace(progress: Progress) -> str:
-    """'12.3 rounds/s, accuracy 91.2 %, 8 s left'."""
+    """'12.3 rounds/s, accuracy 91.2 %, 8 s left'; what is not known yet is left out."""
     parts = [f"{progress.rate:.3g} {progress.part}s/s"] if progress.part == "round" else []
     if headline := main_metric(progress.record):
         parts.append(headline)
-    parts.append(f"{formatting.duration(progress.seconds_left)} left")
+    if formatting.finite(progress.seconds_left) and progress.done < progress.whole:
+        here = "" if progress.last_part else " in this step"
+        parts.append(f"about {formatting.roughly(progress.seconds_left)} left{here}")
     return ", ".join(parts)
 
 

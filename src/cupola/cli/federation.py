@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -207,9 +208,12 @@ def submit(
     show([Run(folder, whole)], as_json, quiet)
 
 
+_BEFORE = {"starting": "the parties get ready", "running": "at work"}
+
+
 def _follow(watch: Any, folder: Path) -> Any:
     """What the coordinator tells, as the progress of a run."""
-    from cupola.analysis.protocol import Progress
+    from cupola.analysis.run_progress import Progress
 
     said: set[str] = set()
 
@@ -220,8 +224,18 @@ def _follow(watch: Any, folder: Path) -> Any:
                 typer.echo(f"no answer from {name}: {then}", err=True)
         said.clear()
         said.update(told.get("away", []))
-        if watch is not None and told.get("part"):
-            facts = ("part", "done", "whole", "record", "rate", "seconds_left")
-            watch(Progress(folder=folder, **{fact: told[fact] for fact in facts}))
+        if watch is None:
+            return
+        if not told.get("part"):  # before the first answers are there
+            watch(
+                Progress(_BEFORE.get(str(told.get("state")), "waiting"), 0, 0, {}, 0, inf, folder)
+            )
+            return
+        facts = {fact: told[fact] for fact in ("part", "done", "whole", "record", "rate")}
+        facts["said"] = told.get("said", "")
+        left, step = told["seconds_left"], tuple(told.get("step") or (1, 1))
+        watch(
+            Progress(**facts, seconds_left=inf if left is None else left, folder=folder, step=step)
+        )
 
     return tell

@@ -123,10 +123,12 @@ def split(
         int | None, typer.Option(min=2, help="Cut the column into so many cohorts, low to high.")
     ] = None,
     cases: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Share of cases in each cohort.")
+        str | None,
+        typer.Option(metavar="A,B,C", help="Share of cases in each cohort: 0.75,0.5,0.25."),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Relative sizes of the cohorts.")
+        str | None,
+        typer.Option(metavar="A,B,C", help="Relative sizes of the cohorts: 2,1,1. Enough alone."),
     ] = None,
     trait: Annotated[
         str | None, typer.Option(help="Column of --table with the trait; else the .fam file's.")
@@ -137,15 +139,20 @@ def split(
     """Cut one data set into cohorts: lists of people, for experiments."""
     from cupola.association.cohort import Files
     from cupola.association.files import read_people
-    from cupola.association.split import by_cases, by_column, by_covariate, write_keeps
+    from cupola.association.split import by_cases, by_column, by_covariate, by_sizes, write_keeps
 
     bed, bim, fam = (Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam"))
     files = Files("all", bed, bim, fam, pheno=table, cov=table)
     if cases is not None:
         shares, weights = _numbers("--cases", cases), sizes and _numbers("--sizes", sizes)
         found = by_cases(files, trait, shares, weights or None, seed)
+    elif sizes is not None and column is None:
+        found = by_sizes(read_people(fam).person, _numbers("--sizes", sizes), seed)
     elif table is None or column is None:
-        raise PlanError("say how to cut: --cases A,B,C, or --table FILE --column NAME [--parts N]")
+        raise PlanError(
+            "say how to cut: --sizes 1,1,1; or --cases 0.75,0.5,0.25 (shares of cases); or "
+            "--table FILE --column NAME [--parts N]"
+        )
     elif parts is not None:
         found = by_covariate(files, column, parts)
     else:

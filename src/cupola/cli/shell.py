@@ -6,10 +6,12 @@ Commands import what they need when they run, so that `cupola --help` is quick.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import stat
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -101,7 +103,31 @@ def answer_in_json(wanted: bool) -> bool:
 
 def main() -> None:
     """Entry point of the command `cupola`."""
+    sys.stdout, sys.stderr = (_while_read(stream) for stream in (sys.stdout, sys.stderr))
     app()
+
+
+class _WhileRead(io.FileIO):
+    """A pipe whose reader may leave, as `cupola ... | head` does: what nobody reads any more is
+    thrown away, and the command comes to its own end."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _while_read(stream: TextIO) -> TextIO:
+    try:
+        if not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            return stream
+    except (OSError, ValueError, AttributeError):  # closed, or none at all
+        return stream
+    stream.flush()
+    pipe = io.BufferedWriter(_WhileRead(stream.fileno(), "w", closefd=False))
+    lines = stream is sys.stderr
+    return io.TextIOWrapper(pipe, stream.encoding, stream.errors, line_buffering=lines)
 
 
 def print_json(document: Any) -> None:

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from cupola.analysis.checkpoint import json_line
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, find_kind
 from cupola.analysis.plan_file import load
-from cupola.analysis.protocol import Analysis, Progress
+from cupola.analysis.protocol import Analysis
 from cupola.analysis.run_folder import contents, held_plan
+from cupola.analysis.run_progress import Progress
 from cupola.analysis.session import run
 from cupola.base.chain import read_result, sealed_json
 from cupola.base.files import write_atomically
@@ -112,7 +114,7 @@ def carry_out(job: Job, carry: Carry, own: Path, tell: Tell) -> str:
     waits = not analysis_of(plan).minimum  # for all sites
 
     def progress(now: Progress) -> None:
-        left = min(now.seconds_left, 1e9)
+        left = now.seconds_left if isfinite(now.seconds_left) else None
         tell({**asdict(now), "folder": None, "seconds_left": left, "waits": waits})
 
     sites = RealSites(job, carry, own)

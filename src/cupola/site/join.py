@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cupola.analysis.preview import expected_roster
 from cupola.base.files import write_atomically
+from cupola.base.formatting import roughly
 from cupola.errors import CupolaError, DataError, FederationError, PlanError
 from cupola.secure.identity import Identity
 from cupola.secure.roster import Roster, party_to_json
@@ -375,7 +376,10 @@ def progress_text(now: dict[str, Any]) -> str:
         return text + ("; waiting for it to be resumed" if now.get("resumable") else "")
     if now.get("waiting"):
         return f"{text}: waiting for {', '.join(map(str, now['waiting']))}"
-    return f"{text}: {now.get('phase')} {now['done']:g} of {now['of']:g}" if now.get("of") else text
+    if not now.get("of"):
+        return text
+    left = f", about {roughly(now['left'])} left" if now.get("left") else ""
+    return f"{text}: {now.get('phase')}, {now['done']:,g} of {now['of']:,g}{left}"
 
 
 def begin(folder: Path, url: str, token: str, role: str) -> Joining:

@@ -13,7 +13,8 @@ from cupola.analysis.checkpoint import json_line, write_sealed
 from cupola.analysis.explain import partitions
 from cupola.analysis.forms import Form
 from cupola.analysis.overrides import changed
-from cupola.analysis.protocol import Analysis, OwnSite, Progress, SiteRules, Watch
+from cupola.analysis.protocol import Analysis, OwnSite, SiteRules, Watch
+from cupola.analysis.run_progress import Progress
 from cupola.base.files import write_atomically
 from cupola.data.dataset import FederatedData, SiteData
 from cupola.errors import PlanError

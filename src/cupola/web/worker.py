@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cupola.analysis.checkpoint import json_line
 from cupola.analysis.header import PlanHeader
 from cupola.analysis.kinds import analysis_of, find_kind
 from cupola.analysis.plan_file import load
-from cupola.analysis.protocol import Progress
+from cupola.analysis.run_progress import Progress
 from cupola.analysis.session import run
 from cupola.base.files import write_atomically
 from cupola.errors import CupolaError
@@ -76,10 +77,20 @@ class _Events:
     def __init__(self, file: Any) -> None:
         self.file, self.last, self.said = file, 0.0, ("", 0.0, 0.0)
 
-    def say(self, phase: str, done: float = 0, of: float = 0, left: float | None = None) -> None:
+    def say(
+        self,
+        phase: str,
+        done: float = 0,
+        of: float = 0,
+        left: float | None = None,
+        step: Sequence[int] = (1, 1),
+    ) -> None:
+        """left: seconds, of this step. step: which one, of how many."""
+        phase = f"step {step[0]} of {step[1]}, {phase}" if step[1] > 1 else phase
         now, new = time.time(), (phase, done, of)
         if new != self.said and (now - self.last >= 0.1 or done >= of):
-            line = {"time": round(now, 3), "phase": phase, "done": done, "of": of, "left": left}
+            line = {"time": round(now, 3), "phase": phase, "done": done, "of": of, "left": left,
+                    "last": step[0] >= step[1]}  # fmt: skip
             self.file.write(json_line(line) + "\n")
             self.file.flush()
             self.last, self.said = now, new
@@ -128,20 +139,20 @@ def _simulate(where: Path, job: dict[str, Any], events: _Events) -> None:
         os.chdir(job["data"])  # file names are relative to it, so that no path is written down
 
     def watch(now: Progress) -> None:
-        phase = now.folder.name if now.folder != where else _phase(job["kind"], now.part)
-        events.say(phase, now.done, now.whole, _left(now.seconds_left))
+        phase = now.folder.name if now.folder != where else _phase(job["kind"], now.part, now.said)
+        events.say(phase, now.done, now.whole, _left(now.seconds_left), now.step)
 
     run(job["plan"], where, resume=True, progress=watch)
 
 
-def _phase(kind: str, part: str) -> str:
+def _phase(kind: str, part: str, said: str | None = None) -> str:
     """What a run is about: 'training', rather than 'round'."""
     usual = find_kind(kind).progress_part
-    return kind.rpartition(":")[2] if part == usual else part
+    return kind.rpartition(":")[2] if part == usual else said or part
 
 
-def _left(seconds: float) -> float | None:
-    return round(seconds, 1) if math.isfinite(seconds) else None
+def _left(seconds: float | None) -> float | None:
+    return None if seconds is None or not math.isfinite(seconds) else round(seconds, 1)
 
 
 def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
@@ -160,13 +171,18 @@ def _hand_in(folder: Path, job: dict[str, Any], events: _Events) -> None:
         if (folder / STOPPED).exists():
             raise KeyboardInterrupt
         part, done = told.get("part"), told.get("done") or 0
-        phase = _phase(job["kind"], part) if part else str(told.get("state", "waiting"))
-        asked = f"{phase}, step {done}" if done else ""
+        phase = (
+            _phase(job["kind"], part, told.get("said"))
+            if part
+            else str(told.get("state", "waiting"))
+        )
+        asked = f"{phase}, {done:,}" if done else ""
         write_atomically(folder / AWAY, json_line({"away": told.get("away", []), "asked": asked}))
         if not part:
             events.say(phase)
             return
-        events.say(phase, done, told["whole"], _left(told["seconds_left"]))
+        step = tuple(told.get("step") or (1, 1))
+        events.say(phase, done, told["whole"], _left(told["seconds_left"]), step)
         record = told.get("record") or {}
         if record and record.get("round", done) != reached[0]:
             reached[0] = record.get("round", done)

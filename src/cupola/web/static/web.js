@@ -95,9 +95,11 @@ if (live) {
     }
     if (news.rounds.length) redraw();
     for (const e of news.events) {
-      at('phase').textContent = e.of ? `${e.phase}: ${e.done} of ${e.of}` : e.phase;
-      if (e.of) at('bar').value = e.done / e.of;
-      at('left').textContent = e.left !== null && e.done < e.of ? 'about ' + time(e.left) + ' left' : '';
+      const many = n => n.toLocaleString('en');
+      at('phase').textContent = e.of ? `${e.phase}: ${many(e.done)} of ${many(e.of)}` : e.phase;
+      at('bar').value = e.of ? e.done / e.of : 0;
+      at('left').textContent = e.left !== null && e.done < e.of
+        ? 'about ' + time(e.left) + ' left' + (e.last === false ? ' in this step' : '') : '';
       const log = at('log'), end = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
       log.textContent += new Date(e.time * 1000).toISOString().slice(11, 19) + ' ' + at('phase').textContent + '\n';
       if (end) log.scrollTop = log.scrollHeight;

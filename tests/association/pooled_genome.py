@@ -77,22 +77,33 @@ def regression(columns, y, logistic):
     return beta[-1], np.sqrt(inverse[-1, -1])
 
 
-def pooled(data, study, fold):
-    """beta and standard error of every variant, of the minor allele."""
-    whole, logistic = study.whole_genome, study.test == "logistic"
-    y = data.cc - 1 if logistic else data.qt
-    y = y if logistic else (y - y.mean()) / y.std()
+def _columns(data, logistic):
+    y = data.cc - 1 if logistic else (data.qt - data.qt.mean()) / data.qt.std()
     covariates = np.column_stack([data.age, data.dose])
-    z = np.column_stack([np.ones(len(y)), (covariates - covariates.mean(0)) / covariates.std(0)])
-    copies, chromosome = data.copies, data.variants.chromosome
-    told = copies != 3
+    standard = (covariates - covariates.mean(0)) / covariates.std(0)
+    return np.column_stack([np.ones(len(y)), standard]), y
+
+
+def pooled_predictions(data, study, fold):
+    """Of everybody tested, by the chromosome left out (0: none)."""
+    whole = study.whole_genome
+    z, y = _columns(data, study.test == "logistic")
+    copies, chromosome, told = data.copies, data.variants.chromosome, data.copies != 3
     rate = np.where(told, copies, 0).sum(1) / (2 * told.sum(1))
     markers = (chromosome <= 22) & (np.minimum(rate, 1 - rate) >= whole.maf)
     x = np.where(told, copies - 2 * rate[:, None], 0.0)[markers].T
-    found = predictions(x, chromosome[markers], z, y, fold, whole, whole.block)
+    return predictions(x, chromosome[markers], z, y, fold, whole, whole.block)
+
+
+def pooled(data, study, fold):
+    """beta and standard error of every variant, of the minor allele."""
+    logistic = study.test == "logistic"
+    copies, chromosome, told = data.copies, data.variants.chromosome, data.copies != 3
+    z, y = _columns(data, logistic)
+    found = pooled_predictions(data, study, fold)
     male = data.sex == 1
     betas, errors = [], []
-    for g, c, ok, r in zip(copies, chromosome, told, rate):
+    for g, c, ok in zip(copies, chromosome, told):
         who = ok & (male if c == 24 else True)
         single = np.full(len(y), c == 26) | (male if c in (23, 24) else False)
         if c in (23, 24, 26):

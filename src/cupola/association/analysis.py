@@ -48,6 +48,7 @@ class AssociationResult(Result):
     tested: int = 0
     inflation: float | None = None
     hits: Mapping[str, int] = MappingProxyType({})
+    whole_genome: Facts | None = None
     left_out: Mapping[str, int] = MappingProxyType({})
     without_result: Mapping[str, int] = MappingProxyType({})
     warnings: tuple[str, ...] = ()

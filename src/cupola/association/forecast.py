@@ -26,6 +26,7 @@ from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
 from cupola.association.site import StudyHost, released_numbers
+from cupola.association.structure.genome_tasks import foreseen
 from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
@@ -36,6 +37,12 @@ from cupola.secure.replayed_totals import told_answers_size, told_size
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
+
+
+def answered(plan: StudyPlan) -> tuple[str, ...]:
+    """What cohorts answer in a rehearsal. With whole-genome regression the models without a
+    genotype hang on predictions, which take genotypes."""
+    return tuple(t for t in ANSWERED if t != "gwas shared" or plan.whole_genome is None)
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.whole_genome is not None:
+        found.append("every common variant on an autosome is taken to be a marker")
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found
@@ -160,6 +169,11 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
     for site in host.cohorts if least else ():
         lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
         found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
+    whole = plan.whole_genome
+    if whole is not None:
+        tested, binary = state.values["people"]["tested"], state.values["binary"]
+        told = (foreseen(site, whole, tested, binary) for site in host.cohorts)
+        found += [f"{s.files.name}: {line}" for s, line in zip(host.cohorts, told)]
     return found
 
 
@@ -167,7 +181,7 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
     program = analysis.program(host)
-    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
+    reach = _StudyRehearsal(analysis, host, (*answered(plan), FINGERPRINTS).__contains__)
     try:
         return rehearse_answered(program, reach, program.skip), reach
     except FederationError as error:
@@ -195,7 +209,7 @@ class _StudyRehearsal(AnsweredRehearsal):
         return super()._answers(question, sites)
 
     def computed(self, task: str) -> bool:
-        return task in ANSWERED
+        return task != FINGERPRINTS and self.answered(task)
 
     def blank(self, question: Question) -> Arrays:
         hashes = question.task == FINGERPRINTS

@@ -141,6 +141,13 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             + ("; information matrices tell more" if study.test == "logistic" else "")
         )
         found += [f"totals about variants {rounded(study)}"] if limits.grid else []
+    if study.whole_genome is not None:
+        block = study.whole_genome.size(people)
+        found.append(
+            f"the linkage of markers in blocks of {block} is told, over all people; markers with "
+            f"fewer than {study.whole_genome.carriers} copies of the rarer allele in a cohort are "
+            "left out, predictions of people stay with their cohort"
+        )
     if study.regression and limits.outliers:
         found.append(
             f"covariates of people beyond {limits.outliers:g} times the usual length are shortened"

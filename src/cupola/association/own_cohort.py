@@ -19,6 +19,7 @@ from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
 from cupola.association.site import Site, most_iterations, released_numbers
+from cupola.association.structure.genome_tasks import foreseen
 from cupola.association.structure.step_ones import StepOnes
 from cupola.association.study_choices import WholeGenome
 from cupola.association.study_program import Association
@@ -142,6 +143,14 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
         )
+    if plan.whole_genome is not None:
+        for key in ("people", "own_people", "carriers", "people_per_marker"):
+            ours, theirs = getattr(wanted, f"genome_{key}"), getattr(plan.whole_genome, key)
+            if theirs < ours:
+                found.append(
+                    f"the study's whole_genome.{key} is {theirs:g}; this site wants at least "
+                    f"{ours:g} (limits.genome_{key})"
+                )
     return found
 
 
@@ -194,6 +203,8 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
         genotypes = plan.trend or plan.quality.hardy_weinberg > 0
         lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
         found.append(f"this site would withhold {lost:,} variants for small counts")
+    if plan.whole_genome is not None:
+        found.append(foreseen(site, plan.whole_genome, people, plan.binary))
     if plan.regression:
         most = own.rules.limits.released
         try:

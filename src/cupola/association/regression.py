@@ -101,6 +101,8 @@ class Regression:
     def skip(self) -> State:
         """The state after a question about variants, for a rehearsal: each of them is asked about
         for as long as a variant may be."""
+        if self.part == "shared":  # whose answer hangs on genotypes in whole-genome regression
+            return self._skip_shared()
         if self.study.test == "linear":
             return self._store(self._nothing(fit.OK))
         k, p, newton = len(self.chunk.index), self.fixed + 1, self.study.newton
@@ -119,6 +121,12 @@ class Regression:
         if self.part in ("sums", "newton") and newton.firth:
             return self._go_on(work, part="firth", iteration=0)
         return self._store(self._nothing(fit.OK))
+
+    def _skip_shared(self) -> State:
+        spent = 0 if self.null is None else self.null["iterations"]
+        done = self.study.test == "linear" or spent >= self.study.newton.iterations
+        nothing = [0.0] * self.fixed
+        return self._remember(beta=nothing, done=done, broken=False, iterations=spent + 1)
 
     @classmethod
     def tasks(cls, study: Study) -> tuple[str, ...]:

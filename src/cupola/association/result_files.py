@@ -70,6 +70,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
             if (found.status == s).any()
         },
         "limits": plan.limits.model_dump(),
+        "whole_genome": state.values.get("genome_facts"),
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
         "inflation": inflation(found),

@@ -76,6 +76,8 @@ class WholeGenome(_Choice):
     """Every test takes along what all other chromosomes' markers predict of the trait (REGENIE's
     idea, by sums). Needs principal components among the covariates."""
 
+    use: bool = True
+    """Whether to take the rest of the genome into account; false: as if the table was not there."""
     block: int = Field(default=0, ge=0, le=400)
     """Most markers in a block. 0: 200, below 10,000 people 400."""
     folds: int = Field(default=5, ge=2, le=20)
@@ -105,6 +107,25 @@ class WholeGenome(_Choice):
     def size(self, people: int) -> int:
         """The most markers in a block of a study of so many people."""
         return self.block or (200 if people >= 10_000 else 400)
+
+    def objection(self, people: int) -> str | None:
+        """Why so many people, of all cohorts, are too few."""
+        block = self.size(people)
+        least = {
+            f"whole_genome.people = {self.people}": self.people,
+            f"whole_genome.people_per_marker = {self.people_per_marker:g}, in blocks of "
+            f"{block}": self.people_per_marker * block,
+            f"whole_genome.own_people = {self.own_people}, in each of {self.folds} folds":
+                self.own_people * self.folds,
+        }  # fmt: skip
+        why, most = max(least.items(), key=lambda item: item[1])
+        if people >= most:
+            return None
+        return (
+            f"{people:,} people are tested, but whole-genome regression needs {most:,.0f} ({why}): "
+            "with fewer, products of markers could tell single genotypes; leave it out, or take "
+            "smaller blocks"
+        )
 
     @field_validator("stacked")
     @classmethod
@@ -188,6 +209,11 @@ class Study(_Choice):
         if not self.regression:
             return ()
         return ("whole-genome", "test") if self.whole_genome else ("test",)
+
+    @field_validator("whole_genome")
+    @classmethod
+    def _used(cls, whole: WholeGenome | None) -> WholeGenome | None:
+        return whole if whole is not None and whole.use else None
 
     @model_validator(mode="after")
     def _components(self) -> Study:

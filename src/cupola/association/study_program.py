@@ -171,6 +171,8 @@ class Association:
         if not study.regression:
             return
         columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
+        if study.whole_genome and (objection := study.whole_genome.objection(tested)):
+            raise DataError(objection)
         least = fewest_people(columns, study.people_per_column)
         if tested < least:
             raise DataError(

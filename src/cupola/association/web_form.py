@@ -11,6 +11,7 @@ from cupola.analysis.forms import Entry, Form, When
 def forms() -> dict[str, Form]:
     regression: When = {"test": ["linear", "logistic"]}
     logistic: When = {"test": ["logistic"]}
+    genome: When = {"whole_genome.use": ["true"], **regression}
     masked: When = {"sum.kind": ["masked"]}
     groups = (
         ("The study", (Entry("name", "Name", needed=True), Entry("test", "Test", needed=True))),
@@ -21,6 +22,12 @@ def forms() -> dict[str, Form]:
             Entry("trend", "Trend test", {"test": ["chi-square"]}),
             Entry("newton.firth", "Firth's fallback", logistic),
             Entry("people_per_column", "Fewest people a column", regression),
+            Entry("whole_genome.use", "Rest of the genome taken into account", regression,
+                  default="false"),
+            Entry("whole_genome.components_elsewhere", "No covariate is named PC1, PC2, ...",
+                  genome),
+            Entry("whole_genome.maf", "Least frequency of a marker", genome),
+            Entry("whole_genome.carriers", "Fewest carriers of a marker in a cohort", genome),
         )),
         ("Quality", (
             Entry("quality.maf", "Least minor allele frequency"),

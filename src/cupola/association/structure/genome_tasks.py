@@ -12,6 +12,7 @@ from cupola.association.files import CohortError
 from cupola.association.limits import WITHHELD
 from cupola.association.site import LARGEST, Site, guarded
 from cupola.association.structure import predictions
+from cupola.association.study_choices import WholeGenome
 from cupola.association.tasks import listed_rows
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -53,7 +54,7 @@ def _require_people(own: Site, question: Question, made: Design) -> None:
         raise Declined("question-not-understood")
     if told < max(wants.people, wants.people_per_marker * block, folds * wants.own_people):
         raise Declined("too-few-people")
-    least = max(wants.own_people, wants.people_per_marker * block / 5)
+    least = _least(wants, block)
     if mine < least:
         raise CohortError(
             "too-few-people",
@@ -61,6 +62,26 @@ def _require_people(own: Site, question: Question, made: Design) -> None:
             f"has {mine:,} people tested; whole-genome regression in blocks of {block} needs "
             f"{least:,.0f}: with fewer, products of markers could tell single genotypes",
         )
+
+
+def foreseen(own: Site, whole: WholeGenome, people: int, binary: bool | None) -> str:
+    """What this cohort would withhold, or why it would refuse. people: of all cohorts, about."""
+    cohort = own.cohort
+    tested = cohort.tested(cohort.looks_binary if binary is None else binary, True)
+    least = _least(whole, whole.size(people))
+    if tested.sum() < least:
+        return f"would refuse whole-genome regression: {tested.sum():,} of {least:,.0f} people"
+    told = (cohort.variants.chromosome >= 1) & (cohort.variants.chromosome <= 22)
+    few = rarer(own, np.flatnonzero(told), np.flatnonzero(tested)) < whole.carriers
+    return (
+        f"would keep {few.sum():,} of {told.sum():,} markers out of whole-genome regression: fewer "
+        f"than {whole.carriers} copies of the rarer allele"
+    )
+
+
+def _least(whole: WholeGenome, block: int) -> float:
+    """Fewest people of a cohort."""
+    return max(whole.own_people, whole.people_per_marker * block / 5)
 
 
 def _once(own: Site, what: object, *arrays: np.ndarray, most: float = LARGEST) -> None:

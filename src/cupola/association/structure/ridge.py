@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupola.association import fit
-from cupola.association.portable_algebra import combined, inverse, solved, total
+from cupola.association.portable_algebra import combined, dot, inverse, solved, total
 
 _FLAT = 1e-9  # share of its squares below which what the covariates leave of a marker is nothing
 
@@ -84,3 +84,9 @@ def covariates_inverse(products: np.ndarray, columns: int) -> tuple[np.ndarray, 
     whole = fit.symmetric(products, columns + 1)
     inverted = inverse(whole[None, :-1, :-1])[0]
     return inverted, combined(inverted, whole[:-1, -1:])[:, 0]
+
+
+def left_of_trait(products: np.ndarray, gamma: np.ndarray) -> float:
+    """Squares of what the covariates leave of the trait."""
+    whole = fit.symmetric(products, len(gamma) + 1)
+    return float(whole[-1, -1] - dot(gamma[None], whole[None, -1, :-1])[0])

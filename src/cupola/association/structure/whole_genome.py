@@ -269,7 +269,8 @@ class WholeGenomeRegression:
                 "(whole_genome.people_per_prediction). Take larger blocks or fewer markers"
             )
         arrays["sums"] = np.zeros((len(blocks), 2))
-        return self._go("blocks", arrays, withheld=int(few.sum()))
+        left = ridge.left_of_trait(sums["products"], gamma)
+        return self._go("blocks", arrays, withheld=int(few.sum()), left=left)
 
     def _coefficients(self, sums: Arrays) -> State:
         blocks, part = self._blocks(), self._blocks().stretches[self.at["stretch"]]
@@ -315,7 +316,7 @@ class WholeGenomeRegression:
             "withheld": self.at["withheld"],
             "blocks": len(blocks),
             "heritability": self.whole.stacked[self.at["best"]],
-            "errors": self.at["errors"],
+            "explained": [1 - error / self.at["left"] for error in self.at["errors"]],
         }
         arrays = {n: a for n, a in self.state.arrays.items() if not n.startswith(_ARRAYS)}
         state = State(self.state.step, arrays, self.state.values)

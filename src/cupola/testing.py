@@ -159,7 +159,7 @@ def _same(one: Run, two: Run, tolerance: float, how: str) -> None:
     facts = [_facts(r.result.to_dict(), masked) for r in (one, two)]
     for key, value in facts[0].items():
         _equal(value, facts[1].get(key), tolerance, f"{how}: result.json: {key}")
-    for name in type(one.analysis).files if not masked else ():
+    for name in type(one.analysis).files_of(one.plan.name) if not masked else ():
         if (one.folder / name).is_file():
             same = (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
             assert same or name.endswith(".json"), f"{how}: {name} is not the same"

@@ -138,7 +138,7 @@ def test_bad_data_are_named_at_the_cohort_and_coded_outside(tmp_path, case):
     assert text.partition("': ")[2] in (tmp_path / "out/sites/c1.log").read_text()
 
 
-def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
+def test_cohorts_without_cases_and_with_other_files(tmp_path):
     for line in range(2, 42):
         _edit(tmp_path / "c1.pheno", line, lambda x: " ".join([*x.split()[:2], "1", x.split()[3]]))
     with pytest.raises(DataError, match="cohort 'c1': has no cases among those tested"):
@@ -147,10 +147,10 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
         _study(tmp_path, "logistic", one_sided=True), tmp_path / "two", report=False
     ).result
     assert done["tested"] == 10
-    imputed = _study(tmp_path)
-    imputed["cohorts"][2] = {"name": "c2", "bed": "x.pgen", "bim": "c2.bim", "fam": "c2.fam"}
-    with pytest.raises(DataError, match="imputed dosages cannot be used yet"):
-        cupola.run(imputed, tmp_path / "three")
+    other = _study(tmp_path)
+    other["cohorts"][2] = {"name": "c2", "bed": "x.bcf", "bim": "c2.bim", "fam": "c2.fam"}
+    with pytest.raises(DataError, match="BCF cannot be read; PLINK 2 rewrites it"):
+        cupola.run(other, tmp_path / "three")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_cohorts_without_cases_dosages_and_missing_files(tmp_path):
         ({"quality": {"maff": 0.1}}, "quality.maff is unknown; did you mean quality.maf"),
         ({"test": "chisq"}, "test = \"chisq\": must be 'chi-square', 'linear' or 'logistic'"),
         ({"cohorts": [{"name": "a", "beds": "x"}]}, "beds is unknown"),
-        ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile, or bed, bim and fam"),
+        ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile (or bed, bim and fam), pfile,"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),
         ({"fingerprints": True}, "fingerprints need a salt"),
         ({"covariates": ["AGE", "DOSE", "AGE"]}, "covariates: 'AGE' stands there twice"),
@@ -196,9 +196,9 @@ def test_every_text_file_may_be_compressed(tmp_path):
 @pytest.mark.parametrize("test", ["chi-square", "linear", "logistic"])
 def test_parquet_and_ssf_hold_what_the_table_does(tmp_path, test):
     parquet = pytest.importorskip("pyarrow.parquet")
-    options = {"parquet": True, "ssf": True, "covariate_rows": test != "chi-square"}
+    options = {"tables": ["ssf", "parquet"], "covariate_rows": test != "chi-square"}
     done = cupola.run(_study(tmp_path, test, **options), tmp_path / "out").result
-    assert done["files"][-2:] == ["study.ssf.tsv", "study.parquet"]
+    assert done["files"][-3:] == ["study.ssf.tsv", "study.ssf.tsv-meta.yaml", "study.parquet"]
     printed = read_results(tmp_path / "out" / done["files"][0])
     columns = parquet.read_table(tmp_path / "out/study.parquet").to_pydict()
     assert columns["SNP"] == printed.name.tolist()
@@ -283,7 +283,7 @@ def test_a_dropped_cohort_is_waited_for_or_left_out_if_it_agreed(tmp_path):
 def test_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    lines = ['test = "chi-square"', "trend = true", "ssf = true", "trait.column = 'CC'"]
+    lines = ['test = "chi-square"', "trend = true", "tables = ['ssf']", "trait.column = 'CC'"]
     lines += ['variants = "public.bim"', "one_sided = true", "sum = 'masked'"]
     for n in ("c0", "c1", "c2"):
         lines += ["[[cohorts]]", f"name = '{n}'", f"bfile = '{n}'", f"pheno = '{n}.pheno'"]
@@ -293,7 +293,8 @@ def test_command_line(tmp_path, monkeypatch):
     facts = json.loads(done.stdout)
     assert facts["folder"] == "runs/mine"
     assert facts["tested"] == 10
-    assert facts["files"] == ["study.assoc", "study.dropped.tsv", "study.model", "study.ssf.tsv"]
+    ends = (".assoc", ".dropped.tsv", ".model", ".ssf.tsv", ".ssf.tsv-meta.yaml")
+    assert facts["files"] == ["mine" + end for end in ends]
     page = (tmp_path / "runs/mine/report.html").read_text()
     assert "Manhattan" not in page
     assert "chromosome" in page
@@ -304,7 +305,7 @@ def test_command_line(tmp_path, monkeypatch):
     shown = runner.invoke(app, ["gwas", "resume", "runs/mine"])
     assert shown.exit_code == 0
     assert "10 of 10 variants tested" in shown.stdout
-    table, ssf = "runs/mine/study.assoc", "runs/mine/study.ssf.tsv"
+    table, ssf = "runs/mine/mine.assoc", "runs/mine/mine.ssf.tsv"
     same = runner.invoke(app, ["gwas", "compare", table, ssf, "--json"])
     assert json.loads(same.stdout)["pearson"] == pytest.approx(1, abs=1e-6)
     split = runner.invoke(

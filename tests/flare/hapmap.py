@@ -66,7 +66,7 @@ def printed() -> dict[str, dict[str, str]]:
 
 def table(folder: Path) -> dict[str, dict[str, str]]:
     """What a study printed."""
-    return _table((folder / "study.assoc.logistic").read_text())
+    return _table(next(folder.glob("*.assoc.logistic")).read_text())
 
 
 def _table(text: str) -> dict[str, dict[str, str]]:

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(not hapmap.THERE, reason="set CUPOLA_DATA to the folder with gwas"),
 ]
-TABLES = ("study.assoc.logistic", "study.dropped.tsv")
+TABLES = ("traits.assoc.logistic", "traits.dropped.tsv")
 
 
 def asked(folder, study):

@@ -359,9 +359,9 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         lead.goto(f"{where}/runs/1")
         lead.wait_for_selector("h2:has-text('Top hits')")  # the live page moves on by itself
         with lead.expect_download() as got:
-            lead.click("a:has-text('study.assoc.logistic')")
+            lead.click("a:has-text('hapmap.assoc.logistic')")
         (tmp_path / "got").mkdir()
-        got.value.save_as(tmp_path / "got" / "study.assoc.logistic")
+        got.value.save_as(tmp_path / "got" / "hapmap.assoc.logistic")
         west.wait_for_selector("text=The study has finished")
         one.browser.close()
     assert one.foreign == []
@@ -369,12 +369,12 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
     ours = hapmap.table(tmp_path / "got")
     assert len(ours) > 100
     same_as_plink(ours)
-    told = (tmp_path / "got" / "study.assoc.logistic").read_bytes()
+    told = (tmp_path / "got" / "hapmap.assoc.logistic").read_bytes()
     for name in SITES[:2]:
         assert machines.children[name].wait(300) == 0, machines.said(name)
     for folder in folders.values():
         (own,) = (folder / "results").iterdir()
-        assert (own / "study.assoc.logistic").read_bytes() == told
+        assert (own / "hapmap.assoc.logistic").read_bytes() == told
 
 
 def reached(api, page, url):

@@ -70,7 +70,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "linear, proposed": {"test": "linear", "variants": None},
     "linear, masked, sex": {"test": "linear", "sum": "masked", "sex": True},
     "linear, pairwise": {"test": "linear", "sum": {"kind": "masked", "protocol": "pairwise"}},
-    "logistic, SSF": {"test": "logistic", "ssf": True},
+    "logistic, SSF": {"test": "logistic", "tables": ["plink", "ssf"]},
     "logistic, masked": {"test": "logistic", "sum": "masked"},
     "logistic, Firth": {"test": "logistic", "newton": {"firth": True}},
     "logistic, quality": {

@@ -172,7 +172,7 @@ def test_any_exception_in_a_study_leaves_its_reason_and_a_checkpoint(tmp_path: P
     assert (told["status"], told["reason"]) == ("failed", "Odd: broke")
     whole = cupola.run(plan | {"checkpoint_seconds": 60}, tmp_path / "whole").result
     assert cupola.resume(folder)[0].result["tested"] == whole["tested"]
-    name = "study.assoc.logistic"
+    name = "small.assoc.logistic"
     assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_its_reason_and_the_last_checkpoint(tmp_path: Path, k
     assert "OSError" in told["reason"]
     assert (folder / "checkpoint/state.safetensors").exists()
     cupola.resume(folder, report=False)
-    name = "model.safetensors" if kind == "training" else "study.assoc.logistic"
+    name = "model.safetensors" if kind == "training" else "small.assoc.logistic"
     assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
@@ -268,12 +268,12 @@ def test_a_plan_that_cannot_begin_leaves_the_old_run_as_it_was(tmp_path: Path) -
 def test_a_study_is_replaced_only_by_one_that_begins(tmp_path: Path) -> None:
     plan, folder = study_plan(tmp_path / "data"), tmp_path / "s"
     cupola.run(plan, folder, report=False)
-    table = (folder / "study.assoc.logistic").read_bytes()
+    table = (folder / "small.assoc.logistic").read_bytes()
     with pytest.raises(CupolaError):
         cupola.run(plan | {"variants": "nowhere.bim"}, folder, overwrite=True)
-    assert (folder / "study.assoc.logistic").read_bytes() == table
+    assert (folder / "small.assoc.logistic").read_bytes() == table
     cupola.run(plan | {"covariates": []}, folder, overwrite=True, report=False)
-    assert (folder / "study.assoc.logistic").read_bytes() != table
+    assert (folder / "small.assoc.logistic").read_bytes() != table
 
 
 PARTS = ("plan.toml", "checkpoint", "model.safetensors", "result.json")

@@ -274,7 +274,7 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
         "covariates": ["AGE"],
         "sum": {"kind": "masked"},
         "name": "three cohorts",
-        "parquet": True,
+        "tables": ["plink", "parquet"],
     }
     study = world.study("ada", "association", **start)
     ada, cleo = world.visitor("ada"), world.visitor("cleo")
@@ -287,7 +287,7 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
     page = cleo.get(f"/studies/{study}/runs/1").text
     assert "p-values along the genome" in page, (folder / "output.log").read_text()
     assert str(tmp_path) not in page
-    got = cleo.get(f"/studies/{study}/runs/1/files/study.assoc.logistic")
+    got = cleo.get(f"/studies/{study}/runs/1/files/three_cohorts.assoc.logistic")
     cohorts = [{"name": n, "bfile": n, "cov": f"{n}.cov"} for n in COHORTS]
     own = {
         "test": "logistic",
@@ -296,9 +296,9 @@ def test_an_association_study_with_real_files_gives_the_table_of_the_command(tmp
         "folder": str(world.settings.data / "demo"),
     }
     cupola.run(own, tmp_path / "own", report=False)
-    assert got.content == (tmp_path / "own" / "study.assoc.logistic").read_bytes()
-    exact = cleo.get(f"/studies/{study}/runs/1/files/study.parquet")
-    assert exact.content == (tmp_path / "own" / "study.parquet").read_bytes()
+    assert got.content == (tmp_path / "own" / "three_cohorts.assoc.logistic").read_bytes()
+    exact = cleo.get(f"/studies/{study}/runs/1/files/three_cohorts.parquet")
+    assert exact.content == (tmp_path / "own" / "three_cohorts.parquet").read_bytes()
     top = cleo.get(f"/studies/{study}/runs/1/hits").text
     assert "300 variants" in top
     assert filled("association", start)

@@ -275,6 +275,7 @@ class Session:
         }
         kept: tuple[str, ...] = (PLAN, *FIXED, *analysis.fixed)
         if status == "finished":
-            kept = (*kept, *CHAINS, "history.jsonl", "ledger.jsonl", *analysis.files)
+            kept = (*kept, *CHAINS, "history.jsonl", "ledger.jsonl")
+            kept = (*kept, *analysis.files_of(self.plan.name))
         summary["checksums"] = marks(self.folder, kept)
         write_sealed(self.folder / "result.json", json_line(summary, indent=2))

@@ -131,6 +131,11 @@ class Analysis(WebHooks, Generic[P]):
         self.plan = plan
 
     @classmethod
+    def files_of(cls, name: str) -> tuple[str, ...]:  # noqa: ARG003
+        """`files` of a plan of this name, where they carry it."""
+        return cls.files
+
+    @classmethod
     def of_report(cls, plan: Mapping[str, Any]) -> Self:  # noqa: ARG003
         """For a report of a run whose plan is known as text only: files may be damaged, or of an
         earlier version, and still have a report."""

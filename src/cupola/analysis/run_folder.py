@@ -120,7 +120,7 @@ def resume_command(folder: Path, plan: PlanHeader | None = None) -> str:
 
 def contents(plan: PlanHeader) -> tuple[str, ...]:
     """All that a run of this plan may leave in its folder."""
-    own = (Path(name).parts[0] for name in find_kind(plan.kind).files)
+    own = (Path(name).parts[0] for name in find_kind(plan.kind).files_of(plan.name))
     return tuple(dict.fromkeys((*CONTENTS, *own)))
 
 

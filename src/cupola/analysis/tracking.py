@@ -140,7 +140,8 @@ class _Tracked:
         names = list(SUMMARY)
         if self.plan.track.artifacts == "results":
             kind = find_kind(self.plan.kind)  # what is fixed tells of the sites' data
-            names += ["report.html", *(name for name in kind.files if name not in kind.fixed)]
+            own = kind.files_of(self.plan.name)
+            names += ["report.html", *(name for name in own if name not in kind.fixed)]
         return [
             path for name in names if (path := self.folder / name).is_file() and "/" not in name
         ]

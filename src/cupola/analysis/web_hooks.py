@@ -37,6 +37,11 @@ class WebHooks:
     table_link: ClassVar[str] = ""
 
     @classmethod
+    def file_note(cls, file: str) -> str:
+        """What this download is."""
+        return cls.file_notes.get(file, "")
+
+    @classmethod
     def forms(cls) -> Mapping[str, Form]:
         """Forms by name; without one, a study is made from a plan's text."""
         return {}

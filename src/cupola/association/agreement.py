@@ -34,9 +34,11 @@ REASONS = (
     "missing calls",
     "Hardy-Weinberg equilibrium",
     "withheld by a cohort: a count below limits.least_cell",
+    "imputation quality (info)",
+    "on X, Y or MT: dosages are tested on autosomes only",
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
-R_CELL = 9
+R_CELL, R_INFO, R_NOT_AUTOSOME = 9, 10, 11
 _COMPLEMENT = np.full(256, ord("?"), np.uint8)  # of a letter
 _COMPLEMENT[list(b"ATCG0")] = list(b"TAGC0")
 

@@ -18,8 +18,8 @@ from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
-from cupola.association.plan import StudyPlan, for_real_cohorts
-from cupola.association.result_files import TABLES, summary, write_tables
+from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
+from cupola.association.result_files import NOTES, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.study_parts import tasks_of
 from cupola.association.study_program import Association
@@ -76,20 +76,9 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     noun = data_noun = "cohort"
     progress_words = study_progress.WORDS
     _table: Table | None = None  # of results, once they are made
-    files = TABLES
+    files = tables_of("study")  # as before tables had the study's name
     unchosen = MappingProxyType({"bfile": "not-chosen"})
     table_link = "Search all variants"
-    file_notes = MappingProxyType(
-        {
-            "study.assoc": "results, as PLINK prints them",
-            "study.assoc.linear": "results, as PLINK prints them",
-            "study.assoc.logistic": "results, as PLINK prints them",
-            "study.model": "trend test, as PLINK prints it",
-            "study.parquet": "results, unrounded",
-            "study.ssf.tsv": "results for the GWAS catalog",
-            "study.dropped.tsv": "why variants were left out",
-        }
-    )
     not_from_browsers = MappingProxyType(
         {
             "cohorts": _SITES_CHOOSE,
@@ -103,6 +92,16 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     def __init__(self, plan: StudyPlan) -> None:
         super().__init__(plan)
         self._facts: dict[str, Any] = {}
+
+    # Its tables
+
+    @classmethod
+    def files_of(cls, name: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*tables_of(name), *cls.files)))
+
+    @classmethod
+    def file_note(cls, file: str) -> str:
+        return next((note for end, note in NOTES.items() if file.endswith(end)), "")
 
     # Data and program
 
@@ -162,7 +161,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         """Of cohorts the names count, in their order; files are each cohort's own affair. Hashed as
         in the first edition: studies under way stay joined."""
         own = {*self.plan.own_affair, "seeds", "grid"}
-        facts = agreed(self.plan, own)
+        facts = agreed(self.plan, own) | self.plan.old_table_keys
         return {**facts, "kind": "study", "names": list(self.site_names)}
 
     @classmethod
@@ -187,7 +186,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.weaker_limits(self.plan, rules)
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        return bool({"bfile", "bed"} & data.keys())
+        return bool({*GENOTYPES, "bed"} & data.keys())
 
     def describe(self, path: Path, target: str | None) -> dict[str, Any]:
         del target
@@ -215,7 +214,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         del watch
         plan, program = self.plan, self.association
         found = results(program, state)
-        self._table = as_table(found, plan.test, plan.confidence)
+        self._table = as_table(found, plan.test, plan.confidence, plan.newton.firth)
         written = write_tables(plan, folder, program, state, found)
         names = [cohort.name for cohort in plan.cohorts]
         shared = [[names[a], names[b], n] for a, b, n in state.values.get("shared_people", [])]

@@ -15,11 +15,14 @@ from cupola.association.files import CohortError
 MAGIC = b"\x6c\x1b\x01"
 COPIES = np.array([2, 0, 1, 0], np.int8)  # of a1, by call
 MISSING = 1
+_DOSAGE = np.array([2.0, np.nan, 1.0, 0.0])
 WORD = 8  # bytes: rows handed to kernels are whole 64-bit words
 
 
 class Bed:
     """Calls of `people` people at `variants` variants."""
+
+    imputed = False
 
     def __init__(self, path: Path, people: int, variants: int) -> None:
         self.path, self.people, self.variants = path, people, variants
@@ -64,6 +67,10 @@ class Bed:
         if self.people % 4:  # PLINK writes zeros there; others may not
             result[:, self.width - 1] &= (1 << 2 * (self.people % 4)) - 1
         return result
+
+    def dosages(self, index: np.ndarray | slice) -> np.ndarray:
+        """Copies of a1, (k, people) float64; NaN without a call."""
+        return _DOSAGE[unpacked(self.rows(index), self.people)]
 
 
 def stretch(index: np.ndarray | slice) -> np.ndarray | slice:

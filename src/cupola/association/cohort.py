@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cupola.association.bed import Bed
 from cupola.association.files import (
     CohortError,
     Variants,
@@ -26,6 +25,13 @@ from cupola.association.files import (
     read_variants,
     require_column,
 )
+from cupola.association.genotypes import (
+    Genotypes,
+    missing_by_person,
+    no_hard_calls,
+    open_genotypes,
+)
+from cupola.association.people_files import is_table_of_people
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Wanted:
     trait: a column of the .pheno file, or None for the .fam file's. covariates: columns of the .cov
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
     sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
-    people at least so much related one is left out.
+    people at least so much related one is left out. dosages: whether genotypes are read as dosages.
     """
 
     trait: str | None = None
@@ -44,6 +50,7 @@ class Wanted:
     ambiguous_sex: bool = False
     mind: float = 1.0
     kinship: float = 1.0
+    dosages: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Cohort:
     files: Files
     wanted: Wanted
     variants: Variants
-    bed: Bed
+    bed: Genotypes
     person: list[str]
     loaded: np.ndarray
     male: np.ndarray
@@ -91,7 +98,8 @@ class Cohort:
         name = (names[column : column + 1] or [self.wanted.trait or "trait"])[0]
         path = self.files.cov if column < len(self.wanted.covariates) else self.trait_file
         if path in (None, self.files.fam) or name == "sex":
-            lines = {p: i + 1 for i, p in enumerate(self.person)}
+            first = read_people(self.files.fam).first
+            lines = {p: i + first for i, p in enumerate(self.person)}
             return f"{self.files.fam}, line {lines[self.person[person]]}", name
         assert path is not None
         table = read_table(path, "cov" if path == self.files.cov else "pheno")
@@ -129,10 +137,11 @@ class Cohort:
 
 def open_cohort(files: Files, wanted: Wanted) -> Cohort:
     """Read and check everything but the calls themselves."""
-    _refuse_dosages(files)
     people = read_people(files.fam)
     variants = read_variants(files.bim)
-    bed = Bed(files.bed, len(people), len(variants))
+    bed = open_genotypes(files.bed, people.person, len(variants))
+    if bed.imputed and not wanted.dosages:
+        raise no_hard_calls(files.bed)
     loaded = np.ones(len(people), bool)
     if files.keep is not None:
         keep = read_keep(files.keep)
@@ -140,9 +149,10 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         if not loaded.any():
             raise CohortError("keep-nobody", str(files.keep), f"names nobody of {files.fam}")
     if wanted.mind < 1:
-        from cupola.association.kernels import missing_by_person
+        from cupola.association import kernels
 
-        share = missing_by_person(bed) / len(variants)
+        missing = missing_by_person(bed) if wanted.dosages else kernels.missing_by_person(bed)
+        share = missing / len(variants)
         loaded &= share <= wanted.mind
         if not loaded.any():
             raise CohortError("mind-nobody", str(files.bed), "nobody has enough calls")
@@ -158,6 +168,13 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait = fam_trait(people, files.fam)
     else:
         trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
+    if not wanted.ambiguous_sex and not (people.sex > 0).any():
+        raise CohortError(
+            "sex-unknown",
+            str(files.fam),
+            "tells nobody's sex, and people of unknown sex lose their trait: name a file that does "
+            "(fam), or let the study keep them (ambiguous_sex = true)",
+        )
     if not wanted.ambiguous_sex:
         trait = np.where(people.sex == 0, np.nan, trait)
     if not (loaded & ~np.isnan(trait)).any():
@@ -179,15 +196,6 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         covariates,
         relatives,
     )
-
-
-def _refuse_dosages(files: Files) -> None:
-    if files.bed.suffix in (".pgen", ".bgen", ".pvar", ".gen", ".vcf"):
-        raise CohortError(
-            "dosages",
-            str(files.bed),
-            "imputed dosages cannot be used yet; hard calls can: `plink2 --make-bed`",
-        )
 
 
 def _source(files: Files, wanted: Wanted) -> Path:
@@ -212,6 +220,8 @@ def problems(files: Files, wanted: Wanted) -> list[str]:
 def _table_file(files: Files, wanted: Wanted, what: str) -> Path:
     """The 'pheno' or the 'cov' file."""
     path = files.pheno if what == "pheno" else files.cov
+    if path is None and is_table_of_people(files.fam):
+        return files.fam
     if path is None:
         asked = f"trait '{wanted.trait}'" if what == "pheno" else ", ".join(wanted.covariates)
         raise CohortError(

@@ -1,6 +1,7 @@
 """Two result tables side by side: do they agree on -log10 p, and on what is a hit?
 
-Reads what PLINK 1.9, PLINK 2, GWAMA and this library write, compressed with gzip or xz or not.
+Reads what PLINK 1.9, PLINK 2, REGENIE, GWAMA and this library write, also compressed with gzip
+or xz.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from cupola.association.texts import Texts
 from cupola.errors import DataError
 
 _NAME = ("SNP", "ID", "variant_id", "rs_number", "MARKERNAME")
-_P = ("P", "p_value", "p-value", "neg_log_10_p_value")
-_CHR = ("CHR", "#CHROM", "chromosome")
-_BP = ("BP", "POS", "base_pair_location")
+_P = ("P", "p_value", "p-value", "neg_log_10_p_value", "LOG10P")
+_NEGATIVE = ("neg_log_10_p_value", "LOG10P")  # -log10 p
+_CHR = ("CHR", "#CHROM", "chromosome", "CHROM")
+_BP = ("BP", "POS", "base_pair_location", "GENPOS")
 GENOME_WIDE = 5e-8
 
 
@@ -66,7 +68,7 @@ def read_results(path: Path, p_column: str | None = None) -> Table:
         np.array(columns[name], object),
         nothing if c is None else chromosomes(columns[c]).astype(np.int64),
         nothing if b is None else np.array([int(text) for text in columns[b]], np.int64),
-        _log10s(columns[p], head[p].startswith("neg_log")),
+        _log10s(columns[p], head[p] in _NEGATIVE),
         head,
         _Lines(kept),
     )

@@ -76,11 +76,13 @@ class Variants:
 
 @dataclass(frozen=True)
 class People:
-    """A .fam file. person: 'FID IID'. sex: 1 male, 2 female, 0 unknown. trait: as written."""
+    """A .fam file. person: 'FID IID'. sex: 1 male, 2 female, 0 unknown. trait: as written. first:
+    the line of the first person."""
 
     person: list[str]
     sex: np.ndarray
     trait: list[str]
+    first: int = 1
 
     def __len__(self) -> int:
         return len(self.person)
@@ -97,8 +99,28 @@ class Table:
 
 
 def read_variants(path: Path) -> Variants:
-    """A .bim file: chromosome, name, centimorgans (may be absent), position, two alleles."""
-    return _clean_variants(path) or slow_variants(path)
+    """A .bim file: chromosome, name, centimorgans (may be absent), position, two alleles; or what
+    stands in its place: a .pvar, BGEN or VCF file."""
+    other = other_variants(path)
+    return other if other is not None else _clean_variants(path) or slow_variants(path)
+
+
+def other_variants(path: Path) -> Variants | None:
+    """Variants of a file that is no .bim."""
+    ends = path.name.lower().removesuffix(".gz")
+    if ends.endswith((".pvar", ".pvar.zst")):
+        from cupola.association.variant_files import read_pvar
+
+        return read_pvar(path)
+    if ends.endswith(".bgen"):
+        from cupola.association.bgen import read_bgen_variants
+
+        return read_bgen_variants(path)
+    if ends.endswith(".vcf"):
+        from cupola.association.vcf import read_vcf_variants
+
+        return read_vcf_variants(path)
+    return None
 
 
 def _clean_variants(path: Path) -> Variants | None:
@@ -193,7 +215,7 @@ def _columns(path: Path) -> list[list[str]]:
     """The five or six columns of a .bim file."""
     lines, width = 0, 0
     words: list[str] = []
-    for number, fields in _lines(path, "bim"):
+    for number, fields in numbered_lines(path, "bim"):
         if len(fields) not in (5, 6) or (width and len(fields) != width):
             raise CohortError(
                 "bim-columns", f"{path}, line {number}", f"{len(fields)} columns, 6 expected"
@@ -207,7 +229,7 @@ def _columns(path: Path) -> list[list[str]]:
 
 
 def _complain_of_position(path: Path) -> None:
-    for number, fields in _lines(path, "bim"):
+    for number, fields in numbered_lines(path, "bim"):
         if not fields[-3].lstrip("+-").isdigit():
             raise CohortError(
                 "bim-position", f"{path}, line {number}", f"'{fields[-3]}' is no position"
@@ -229,15 +251,27 @@ def chromosomes(texts: Sequence[str]) -> np.ndarray:
 
 
 def read_people(path: Path) -> People:
-    """A .fam file: family, person, father, mother, sex, trait."""
+    """A .fam file: family, person, father, mother, sex, trait; or what stands in its place: a .psam
+    or .sample file, or the header of a VCF file."""
+    ends = path.name.lower().removesuffix(".gz")
+    if ends.endswith((".psam", ".sample")):
+        from cupola.association.people_files import read_named_people
+
+        found = read_named_people(path)
+        if found is not None:
+            return found
+    if ends.endswith(".vcf"):
+        from cupola.association.vcf import vcf_people
+
+        return vcf_people(path)
     seen: dict[str, int] = {}
     sex, trait = [], []
-    for number, fields in _lines(path, "fam"):
+    for number, fields in numbered_lines(path, "fam"):
         if len(fields) < 6:
             raise CohortError(
                 "fam-columns", f"{path}, line {number}", f"{len(fields)} columns, 6 expected"
             )
-        _enter(seen, path, number, fields, "fam")
+        enter(seen, path, number, fields[:2], "fam")
         sex.append({"1": 1, "2": 2}.get(fields[4], 0))
         trait.append(fields[5])
     if not seen:
@@ -246,10 +280,11 @@ def read_people(path: Path) -> People:
 
 
 def read_table(path: Path, what: str) -> Table:
-    """A table whose first line is 'FID IID name ...'. what: 'pheno' or 'cov', for the code."""
-    rows = _lines(path, what)
-    head = _head(rows, path, what)
-    names = head[2:]
+    """A table whose first line is 'FID IID name ...', or '#IID name ...', or a .sample file. what:
+    'pheno' or 'cov', for the code."""
+    rows = numbered_lines(path, what)
+    ids, head, kinds = read_head(rows, path, what)
+    names = head[ids:]
     columns: list[list[str]] = [[] for _ in names]
     seen: dict[str, int] = {}
     for number, fields in rows:
@@ -259,36 +294,55 @@ def read_table(path: Path, what: str) -> Table:
                 f"{path}, line {number}",
                 f"{len(fields)} columns, {len(head)} expected",
             )
-        _enter(seen, path, number, fields, what)
-        for column, field in zip(columns, fields[2:]):
+        enter(seen, path, number, fields[:ids], what)
+        for column, field in zip(columns, fields[ids:]):
             column.append(field)
+    for i, kind in enumerate(kinds[ids:]):
+        if kind == "B":  # of a .sample file: 0 control, 1 case
+            columns[i] = [{"0": "1", "1": "2"}.get(text, text) for text in columns[i]]
     return Table(path, names, dict(zip(names, columns)), seen)
 
 
 def read_columns(path: Path, what: str) -> list[str]:
     """The names of a table's columns, from its first line."""
-    return _head(_lines(path, what), path, what)[2:]
+    ids, head, _ = read_head(numbered_lines(path, what), path, what)
+    return head[ids:]
 
 
-def _head(rows: Iterator[tuple[int, list[str]]], path: Path, what: str) -> list[str]:
+def read_head(
+    rows: Iterator[tuple[int, list[str]]], path: Path, what: str
+) -> tuple[int, list[str], list[str]]:
+    """How many columns name a person, the names of all, and of a .sample file their kinds."""
     _, head = next(rows, (0, []))
-    if [h.upper().lstrip("#") for h in head[:2]] != ["FID", "IID"] or len(head) < 3:
+    first = [h.upper().lstrip("#") for h in head[:2]]
+    kinds: list[str] = []
+    if first == ["ID_1", "ID_2"]:
+        _, kinds = next(rows, (0, []))
+    ids = 2 if first in (["FID", "IID"], ["ID_1", "ID_2"]) else int(first[:1] == ["IID"])
+    if not ids or len(head) <= ids:
         raise CohortError(
-            f"{what}-header", f"{path}, line 1", "must be 'FID IID' and the names of columns"
+            f"{what}-header",
+            f"{path}, line 1",
+            "must be 'FID IID' (or '#IID' alone) and the names of columns",
         )
     if len(set(head)) < len(head):
         raise CohortError(f"{what}-header", f"{path}, line 1", "names a column twice")
-    return head
+    return ids, head, kinds
 
 
 def read_keep(path: Path) -> set[str]:
-    """People as 'FID IID', from the first two columns of a file (a header does no harm)."""
-    found = set()
-    for number, fields in _lines(path, "keep"):
-        if len(fields) < 2:
-            raise CohortError("keep-columns", f"{path}, line {number}", "needs FID and IID")
-        found.add(" ".join(fields[:2]))
+    """People as 'FID IID', from the first two columns of a file (a header does no harm); from the
+    first alone if there is one only, or the header begins with #IID."""
+    found, ids = set(), 2
+    for number, fields in numbered_lines(path, "keep"):
+        ids = 1 if number == 1 and fields[0].upper() in ("#IID", "IID") else ids
+        found.add(person_of(fields[:ids]))
     return found
+
+
+def person_of(ids: Sequence[str]) -> str:
+    """'FID IID'; who has no FID is in family 0, as in PLINK 2."""
+    return " ".join(ids) if len(ids) > 1 else f"0 {ids[0]}"
 
 
 def require_column(path: Path, names: Sequence[str], name: str, what: str) -> None:
@@ -322,7 +376,7 @@ def fam_trait(people: People, path: Path) -> np.ndarray:
     result = np.full(len(people), np.nan)
     for i, written in enumerate(people.trait):
         if written.lower() not in MISSING:
-            result[i] = _number(written, f"{path}, line {i + 1}", "trait", "fam")
+            result[i] = _number(written, f"{path}, line {people.first + i}", "trait", "fam")
     return result
 
 
@@ -336,8 +390,11 @@ def _number(written: str, where: str, name: str, what: str) -> float:
     return value
 
 
-def _enter(seen: dict[str, int], path: Path, number: int, fields: Sequence[str], what: str) -> None:
-    person = " ".join(fields[:2])
+def enter(seen: dict[str, int], path: Path, number: int, ids: Sequence[str], what: str) -> None:
+    """Note in which line a person stands; CohortError for one without a name, or named twice."""
+    person = person_of(ids)
+    if ids[-1] == "0":
+        raise CohortError(f"{what}-no-id", f"{path}, line {number}", "names nobody (its IID is 0)")
     if person in seen:
         raise CohortError(
             f"{what}-duplicate-person",
@@ -347,7 +404,7 @@ def _enter(seen: dict[str, int], path: Path, number: int, fields: Sequence[str],
     seen[person] = number
 
 
-def _lines(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+def numbered_lines(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """Fields of the lines that are not empty, with their numbers; gzip is recognised."""
     try:
         with path.open("rb") as raw:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupola.association import reference
 from cupola.association.bed import MISSING, WORD, Bed, mask_of, unpacked
 from cupola.association.many_threads import over
+
+if TYPE_CHECKING:
+    from cupola.association.genotypes import Genotypes
 
 _CHUNK = 4096
 
@@ -45,11 +48,15 @@ def genotype_counts(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     return found
 
 
-def allele_counts(bed: Bed, local: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def allele_counts(bed: Genotypes, local: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """`reference.allele_counts` of rows of a file, without a copy of its calls; int32."""
+    parts = (local[i : i + _CHUNK] for i in range(0, len(local), _CHUNK))
     if not has_numba() or sys.byteorder != "little":
-        parts = (local[i : i + _CHUNK] for i in range(0, len(local), _CHUNK))
         return np.concatenate([reference.allele_counts(bed.rows(p), chosen) for p in parts])
+    if not isinstance(bed, Bed):
+        counted = np.concatenate([genotype_counts(bed.rows(p), chosen) for p in parts])
+        two, one, none = np.moveaxis(counted, 2, 0)
+        return np.stack([2 * two + one, 2 * (two + one + none)], axis=2).astype(np.int32)
     found = np.empty((len(local), len(chosen), 2), np.int32)
     masks = np.stack([mask_of(group) for group in chosen])
     at, count = local.astype(np.int64), _compiled().allele_counts
@@ -130,7 +137,7 @@ def _triangle_order(p: int) -> np.ndarray:
     return np.array([place[pair] for pair in zip(*(x.tolist() for x in np.triu_indices(p)))])
 
 
-def missing_by_person(bed: Bed) -> np.ndarray:
+def missing_by_person(bed: Genotypes) -> np.ndarray:
     """How many calls each person misses, over all variants."""
     count = np.zeros(4 * (-(-bed.width // WORD) * WORD), np.int64)
     for start in range(0, bed.variants, _CHUNK):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -13,9 +14,13 @@ from cupola.analysis.folder_lock import read_lines
 from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
+from cupola.association.output_choices import About, TableKind, with_old_keys
 from cupola.association.study_choices import Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
+
+#: Keys that name a cohort's genotypes, people and variants at once.
+GENOTYPES = ("bfile", "pfile", "bgen", "vcf")
 
 
 class CohortFiles(BaseModel):
@@ -30,10 +35,17 @@ class CohortFiles(BaseModel):
     """Name of .bed, .bim and .fam without the ending."""
     bed: str | None = None
     """Genotypes, in place of bfile's."""
+    pfile: str | None = None
+    """Name of .pgen, .pvar and .psam without the ending, in place of bfile."""
+    bgen: str | None = None
+    """A BGEN file with imputed genotypes, in place of bfile; its people stand in the .sample file
+    of the same name, or in `fam`."""
+    vcf: str | None = None
+    """A VCF file (text or gzip) with dosages, in place of bfile; `fam` tells its people's sex."""
     bim: str | None = None
-    """Variants, in place of bfile's."""
+    """Variants, in place of bfile's (.bim or .pvar)."""
     fam: str | None = None
-    """People, in place of bfile's."""
+    """People, in place of bfile's (.fam, .psam or .sample)."""
     pheno: str | None = None
     """Traits: a line 'FID IID name ...', then a line a person."""
     cov: str | None = None
@@ -47,20 +59,39 @@ class CohortFiles(BaseModel):
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> CohortFiles:
         missing = [n for n in ("bed", "bim", "fam") if getattr(self, n) is None]
-        if self.bfile is None and missing and not is_elsewhere(info):
-            raise ValueError(f"cohort '{self.name}' needs bfile, or bed, bim and fam")
+        given = [n for n in GENOTYPES if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"cohort '{self.name}' names {' and '.join(given)}: which of them holds its "
+                "genotypes?"
+            )
+        if not given and missing and not is_elsewhere(info):
+            raise ValueError(
+                f"cohort '{self.name}' needs bfile (or bed, bim and fam), pfile, bgen or vcf"
+            )
         return self
 
     def files(self, base: Path) -> Files:
         def path(given: str | None) -> Path | None:
             return None if given is None else base / given
 
-        def part(ending: str) -> Path:
-            given = getattr(self, ending)
-            return base / (given if given is not None else f"{self.bfile}.{ending}")
+        usual = tuple(f"{self.bfile}.{ending}" for ending in ("bed", "bim", "fam"))
+        if self.pfile is not None:
+            usual = tuple(f"{self.pfile}.{ending}" for ending in ("pgen", "pvar", "psam"))
+        elif self.bgen is not None:
+            usual = (self.bgen, self.bgen, f"{self.bgen.removesuffix('.bgen')}.sample")
+        elif self.vcf is not None:
+            usual = (self.vcf, self.vcf, self.vcf)
+        bed, bim, fam = (
+            base / (own or name) for own, name in zip((self.bed, self.bim, self.fam), usual)
+        )
+        tables = (path(self.pheno), path(self.cov), path(self.keep))
+        return Files(self.name, bed, bim, fam, *tables)
 
-        parts = (part("bed"), part("bim"), part("fam"))
-        return Files(self.name, *parts, path(self.pheno), path(self.cov), path(self.keep))
+    @property
+    def known(self) -> bool:
+        """Whether it says where its genotypes are."""
+        return any(getattr(self, name) is not None for name in (*GENOTYPES, "bed"))
 
 
 class StudyPlan(PlanHeader, Study):
@@ -70,6 +101,9 @@ class StudyPlan(PlanHeader, Study):
     own_affair: ClassVar[tuple[str, ...]] = (
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+    )
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
@@ -95,10 +129,11 @@ class StudyPlan(PlanHeader, Study):
     """Also write what is measured to MLflow or Weights & Biases, as in plans."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
     """Of the confidence intervals."""
-    ssf: bool = False
-    """Also write GWAS-SSF."""
-    parquet: bool = False
-    """Also write Parquet, unrounded."""
+    tables: tuple[TableKind, ...] = ("plink",)
+    """What is written: plink (always), ssf (GWAS-SSF with its metadata), regenie (its columns),
+    ldsc (what munge_sumstats takes), parquet (unrounded)."""
+    about: About = About()
+    """For the metadata of GWAS-SSF, below."""
     checkpoint_seconds: float = Field(default=10.0, ge=0)
     """At most so much work is lost in a crash."""
     folder: str = "."
@@ -106,9 +141,11 @@ class StudyPlan(PlanHeader, Study):
 
     @classmethod
     def with_defaults(cls, given: Any) -> Any:
-        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once."""
+        """Every total is of all cohorts. 'workers' and 'timeout' stood beside the engine once, and
+        tables had keys of their own."""
         if not isinstance(given, dict):
             return given
+        given = with_old_keys(given)
         engine = given.get("engine", {})
         if not isinstance(engine, dict):
             return given
@@ -153,7 +190,21 @@ class StudyPlan(PlanHeader, Study):
             self.ambiguous_sex,
             self.quality.person_missing,
             self.quality.kinship,
+            self.dosages,
         )
+
+    def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
+        """lasting: tables had keys of their own, and runs under way are known by them."""
+        found = super().to_dict(lasting=lasting)
+        if not lasting or self.many:
+            return found
+        facts = list(found.items())
+        after = list(found).index("confidence") + 1
+        return dict([*facts[:after], *self.old_table_keys.items(), *facts[after:]])
+
+    @property
+    def old_table_keys(self) -> dict[str, bool]:
+        return {key: key in self.tables for key in ("ssf", "parquet")}
 
     def study(self) -> Study:
         """The part that the program knows."""

@@ -106,6 +106,10 @@ class Asker:
     def coarse(self) -> int:
         return 32 if self.people <= COARSE else 64
 
+    @property
+    def _counted(self) -> str:
+        return "number and sums of dosages" if self.study.dosages else "genotype counts"
+
     def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
         """Options of a question about those tested on a kind of chromosome."""
         assert self.facts is not None
@@ -177,8 +181,14 @@ class Asker:
         )
 
     def counts(self, chunk: Chunk, binary: bool, groups: list[int], genotypes: bool) -> Question:
-        k = len(chunk.index)
+        k, dosages = len(chunk.index), self.study.dosages
         expects = {"alleles": Spec((k, len(groups), 2), "int", 2 * self.people)}
+        if dosages:
+            expects = {
+                "copies": Spec((k, len(groups)), "float", 2 * self.people),
+                "people": Spec((k, len(groups)), "int", self.people),
+                "squares": Spec((k,), "float", 4 * self.people),
+            }
         if genotypes:
             shown = sum(group < 2 or not binary for group in groups)
             expects["genotypes"] = Spec((k, shown, 3), "int", self.people)
@@ -189,8 +199,11 @@ class Asker:
             chunk.arrays(),
             {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
             expects,
-            reveals="per variant, alleles " + ("and genotypes " if genotypes else "")
+            reveals="per variant, "
+            + ("sums of dosages and people who have one " if dosages else "alleles ")
+            + ("and genotypes " if genotypes else "")
             + ("in cases, controls and others" if binary else "in all people")
+            + ("; squares of dosages, over all" if dosages else "")
             + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
@@ -220,6 +233,11 @@ class Asker:
             "cross": Spec((k, columns), "float", 2 * self.n),
             "counts": Spec((k, 3), "int", 2 * self.people),
         }
+        if self.study.dosages:  # also their sum, and that of their squares
+            expects = {
+                "cross": Spec((k, columns + 2), "float", 4 * self.n),
+                "counts": Spec((k, 1), "int", self.people),
+            }
         if missing:
             off = (columns + 1) * (columns + 2) // 2 - 1
             expects["off"] = Spec((k, off), "float", self.n, self.coarse)
@@ -229,7 +247,7 @@ class Asker:
             chunk.arrays(),
             self._test(chunk, missing=missing),
             expects,
-            reveals="per variant, genotype counts of those tested, genotype times covariates and "
+            reveals=f"per variant, {self._counted} of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
             + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
             protection=rounded(self.study),
@@ -239,7 +257,7 @@ class Asker:
         k, columns = len(chunk.index), len(beta)
         expects = {
             "cross": Spec((k, columns + 2), "float", 4 * self.n),
-            "counts": Spec((k, 2), "int", 2 * self.people),
+            "counts": Spec((k, 1 if self.study.dosages else 2), "int", 2 * self.people),
             WITHHELD: Spec((k,), "int", 1),
         }
         if missing:
@@ -250,7 +268,7 @@ class Asker:
             {**chunk.arrays(), "beta": beta},
             self._test(chunk, missing=missing),
             expects,
-            reveals="per variant, genotype counts of those tested, genotype times weighted "
+            reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
             "covariates and residuals, and the same of those without a call, over all people"
             + _WITHHELD.format("few people count"),
             protection=rounded(self.study),

@@ -66,3 +66,35 @@ def logistic_sums(
         information.append(((x.T * weight) @ x)[upper])
         spread.append([weight @ weight, ok.sum()])
     return np.array(gradient), np.array(information), np.array(spread)
+
+
+def dosage_sums(
+    dosages: np.ndarray, copies: np.ndarray, squares: np.ndarray, off: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums over people with a dosage g of g * copies and g^2 * squares, (variants, columns); how
+    many they are; and sums of `off` over the others. dosages: (variants, people), NaN missing."""
+    cross, people, lost = [], [], []
+    for row in dosages:
+        here = ~np.isnan(row)
+        g = row[here]
+        cross.append(np.concatenate([copies[here].T @ g, squares[here].T @ g**2]))
+        people.append(here.sum())
+        lost.append(off[~here].sum(axis=0))
+    return np.array(cross), np.array(people), np.array(lost)
+
+
+def dosage_logistic_sums(
+    dosages: np.ndarray, fixed: np.ndarray, y: np.ndarray, beta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`logistic_sums` of dosages (variants, people), all of whom are tested."""
+    gradient, information, spread = [], [], []
+    upper = np.triu_indices(beta.shape[1])
+    for row, b in zip(dosages, beta):
+        here = ~np.isnan(row)
+        x = np.column_stack([fixed, row])[here]
+        p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
+        gradient.append(x.T @ (y[here] - p))
+        weight = p * (1 - p)
+        information.append(((x.T * weight) @ x)[upper])
+        spread.append([weight @ weight, here.sum()])
+    return np.array(gradient), np.array(information), np.array(spread)

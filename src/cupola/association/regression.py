@@ -205,16 +205,17 @@ class Regression:
         shared = np.array(self.null["products"])
         off = np.zeros((k, len(shared)))
         sums, withheld = told_of(sums)
-        total, pairs, people = np.rint(sums["counts"]).T
+        people = np.rint(sums["counts"][:, -1])
+        total, cross, square = self._genotypes(sums)
         if "off" in sums:
             off[:, 1:] = sums["off"]
         off[:, 0] = shared[0] - people
         whole = fit.symmetric(shared - off, p)  # columns, then the trait
         products = np.empty((k, p, p))
         products[:, :-1, :-1] = whole[:, :-1, :-1]
-        cross = np.concatenate([total[:, None], sums["cross"]], axis=1)
+        cross = np.concatenate([total[:, None], cross], axis=1)
         products[:, -1, :-1] = products[:, :-1, -1] = cross[:, :-1]
-        products[:, -1, -1] = total + 2 * pairs
+        products[:, -1, -1] = square
         with_y = np.concatenate([whole[:, :-1, -1], cross[:, -1:]], axis=1)
         work = self._nothing(fit.OK)
         status = fit.trouble(products, people, self.study.vif)
@@ -226,6 +227,13 @@ class Regression:
         work["error"] = work["error"].copy()
         work["error"][good] = error
         return self._store({**work, "people": people, "status": status})
+
+    def _genotypes(self, sums: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of genotypes the sum, the sums of products with covariates and trait, that of squares."""
+        if self.study.dosages:
+            return sums["cross"][:, 0], sums["cross"][:, 1:-1], sums["cross"][:, -1]
+        total, pairs, _ = np.rint(sums["counts"]).T
+        return total, sums["cross"], total + 2 * pairs
 
     # Logistic
 
@@ -242,7 +250,7 @@ class Regression:
         matrix[:, -1, :-1] = matrix[:, :-1, -1] = sums["cross"][:, : self.fixed]
         matrix[:, -1, -1] = sums["cross"][:, -1]
         whole = np.concatenate([gradient, sums["cross"][:, self.fixed, None]], axis=1)
-        people = np.rint(sums["counts"][:, 1])
+        people = np.rint(sums["counts"][:, -1])
         status = fit.trouble(matrix, people, self.study.vif)
         status[withheld] = fit.WITHHELD
         people[withheld] = np.nan

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupola.association.bed import MISSING, Bed, unpacked
+from cupola.association.bed import MISSING, unpacked
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.files import Variants
+from cupola.association.genotypes import Genotypes
 from cupola.association.kernels import has_numba
 
 MOST = 100_000  # variants: more tell little more of a pair
@@ -36,7 +37,7 @@ class Pair:
     kinship: float
 
 
-def related(bed: Bed, variants: Variants, people: np.ndarray, least: float) -> list[Pair]:
+def related(bed: Genotypes, variants: Variants, people: np.ndarray, least: float) -> list[Pair]:
     """Pairs of `people` (places in the file) with at least this kinship, over the autosomes."""
     rows = np.flatnonzero((variants.chromosome > 0) & (kinds(variants.chromosome) == AUTOSOME))
     if len(rows) > MOST:
@@ -68,7 +69,7 @@ def slow_related(calls: np.ndarray, least: float) -> np.ndarray:
     return np.array(found, float).reshape(-1, 3)
 
 
-def _planes(bed: Bed, rows: np.ndarray, people: np.ndarray) -> np.ndarray:
+def _planes(bed: Genotypes, rows: np.ndarray, people: np.ndarray) -> np.ndarray:
     """(people, words, 3) uint64, a bit a variant: heterozygous, and either homozygous call."""
     words = -(-_CHUNK // 64)
     whole = -(-len(rows) // _CHUNK) * words

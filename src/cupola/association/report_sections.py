@@ -13,6 +13,7 @@ from cupola.association.accounting import missing, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.pvalues import HALF_CHI2
+from cupola.association.result_files import DROPPED
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.pages import charts, page
 from cupola.pages.any_run import ledger_section, plan_section, traffic
@@ -142,7 +143,8 @@ def _quality(run: RunFolder) -> str:
     if len(r.get("proposed") or []) > 1:
         rows += [(f"put on it by cohort '{name}'", f"{n:,}") for name, n in r["proposed"]]
     rows += [(words, f"{n:,}") for words, n in (*missing(r), *put_right(r))]
-    lead = "Why listed variants are left out is in study.dropped.tsv, one by one."
+    named = next((name for name in r["files"] if name.endswith(DROPPED)), "study" + DROPPED)
+    lead = f"Why listed variants are left out is in {named}, one by one."
     return page.section("Quality", lead, page.facts(rows))
 
 

@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.association import tables, variant_list_codec
+from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_codec
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS
 from cupola.association.results import Results, inflation
-from cupola.base.files import replacing
+from cupola.association.text import write_table
+from cupola.base.files import replacing, write_atomically
 
 if TYPE_CHECKING:
     from cupola.association.plan import StudyPlan
     from cupola.association.study_program import Association
     from cupola.federation.program import State
 
-#: All tables that a study may leave.
-TABLES = (
-    "study.dropped.tsv", "study.assoc", "study.assoc.linear", "study.assoc.logistic",
-    "study.model", "study.ssf.tsv", "study.parquet",
-)  # fmt: skip
+DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
+#: Endings of the tables that a study may leave, and what they are.
+NOTES = {
+    DROPPED: "why variants were left out",
+    ".assoc": "results, as PLINK prints them",
+    ".assoc.linear": "results, as PLINK prints them",
+    ".assoc.logistic": "results, as PLINK prints them",
+    ".model": "trend test, as PLINK prints it",
+    SSF: "results for the GWAS catalog (GWAS-SSF)",
+    METADATA: "metadata of the GWAS-SSF table",
+    ".parquet": "results, unrounded",
+    ".regenie": "results in REGENIE's columns",
+    ".sumstats.gz": "results for LDSC's munge_sumstats",
+}
+
+
+def stem(name: str) -> str:
+    """What the files of a study of this name begin with."""
+    return name.replace(" ", "_")
+
+
+def tables_of(name: str) -> tuple[str, ...]:
+    """All tables that a study of this name may leave."""
+    return tuple(stem(name) + ending for ending in NOTES)
 
 
 def write_tables(
     plan: StudyPlan, folder: Path, program: Association, state: State, found: Results
 ) -> list[str]:
     """PLINK's table and the reasons, and what else the plan wants; their names."""
-    written = [f"study{tables.ENDINGS[plan.test]}", "study.dropped.tsv"]
-    lines = tables.columns_of(found, plan.test, plan.confidence)
+    written: list[str] = []
+
+    def write(ending: str, made: Callable[[IO[bytes]], Any]) -> Any:
+        written.append(stem(plan.name) + ending)
+        with replacing(folder / written[-1]) as file:
+            return made(file)
+
+    lines = tables.columns_of(found, plan.test, plan.confidence, plan.newton.firth)
     shown = [c.shown for c in found.covariates]
-    with replacing(folder / written[0]) as file:
-        tables.write_table(file, lines, shown)
+    write(tables.ENDINGS[plan.test], lambda file: write_table(file, lines, shown))
     listed, reason = program.variants(state), state.arrays["reason"]
-    with replacing(folder / written[1]) as file:
-        tables.write_dropped(file, listed, reason, found)
+    write(DROPPED, lambda file: tables.write_dropped(file, listed, reason, found))
     if plan.trend:
-        written.append("study.model")
         trend = tables.trend_columns(found)
-        with replacing(folder / "study.model") as file:
-            tables.write_table(file, trend)
-    if plan.ssf:
-        written.append("study.ssf.tsv")
-        with replacing(folder / "study.ssf.tsv") as file:
-            tables.write_ssf(file, found, plan.test)
-    if plan.parquet:
-        written.append("study.parquet")
-        with replacing(folder / "study.parquet") as file:
-            tables.write_parquet(file, found)
+        write(".model", lambda file: write_table(file, trend))
+    if "ssf" in plan.tables:
+        checksum, lost = write(SSF, lambda file: _ssf(file, plan, found))
+        facts = (plan, state.values["people"], written[-1], checksum, lost)
+        written.append(stem(plan.name) + METADATA)
+        write_atomically(folder / written[-1], gwas_ssf.metadata(*facts))
+    if "parquet" in plan.tables:
+        write(".parquet", lambda file: exchange_tables.write_parquet(file, found))
+    if "regenie" in plan.tables:
+        write(".regenie", lambda file: exchange_tables.write_regenie(file, found))
+    if "ldsc" in plan.tables:
+        write(".sumstats.gz", lambda file: exchange_tables.write_ldsc(file, found))
     return written
+
+
+def _ssf(file: IO[bytes], plan: StudyPlan, found: Results) -> tuple[str, int]:
+    lost = gwas_ssf.write_table_of(file, found, plan.test, plan.confidence)
+    return gwas_ssf.checksum_of(file), lost
 
 
 def summary(plan: StudyPlan, program: Association, state: State, found: Results) -> dict[str, Any]:

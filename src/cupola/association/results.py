@@ -12,7 +12,13 @@ from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
 from cupola.association.design import SEX_X, kinds
 from cupola.association.files import Variants
-from cupola.association.quality import frequency, major_is_a1, pooled
+from cupola.association.quality import (
+    frequency,
+    imputation_quality,
+    major_is_a1,
+    pooled,
+    unrounded,
+)
 from cupola.association.study_program import Association
 from cupola.federation.program import State
 
@@ -45,6 +51,20 @@ class Results:
     genotypes: np.ndarray | None
 
     @property
+    def statistic(self) -> np.ndarray:
+        """Chi-square with one degree of freedom, or its like: the square of z or t."""
+        told = self.columns
+        return told["CHISQ"] if "CHISQ" in told else told["STAT"] ** 2
+
+    @property
+    def effect(self) -> np.ndarray:
+        """Of a copy of A1: on the trait, or on the log odds."""
+        if "BETA" in self.columns:
+            return self.columns["BETA"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(self.columns["OR"])
+
+    @property
     def log10_p(self) -> np.ndarray:
         return self.columns["LOG10P"]
 
@@ -54,7 +74,7 @@ def results(program: Association, state: State) -> Results:
     kept = np.flatnonzero(state.arrays["reason"] == KEPT)
     index = stretch(kept)
     listed = program.variants(state)[index]
-    alleles = state.arrays["alleles"][index].astype(np.int64)
+    alleles = unrounded(state.arrays["alleles"][index])
     swap = major_is_a1(alleles)
     variants = Variants(
         listed.chromosome,
@@ -63,7 +83,8 @@ def results(program: Association, state: State) -> Results:
         listed.a2.where(swap, listed.a1),
         listed.a1.where(swap, listed.a2),
     )
-    rate = frequency(alleles)
+    rate, squares = frequency(alleles), state.arrays.get("squares")
+    info = None if squares is None else imputation_quality(alleles, squares[index])
     alleles[swap, :, 0] = alleles[swap, :, 1] - alleles[swap, :, 0]
     genotypes = state.arrays.get("genotypes")
     if genotypes is not None:
@@ -72,6 +93,8 @@ def results(program: Association, state: State) -> Results:
     covariates: list[Coefficient] = []
     if program.study.regression:
         columns, status, covariates = _regression(program, state, len(kept), swap)
+        if info is not None:
+            columns["INFO"] = info
     else:
         columns, status = chi_square.allelic(alleles)
         if program.study.trend and genotypes is not None:
@@ -145,5 +168,4 @@ def _regression(
 def inflation(found: Results) -> float:
     """Genomic inflation factor over the autosomes."""
     autosomes = kinds(found.variants.chromosome) == 0
-    x = found.columns["CHISQ"] if "CHISQ" in found.columns else found.columns["STAT"] ** 2
-    return pvalues.inflation(x[autosomes])
+    return pvalues.inflation(found.statistic[autosomes])

@@ -17,7 +17,9 @@ import numpy as np
 from cupola.association.agreement import Index
 from cupola.association.cohort import Cohort, Files, Wanted, open_cohort
 from cupola.association.design import Design, design, fewest_people
+from cupola.association.dosage_sums import allele_sums
 from cupola.association.files import CohortError, Variants, as_lines
+from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
 from cupola.association.structure.step_ones import StepOnes
@@ -223,11 +225,21 @@ class Site:
             keep = (cohort.variants.a1 != "0") & (cohort.variants.a2 != "0")
             for start in range(0, len(keep), _CHUNK):
                 part = slice(start, start + _CHUNK)
-                found = genotype_counts(cohort.bed.rows(part), cohort.loaded[None])
-                two, one, none = found[:, 0].T
-                keep[part] &= np.minimum(2 * two + one, 2 * none + one) >= least
+                keep[part] &= self._copies(part).min(axis=0) >= least
             self._common = (least, np.flatnonzero(keep))
         return self._common[1]
+
+    def _copies(self, part: slice) -> np.ndarray:
+        """Copies of either allele in everybody who is loaded: (2, variants)."""
+        cohort = self.cohort
+        if not self.wanted.dosages:
+            found = genotype_counts(cohort.bed.rows(part), cohort.loaded[None])
+            two, one, none = found[:, 0].T
+            return np.stack([2 * two + one, 2 * none + one])
+        rows = np.arange(len(cohort.variants))[part]
+        sums = [allele_sums(found, cohort.loaded[None]) for _, found in blocks(cohort.bed, rows)]
+        a1 = np.concatenate([copies[:, 0] for copies, _ in sums])
+        return np.stack([a1, 2 * np.concatenate([people[:, 0] for _, people in sums]) - a1])
 
     def design(self, question: Question) -> Design:
         """The people and columns that a question of a test is about."""

@@ -41,6 +41,9 @@ class Quality(_Choice):
     parents, children and siblings, too; 0.0884: second degree, too. 1: nobody."""
     unknown_strand: Literal["keep", "drop"] = "keep"
     """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
+    info: float = Field(default=0.0, ge=0, le=1)
+    """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
+    r2)."""
 
 
 class Newton(_Choice):
@@ -176,6 +179,32 @@ class Study(_Choice):
     """Variants in one question."""
     fingerprints: bool = False
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    dosages: bool = False
+    """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
+    linear and logistic, autosomes."""
+
+    @model_validator(mode="after")
+    def _of_dosages(self) -> Study:
+        if not self.dosages:
+            if self.quality.info:
+                raise ValueError("quality.info is about dosages: say dosages = true, or drop it")
+            return self
+        if not self.regression:
+            raise ValueError(
+                "dosages = true: a chi-square test counts alleles, and dosages are no counts; use "
+                "test = 'logistic' (or 'linear'), or hard calls (`plink2 --make-bed`)"
+            )
+        if self.quality.hardy_weinberg:
+            raise ValueError(
+                "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
+                "quality.hardy_weinberg out (quality.info filters badly imputed variants)"
+            )
+        if self.quality.kinship < 1:
+            raise ValueError(
+                "dosages = true: kinship is computed from hard calls; leave quality.kinship out; "
+                "each cohort can keep a list of people without relatives (keep)"
+            )
+        return self
 
     @property
     def binary(self) -> bool | None:
@@ -223,6 +252,10 @@ class Study(_Choice):
             return self
         if not self.regression:
             raise ValueError("whole_genome: goes with test = 'linear' or 'logistic'")
+        if self.dosages:
+            raise ValueError(
+                "whole_genome: markers are hard calls so far; leave dosages out, or use components"
+            )
         named = any(COMPONENT.fullmatch(name) for name in self.covariates)
         if not (named or whole.components_elsewhere):
             raise ValueError(

@@ -34,7 +34,7 @@ def foresee(analysis: AssociationAnalysis, folder: Path) -> dict[str, Any]:
     stand for all."""
     plan = analysis.plan
     sites = len(plan.cohorts)
-    files = [cohort.files(folder) for cohort in plan.cohorts if cohort.bfile is not None]
+    files = [cohort.files(folder) for cohort in plan.cohorts if cohort.known]
     variants, people = _typical(), PEOPLE
     if files:
         variants = read_variants(files[0].bim)

@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from cupola.association import agreement, quality, study_progress, variant_list_codec
-from cupola.association.agreement import KEPT, R_CELL, R_REPEATED, R_STRAND
-from cupola.association.design import SEX_X, fewest_people, kinds
+from cupola.association.agreement import KEPT, R_CELL, R_NOT_AUTOSOME, R_REPEATED, R_STRAND
+from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
@@ -111,12 +111,8 @@ class Association:
             return self.part(state).skip()
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        total = {name: np.zeros(spec.shape) for name, spec in question.expects.items()}
         both = self.expected_alleles(state)[chunk.index] - 1
-        total["alleles"][:, 0] = np.stack([both // 2, both], axis=1)
-        if "genotypes" in total:
-            total["genotypes"][:, -1] = [people // 4, people // 2, people // 4]
-        return self._counts(state, Total(total))
+        return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
         return "sum", question, list(range(self.sites))
@@ -303,6 +299,9 @@ class Association:
         unknown = agreement.strand_unknown(variants) & (reason == KEPT)
         if self.study.quality.unknown_strand == "drop":
             reason[unknown] = R_STRAND
+        if self.study.dosages:
+            elsewhere = kinds(variants.chromosome) != AUTOSOME
+            reason[elsewhere & (reason == KEPT)] = R_NOT_AUTOSOME
         facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
         facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
         warnings = list(state.values["warnings"])
@@ -386,7 +385,7 @@ class Association:
     def _counts(self, state: State, total: Total) -> State:
         at = state.values["at"]
         told, withheld = told_of(total.arrays)
-        small = {f"{name}/{at}": np.rint(array).astype(np.int32) for name, array in told.items()}
+        small = {f"{name}/{at}": array for name, array in quality.counted(told).items()}
         if self.study.limits.least_cell:
             small[f"withheld/{at}"] = withheld
         if at + 1 < len(self.chunks(state)):
@@ -397,7 +396,7 @@ class Association:
         """Whole-study tables of counts in place of those of chunks, and the filters on them."""
         chunks, m = self.chunks(state), len(self.variants(state))
         arrays = dict(state.arrays)
-        for name in ("alleles", "genotypes", "withheld"):
+        for name in ("alleles", "genotypes", "squares", "withheld"):
             if f"{name}/0" in arrays:
                 parts = [arrays.pop(f"{name}/{i}") for i in range(len(chunks))]
                 whole = np.zeros((m, *parts[0].shape[1:]), parts[0].dtype)

@@ -1,6 +1,7 @@
-"""Result tables with PLINK 1.9's names, columns and digits; also GWAS-SSF and Parquet.
+"""Result tables with PLINK 1.9's names, columns and digits.
 
-What PLINK has not comes after its columns: standard error, people, frequency of A1.
+What PLINK has not comes after its columns: standard error, people, frequency of A1, and where a
+study allows Firth's penalty, which results are Firth's (PLINK 2's FIRTH?).
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from scipy import special
 from cupola.association import fit, pvalues
 from cupola.association.agreement import KEPT, REASONS
 from cupola.association.compare import Table
-from cupola.association.text import Column, write_table
-from cupola.errors import PlanError
+from cupola.association.text import Column
+from cupola.association.texts import Texts
 
 if TYPE_CHECKING:
     from cupola.association.files import Variants
     from cupola.association.results import Results
 
 ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
-_NAMES = {23: "X", 24: "Y", 25: "XY", 26: "MT"}
 
 
 def normal_quantile(confidence: float) -> float:
@@ -61,8 +61,11 @@ def _ours(found: Results) -> list[Column]:
     return [Column("N", 8, found.columns["NMISS"], 0), Column("A1_FREQ", 12, found.frequency)]
 
 
-def columns_of(found: Results, test: str, confidence: float) -> list[list[Column]]:
-    """The lines of each variant: one, or one for the genotype and one for each covariate."""
+def columns_of(
+    found: Results, test: str, confidence: float, firth: bool = False
+) -> list[list[Column]]:
+    """The lines of each variant: one, or one for the genotype and one for each covariate. firth:
+    also, whether they are Firth's."""
     if test == "chi-square":
         c, place = found.columns, _place(found.variants)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -80,6 +83,9 @@ def columns_of(found: Results, test: str, confidence: float) -> list[list[Column
     lines = [_coefficient(found, test, "ADD", beta, error, confidence)]
     for row in found.covariates:
         lines.append(_coefficient(found, test, row.name, row.beta, row.error, confidence))
+    if firth:
+        fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
+        lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]
     return lines
 
 
@@ -103,6 +109,7 @@ def _coefficient(
         Column(effect[0], 10, effect[1]), Column("SE", 8, error),
         Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
         Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+        *([Column("INFO", 8, c["INFO"])] if "INFO" in c else []),
     ]  # fmt: skip
 
 
@@ -140,52 +147,13 @@ class _Printed(Sequence[list[str]]):
         return [column.texts(slice(int(i), int(i) + 1))[0] for column in self.line]
 
 
-def as_table(found: Results, test: str, confidence: float) -> Table:
+def as_table(found: Results, test: str, confidence: float, firth: bool = False) -> Table:
     """What `compare.read_results` reads from the table that is written; p is not rounded."""
-    line = columns_of(found, test, confidence)[0]
+    line = columns_of(found, test, confidence, firth)[0]
     v = found.variants
     head = [column.heading for column in line]
     place = (v.name, v.chromosome.astype(np.int64), v.position)
     return Table(*place, found.log10_p, head, _Printed(line, len(v)))
-
-
-def write_ssf(file: IO[bytes], found: Results, test: str) -> None:
-    """GWAS-SSF: the GWAS catalog's tab-separated columns in their order."""
-    v, c = found.variants, found.columns
-    names = np.array([_NAMES.get(n, str(n)) for n in range(27)])
-    effect = ("odds_ratio", "OR") if test == "chi-square" else ("beta", "BETA")
-    columns = [
-        Column("chromosome", 0, names[v.chromosome]),
-        Column("base_pair_location", 0, v.position, 0),
-        Column("effect_allele", 0, v.a1),
-        Column("other_allele", 0, v.a2),
-        Column(effect[0], 0, c[effect[1]], 8),
-        Column("standard_error", 0, c["SE"], 8),
-        Column("effect_allele_frequency", 0, found.frequency, 8),
-        Column("neg_log_10_p_value", 0, -found.log10_p, 8),
-        Column("variant_id", 0, v.name),
-        Column("n", 0, c["NMISS"], 0),
-    ]
-    write_table(file, [columns], separator="\t")
-
-
-def write_parquet(file: IO[bytes], found: Results) -> None:
-    """Every column of the results, unrounded."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise PlanError("Parquet needs pyarrow: pip install 'cupola[gwas]'") from None
-    v = found.variants
-    columns = {
-        "CHR": v.chromosome, "SNP": v.name.tolist(), "BP": v.position, "A1": v.a1.tolist(),
-        "A2": v.a2.tolist(),
-        "A1_FREQ": found.frequency, **found.columns,
-        "NOTE": np.array(fit.MEANINGS)[found.status],
-    }  # fmt: skip
-    for c in found.covariates:
-        columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
-    parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), file)
 
 
 def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:

@@ -6,13 +6,15 @@ import hashlib
 
 import numpy as np
 
-from cupola.association import agreement, kernels, variant_list_codec
+from cupola.association import agreement, dosage_sums, kernels, variant_list_codec
 from cupola.association.cohort import Cohort
 from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
+from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.association.site import LARGEST, NULL_ITERATIONS, Site, guarded
-from cupola.association.structure.predictions import with_prediction
+from cupola.association.structure.predictions import design_of, model_of
+from cupola.association.variant_sums import DosageSums, VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.site import SiteContext, task
 
@@ -178,25 +180,10 @@ def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.nd
     return local, kept["swapped"][index]
 
 
-def _chosen(own: Site, site: SiteContext, question: Question) -> np.ndarray:
-    """Packed calls of the variants that a question selects."""
-    return calls(own.cohort, *listed_rows(own, site, question), int(question.options["kind"]))
-
-
-def _design(own: Site, site: SiteContext, question: Question) -> Design:
-    """The people and columns of a test; with whole-genome regression also their prediction."""
-    made = own.design(question)
-    return with_prediction(own, site, question, made) if _predicts(question) else made
-
-
-def _predicts(question: Question) -> bool:
-    return "prediction" in question.options
-
-
-def _model(question: Question) -> int | str:
-    """What tells apart the models without a genotype: a kind, and which chromosome is left out."""
-    kind = question.options["kind"]
-    return f"{kind} {question.options['prediction'][0]}" if _predicts(question) else kind
+def _chosen(own: Site, site: SiteContext, question: Question) -> VariantSums:
+    """The variants that a question selects, packed or as dosages."""
+    rows = listed_rows(own, site, question)
+    return variant_sums(own.cohort, *rows, int(question.options["kind"]))
 
 
 def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
@@ -230,6 +217,8 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     kind, binary = int(options["kind"]), bool(options["binary"])
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary, own.limits.least_cell)[list(options["groups"])]
+    if own.wanted.dosages:
+        return _dosage_counts(own, site, question, asked)
     asked &= present(cohort, kind)
     single = haploid(cohort, kind)
     if not (single.any() or options["genotypes"]):
@@ -254,6 +243,26 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     return _sized(site, question, _cells(own, site, question, arrays))
 
 
+def _dosage_counts(
+    own: Site, site: SiteContext, question: Question, asked: np.ndarray
+) -> Contribution:
+    """Copies of a1 and people with a dosage, by group, and squares of dosages over all of them."""
+    chosen = _chosen(own, site, question)
+    assert isinstance(chosen, DosageSums)
+    k, together = len(chosen), np.asarray(asked.any(axis=0))
+    copies, people = np.empty((k, len(asked))), np.empty((k, len(asked)), np.int64)
+    squares = np.empty(k)
+    for part, dosages in chosen.blocks():
+        copies[part], people[part] = dosage_sums.allele_sums(dosages, asked)
+        squares[part] = dosage_sums.square_sums(dosages, together)
+    few = small_cells({"alleles": np.stack([copies, 2 * people], axis=2)}, own.limits.least_cell)
+    arrays = {"copies": copies, "people": people, "squares": squares}
+    arrays = on_grid(arrays, own.limits.grid)
+    if own.limits.least_cell:
+        arrays = without(site, question, arrays, few)
+    return _sized(site, question, arrays)
+
+
 def _cells(
     own: Site, site: SiteContext, question: Question, arrays: Arrays, *more: np.ndarray
 ) -> Arrays:
@@ -267,6 +276,12 @@ def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> 
     """How many of a cohort's variants (as on autosomes) it would withhold for a small count."""
     cohort, count = own.cohort, 0
     asked = groups(cohort, binary, least)
+    if own.wanted.dosages:
+        for _, dosages in blocks(cohort.bed, np.arange(len(cohort.variants))):
+            copies, people = dosage_sums.allele_sums(dosages, asked)
+            cells = {"alleles": np.stack([copies, 2 * people], axis=2)}
+            count += int(small_cells(cells, least).sum())
+        return count
     for start in range(0, len(cohort.variants), _BLOCK):
         part = slice(start, min(start + _BLOCK, len(cohort.variants)))
         found = kernels.genotype_counts(cohort.bed.rows(part), asked)
@@ -283,11 +298,11 @@ def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> 
 def shared(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Sums that do not depend on a variant: linear, products of columns and trait; logistic,
     gradient and information of the model without a genotype."""
-    made = _design(own, site, question)
+    made = design_of(own, site, question)
     if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
     beta = _bounded(question, (made.columns.shape[1],))
-    null = f"null {_model(question)}"
+    null = f"null {model_of(question)}"
     own.count(question, null, np.zeros(1, int), 1, NULL_ITERATIONS + 1)
     weight, residual = _logistic(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
@@ -305,56 +320,50 @@ def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.
 def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: people by copies, genotype times covariates and trait, and what people without a
     call take off the shared products."""
-    rows, made = _chosen(own, site, question), _design(own, site, question)
-    whole = np.column_stack([made.columns[:, 1:], made.y]) * made.scale[:, None]
-    found = kernels.call_sums(rows, made.spread(2 * whole), made.spread(whole))
-    arrays = {"cross": found, "counts": _genotype_sums(rows, made)}
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
+    off = made.products[:, 1:] if question.options["missing"] else _nothing(made)
+    if own.wanted.dosages:
+        whole = np.column_stack([made.columns, made.y])
+        found = chosen.sums(made, whole, np.ones((len(whole), 1)), off)
+    else:
+        whole = np.column_stack([made.columns[:, 1:], made.y])
+        found = chosen.sums(made, whole, _nothing(made), off)
+    arrays = {"cross": found.cross, "counts": found.counts}
     if question.options["missing"]:
-        arrays["off"] = kernels.missing_sums(rows, made.spread(made.products[:, 1:]))
+        arrays["off"] = found.off
     arrays = on_grid(arrays, own.limits.grid)
     if WITHHELD in question.expects:
-        lost = len(made.people) - arrays["counts"][:, 2]
+        lost = len(made.people) - arrays["counts"][:, -1]
         arrays = without(site, question, arrays, small(lost, own.limits.least_cell))
     return _sized(site, question, arrays)
 
 
-def _genotype_sums(rows: np.ndarray, made: Design) -> np.ndarray:
-    """(variants, 3): the sum of genotypes, people with genotype 2, people with a call."""
-    chosen = made.chosen
-    single = np.zeros(len(chosen), bool)
-    single[made.people[made.scale < 1]] = True
-    found = kernels.genotype_counts(rows, np.stack([chosen & ~single, chosen & single]))
-    pair, alone = found[:, 0], found[:, 1]
-    total = 2 * pair[:, 0] + pair[:, 1] + alone[:, 0]
-    with_call = pair.sum(axis=1) + alone[:, 0] + alone[:, 2]
-    return np.stack([total, pair[:, 0], with_call], axis=1)
+def _nothing(made: Design) -> np.ndarray:
+    return np.zeros((len(made.people), 0))
 
 
 @task("gwas first")
 @guarded
 def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The first logistic iteration: weights are those of the model without a genotype."""
-    rows, made = _chosen(own, site, question), _design(own, site, question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _bounded(question, (made.columns.shape[1],))
-    own.pin(("null", _model(question)), beta.tolist())  # there is one such model
+    own.pin(("null", model_of(question)), beta.tolist())  # there is one such model
     weight, residual = _logistic(made.columns, made.y, beta)
-    once = np.column_stack([made.columns * weight[:, None], residual]) * made.scale[:, None]
-    square = (weight * made.scale**2)[:, None]
-    two = np.column_stack([2 * once, 4 * square])
-    one = np.column_stack([once, square])
-    arrays = {
-        "cross": kernels.call_sums(rows, made.spread(two), made.spread(one)),
-        "counts": _genotype_sums(rows, made)[:, [0, 2]],
-    }
+    spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
+    off = _nothing(made)
     if question.options["missing"]:
         i, j = np.triu_indices(made.columns.shape[1])
-        off = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
-               made.columns * residual[:, None]]  # fmt: skip
-        arrays["off"] = kernels.missing_sums(rows, made.spread(np.concatenate(off, axis=1)))
-    spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
-    lost = np.zeros((len(rows), 3))
+        parts = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
+                 made.columns * residual[:, None], spread]  # fmt: skip
+        off = np.concatenate(parts, axis=1)
+    once = np.column_stack([made.columns * weight[:, None], residual])
+    found = chosen.sums(made, once, weight[:, None], off)
+    exact = [-1] if own.wanted.dosages else [0, -1]
+    arrays = {"cross": found.cross, "counts": found.counts[:, exact]}
+    lost = np.zeros((len(chosen), 3))
     if question.options["missing"]:
-        lost = kernels.missing_sums(rows, made.spread(spread))
+        arrays["off"], lost = found.off[:, :-3], found.off[:, -3:]
     few = thin(spread.sum(axis=0) - lost, own.limits.effective)
     few |= small(np.rint(lost[:, 2]), own.limits.least_cell)
     arrays = on_grid(arrays, own.limits.grid)
@@ -365,10 +374,9 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Gradient and information of the log-likelihood at each variant's coefficients."""
-    rows, made = _chosen(own, site, question), _design(own, site, question)
-    beta = _coefficients(own, site, question, made, len(rows))
-    facts = (rows, made.people, made.scale, made.columns, made.y, beta)
-    gradient, information, spread = kernels.logistic_sums(*facts)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
+    beta = _coefficients(own, site, question, made, len(chosen))
+    gradient, information, spread = chosen.logistic_sums(made, beta)
     own_columns = of_genotype(beta.shape[1])
     arrays = {
         "gradient": gradient,
@@ -389,17 +397,14 @@ def of_genotype(p: int) -> np.ndarray:
 @guarded
 def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The part that Firth's penalty adds to the gradient, given the pooled inverse information."""
-    from cupola.association.bed import COPIES, MISSING, unpacked
-
-    rows, made = _chosen(own, site, question), _design(own, site, question)
-    beta = _coefficients(own, site, question, made, len(rows))
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
+    beta = _coefficients(own, site, question, made, len(chosen))
     inverse = question.arrays["inverse"]
     if inverse.shape != (len(beta), beta.shape[1] ** 2):
         raise Declined("coefficients-refused")
     found = []
-    for row, b, flat in zip(rows, beta, inverse):
-        call = unpacked(row[None], made.everybody)[0, made.people]
-        x = np.column_stack([made.columns, COPIES[call] * made.scale])[call != MISSING]
+    for genotype, b, flat in zip(chosen.genotypes(made), beta, inverse):
+        x = np.column_stack([made.columns, genotype])[~np.isnan(genotype)]
         p = 1 / (1 + np.exp(-np.clip(x @ b, -700, 700)))
         leverage = p * (1 - p) * np.einsum("ni,ij,nj->n", x, flat.reshape(len(b), -1), x)
         found.append(x.T @ (leverage * (0.5 - p)))

@@ -19,6 +19,7 @@ def forms() -> dict[str, Form]:
             Entry("trait.column", "Trait"), Entry("trait.kind", "Kind of trait"),
             Entry("covariates", "Covariates", regression, kind="list"),
             Entry("sex", "Sex as covariate", regression),
+            Entry("dosages", "Imputed dosages", regression),
             Entry("trend", "Trend test", {"test": ["chi-square"]}),
             Entry("newton.firth", "Firth's fallback", logistic),
             Entry("people_per_column", "Fewest people a column", regression),
@@ -36,6 +37,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.person_missing", "Most missing calls, person"),
             Entry("quality.kinship", "Relatives: most kinship"),
             Entry("quality.unknown_strand", "Unknown strand"),
+            Entry("quality.info", "Least imputation quality", regression),
         )),
         ("What totals tell of single people", (
             Entry("limits.effective", "Least effective people", logistic),
@@ -49,10 +51,10 @@ def forms() -> dict[str, Form]:
             Entry("chunk", "Variants a question"),
         )),
         ("Tables", (
-            Entry("parquet", "Parquet table"), Entry("ssf", "GWAS-SSF table"),
+            Entry("tables", "Tables", kind="list"),
             Entry("covariate_rows", "Covariates' coefficients", regression),
         )),
     )  # fmt: skip
     about = "Which variants go with a trait, over cohorts that keep their genotypes."
-    start = {"name": "association", "test": "logistic", "parquet": True}
+    start = {"name": "association", "test": "logistic", "tables": ["plink", "parquet"]}
     return {"association": Form(about, start, groups, mark="test")}

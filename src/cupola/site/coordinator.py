@@ -207,7 +207,8 @@ def _result_of(folder: Path, names: list[str]) -> str:
 
 def handed_out(plan: PlanHeader) -> tuple[str, ...]:
     """What the sites of a plan get at its end."""
-    own = (name for name in find_kind(plan.kind).files if Path(name).name == name)
+    left = find_kind(plan.kind).files_of(plan.name)
+    own = (name for name in left if Path(name).name == name)
     return tuple(dict.fromkeys((*SHARED, *own)))
 
 

@@ -164,3 +164,19 @@ def with_prediction(own: Site, site: SiteContext, question: Question, made: Desi
         found = made_once(own, about, what, replace(made, columns=columns))
     assert found is not None
     return found
+
+
+def design_of(own: Site, site: SiteContext, question: Question) -> Design:
+    """The people and columns of a test; with whole-genome regression also their prediction."""
+    made = own.design(question)
+    return with_prediction(own, site, question, made) if _predicts(question) else made
+
+
+def _predicts(question: Question) -> bool:
+    return "prediction" in question.options
+
+
+def model_of(question: Question) -> int | str:
+    """What tells apart the models without a genotype: a kind, and which chromosome is left out."""
+    kind: int = question.options["kind"]
+    return f"{kind} {question.options['prediction'][0]}" if _predicts(question) else kind

@@ -11,6 +11,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse
 from markupsafe import Markup
 
+from cupola.analysis.run_folder import plan_file
 from cupola.web.access import Config, Me, Seen, SeenRun
 from cupola.web.launcher import TABLE
 from cupola.web.models import FINISHED, QUEUED, RUNNING, Run, Study
@@ -28,9 +29,9 @@ def files_of(folder: Path, study: Study, finished: bool = True) -> dict[str, str
     """What can be downloaded, and what it is. A plan with data sets that sites chose names their
     files, and stays here."""
     analysis = study.analysis
-    known = {name: analysis.file_notes.get(name, "") for name in analysis.files} | _FILES
-    hidden = {"plan.toml"} if analysis.unchosen is not None else set()
     there = folder / "run"
+    known = {name: analysis.file_note(name) for name in analysis.files_of(_name(there))} | _FILES
+    hidden = {"plan.toml"} if analysis.unchosen is not None else set()
     return {
         name: about
         for name, about in known.items()
@@ -39,6 +40,15 @@ def files_of(folder: Path, study: Study, finished: bool = True) -> dict[str, str
         and Path(name).name == name
         and (there / name).is_file()
     }
+
+
+def _name(folder: Path) -> str:
+    """What the plan of a run calls it."""
+    path = plan_file(folder)
+    try:
+        return str(tomllib.loads(path.read_text("utf-8"))["name"]) if path else ""
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 @router.get("/studies/{study_id}/runs/{number}")

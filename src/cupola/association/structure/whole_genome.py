@@ -76,15 +76,18 @@ class Blocks:
         return slice(int(ends[stretch.start]), int(ends[stretch.stop]))
 
 
+def _choices(study: Study) -> WholeGenome:
+    assert study.whole_genome is not None
+    return study.whole_genome
+
+
 class GenomeAsker:
     """Questions of step one, with their bounds. Columns of covariates and the trait have squares
     that add up to the people n; a centred genotype is at most 2."""
 
     def __init__(self, asker: Asker, columns: int) -> None:
         self.asker, self.columns = asker, columns
-        whole = asker.study.whole_genome
-        assert whole is not None
-        self.whole: WholeGenome = whole
+        self.whole = _choices(asker.study)
 
     def _question(
         self, task: str, arrays: Arrays, expects: dict[str, Spec], reveals: str, **more: Any
@@ -180,7 +183,7 @@ class WholeGenomeRegression:
 
     def __init__(self, program: Association, state: State) -> None:
         self.program, self.state = program, state
-        self.whole = program.study.whole_genome
+        self.whole = _choices(program.study)
         self.columns = 1 + len(program.study.columns)
         self.at: dict[str, Any] = state.values.get("genome") or {"stage": "start", "stretch": 0}
         self.people = state.values["people"]["tested"]
@@ -362,7 +365,7 @@ class WholeGenomeRegression:
     def outline(
         cls, program: Association, asker: Asker, variants: Variants
     ) -> Iterator[tuple[str, Question, int | None]]:
-        columns, whole = 1 + len(program.study.columns), program.study.whole_genome
+        columns, whole = 1 + len(program.study.columns), _choices(program.study)
         own = GenomeAsker(asker, columns)
         told = np.flatnonzero((variants.chromosome >= 1) & (variants.chromosome <= LAST))
         if not len(told):

@@ -36,7 +36,7 @@ def plan(base, given, test, **options):
     column = "QT" if test == "linear" else "CC"
     facts = {
         "kind": "association", "test": test, "trait": {"column": column}, "dosages": True,
-        "covariates": ["AGE", "DOSE"], "people_per_column": 0, "parquet": True,
+        "covariates": ["AGE", "DOSE"], "people_per_column": 0, "tables": ["plink", "parquet"],
         "folder": str(base.parent), "cohorts": given,
     }  # fmt: skip
     return {**facts, **options}
@@ -123,6 +123,25 @@ def test_pgen_files_of_hard_calls_go_the_way_of_bed_files(tmp_path, test):
         names = {p.name for p in (tmp_path / form).glob("study.*")}
         tables.append({n: (tmp_path / form / n).read_bytes() for n in names - {"study.parquet"}})
     assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("then", ["fit", "saddle-point"])
+def test_a_score_test_of_hard_calls_read_as_dosages_is_the_same(tmp_path, then):
+    made = people(4, n=240, m=40, missing=0.04)
+    bases = cut(tmp_path, made, np.array_split(np.arange(240), 3))
+    given = [
+        {"name": b.name, "bfile": b.name, "pheno": f"{b.name}.pheno", "cov": f"{b.name}.cov"}
+        for b in bases
+    ]
+    score = {"below": 0.3, "then": then}
+    (_, hard), (_, soft) = (
+        ran(tmp_path / str(d), plan(bases[0], given, "logistic", dosages=d, score=score))
+        for d in (False, True)
+    )
+    assert (soft["METHOD"] == hard["METHOD"]).all()
+    assert len(set(hard["METHOD"])) == 2
+    for name in ("BETA", "SE", "P", "NMISS"):
+        np.testing.assert_allclose(soft[name], hard[name], rtol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])

@@ -37,6 +37,8 @@ TESTS = {
         },
     ),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
+    "score": study("logistic", chunk=8, score={"below": 0.3}),
+    "saddle point": study("logistic", chunk=8, score={"below": 0.5, "then": "saddle-point"}),
 }
 
 

@@ -72,6 +72,18 @@ def test_a_regression_sends_at_most_what_was_foreseen(tmp_path, test, sums):
         assert told.usual < told.total
 
 
+@pytest.mark.parametrize("then", ["fit", "saddle-point"])
+@pytest.mark.parametrize("sums", SUMS)
+def test_a_score_test_first_sends_less_and_it_is_foreseen(tmp_path, sums, then):
+    _cohorts(tmp_path)
+    whole = foresee_study(_study(tmp_path, "logistic", sum=sums))
+    study = _study(tmp_path, "logistic", sum=sums, score={"below": 0.1, "then": then})
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    assert any("score test" in reason for reason in told.at_most)
+    assert down <= told.down < whole.down
+    assert up <= told.up < whole.up
+
+
 @pytest.mark.parametrize("options", [{"newton": {"firth": True}}, {"quality": {"maf": 0.4}}])
 def test_iterations_and_filters_are_bounded(tmp_path, options):
     _cohorts(tmp_path, missing=0.0)

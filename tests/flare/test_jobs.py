@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import logging
 import subprocess
 import sys
 import zipfile
@@ -11,11 +13,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import nvflare
 import pytest
 
 from cupola.analysis.plan_file import load
 from cupola.analysis.run_folder import contents
 from cupola.engines.flare import policy
+from cupola.engines.flare.announce import JobIsOver
 from cupola.engines.flare.engine import FlareSites
 from cupola.engines.flare.federation_settings import FederationSettings
 from cupola.engines.flare.jobs import COORDINATOR_FILE, SITE_FILE, Job, write
@@ -504,3 +508,33 @@ sys.stderr.write("the last word")
     assert said.endswith("...the last word")
     (event,) = log.read_text().splitlines()
     assert event.endswith("[A:cupola.certificate_refused]CERTIFICATE_VERIFY_FAILED: unknown issuer")
+
+
+def test_a_coordinators_log_ends_quietly_and_tells_what_is_wrong():
+    job = "server.f59e0153-38ff-4daf-aebf-8f5de9df8e96"
+    quiet = [
+        f"[ME=server D=server.:9df8e96] no connection to child {job}",
+        f"[ME=server] cannot send to '{job}': target_unreachable",
+        "notified SJ of dead-job: job_id='a'; client_name='b'; reason='missing job on client'",
+    ]
+    loud = [
+        "cannot send to 'hospital-a': target_unreachable",
+        f"cannot send to '{job}': timeout",
+        "notified SJ of dead-job: job_id='a'; client_name='b'; reason='client dead'",
+    ]
+    told = [logging.LogRecord("CoreCell", 40, "", 1, "%s", (line,), None) for line in quiet + loud]
+    assert [bool(JobIsOver().filter(record)) for record in told] == [False] * 3 + [True] * 3
+
+
+def test_a_kit_of_an_earlier_version_logs_as_this_one_does(tmp_path):
+    flares = Path(nvflare.__file__).parent / "fuel" / "utils" / "log_config.json"
+    (tmp_path / "log_config.json.default").write_bytes(flares.read_bytes())
+    (tmp_path / "log_config.json").write_text("{}")
+    policy.renew(tmp_path)
+    policy.renew(tmp_path)  # once more changes nothing
+    config = json.loads((tmp_path / "log_config.json").read_text())
+    assert config["loggers"]["root"]["level"] == "WARNING"
+    for handler in config["handlers"].values():
+        assert handler["filters"].count("cupola") == 1
+    module, _, name = config["filters"]["cupola"]["()"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is JobIsOver

@@ -58,11 +58,18 @@ def test_a_partys_life(parties):
     told = json.loads(run("site", "ledger", "trial 1", "-f", folder, "--json"))
     assert [line["task"] for line in told["questions"]] == ["train", "train"]
     assert told["spent"]["unprotected"] == {"train": 2}
+    (row,) = told["told"]
+    assert (row["to"], row["task"], row["answers"]) == ("coordinator, masked", "train", 2)
+    assert all(line["protection"] == "masked sum" for line in told["questions"])
+    shown = run("site", "ledger", "trial 1", "-f", folder)
+    assert "coordinator, masked: " in shown
+    assert "(train 2)" in shown
+    assert "unprotected" not in shown
     run("site", "ledger", "trial 1", "-f", folder, "--out", folder / "out.csv")
     assert (folder / "out.csv").read_text().count("\n") == 3
-    assert "4 questions, 4 answered" in run(
-        "compensator", "ledger", "trial 1", "-f", parties.compensator
-    )
+    third = run("compensator", "ledger", "trial 1", "-f", parties.compensator)
+    assert "4 questions, 4 answered" in third
+    assert "coordinator, keys and masks: " in third
     run("site", "revoke", "-f", folder)
     said = run("compensator", "revoke", "--of", folder / "revocation.json", "-f",
                parties.compensator)  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 import cupola
 from cupola.analysis.session import run
 from cupola.association import Association
-from cupola.association.simulated_cohorts import data_sets
+from cupola.association.file_sets import file_sets
 from cupola.training import Training
 from cupola.training.personalise import Personalisation
 from cupola.web import worker
@@ -96,7 +96,7 @@ def test_the_page_shows_what_the_program_asks(name, world, cohorts, tmp_path, mo
     kind, plan = KINDS[name]
     whole = {**forms()[kind].start, **plan}
     if kind == "association":
-        files = data_sets(cohorts)
+        files = file_sets(cohorts)
         whole["cohorts"] = [{"name": one, **files[one]} for one in COHORTS]
 
     def rehearsed(job, folder):

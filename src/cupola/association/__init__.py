@@ -5,7 +5,7 @@ from cupola.association.files import CohortError, Variants, read_variants
 from cupola.association.kernels import has_numba
 from cupola.association.results import Results, inflation, results
 from cupola.association.site import Site, StudyHost
-from cupola.association.study_choices import Newton, Quality, Study, Trait
+from cupola.association.study_choices import Newton, Quality, Score, Study, Trait
 from cupola.association.study_program import Association
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Newton",
     "Quality",
     "Results",
+    "Score",
     "Site",
     "Study",
     "StudyHost",

@@ -16,6 +16,7 @@ from cupola.association import own_cohort, results, study_progress
 from cupola.association.accounting import counted_lines
 from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
+from cupola.association.file_sets import file_set, file_sets
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
@@ -190,7 +191,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     def describe(self, path: Path, target: str | None) -> dict[str, Any]:
         del target
-        return own_cohort.describe(path)
+        return file_set(path)
 
     def data_problems(self, site: OwnSite) -> list[str]:
         return own_cohort.data_problems(self.plan, site)
@@ -296,9 +297,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
     @classmethod
     def data_sets(cls, folder: Path | None) -> dict[str, dict[str, Any]]:
-        from cupola.association.simulated_cohorts import data_sets
-
-        return data_sets(folder)
+        return file_sets(folder)
 
     def foresee(self, folder: Path) -> dict[str, Any]:
         from cupola.association.study_estimate import foresee

@@ -30,6 +30,7 @@ from cupola.association.genotypes import (
     missing_by_person,
     no_hard_calls,
     open_genotypes,
+    require_hard_calls,
 )
 from cupola.association.people_files import is_table_of_people
 
@@ -203,8 +204,8 @@ def _source(files: Files, wanted: Wanted) -> Path:
 
 
 def problems(files: Files, wanted: Wanted) -> list[str]:
-    """What a cohort lacks of what a study wants, from the first lines of its tables: a line for
-    each trait or covariate, for the cohort's own eyes."""
+    """What a cohort lacks of what a study wants, from the first lines of its tables and the form of
+    its genotypes: a line for each, for the cohort's own eyes."""
     traits = () if wanted.trait is None else (wanted.trait,)
     found = []
     for what, names in (("pheno", traits), ("cov", wanted.covariates)):
@@ -214,6 +215,11 @@ def problems(files: Files, wanted: Wanted) -> list[str]:
                 require_column(path, read_columns(path, what), name, what)
             except CohortError as error:
                 found.append(str(error))
+    if not wanted.dosages:
+        try:
+            require_hard_calls(files.bed)
+        except CohortError as error:
+            found.append(str(error))
     return list(dict.fromkeys(found))
 
 

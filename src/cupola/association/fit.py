@@ -10,7 +10,7 @@ import numpy as np
 
 from cupola.association.portable_algebra import dot, inverse, times
 
-OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH, WITHHELD = range(7)
+OK, MONOMORPHIC, COLLINEAR, SEPARATED, TOO_FEW, FIRTH, WITHHELD, SCORE, SADDLE = range(9)
 MEANINGS = (
     "",
     "one allele among those tested",
@@ -19,7 +19,11 @@ MEANINGS = (
     "fewer people than columns",
     "Firth's penalised likelihood",
     "withheld by a cohort: weights on too few people, or few without a call (limits)",
+    "score test",
+    "score test, saddle-point approximation",
 )
+SCORED = (SCORE, SADDLE)  # which are no reason for having no result
+METHODS = ("WALD", *["NA"] * 4, "FIRTH", "NA", "SCORE", "SPA")  # of a table's column
 # A step of 0.1 that gains 1e-6 belongs to a standard error of 70: none is so large by itself.
 _SHORT, _FLAT = 0.1, 1e-6
 ALIKE = 0.999  # correlation from which PLINK calls two columns collinear

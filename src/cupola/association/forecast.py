@@ -157,6 +157,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("means of covariates have more or fewer digits")
     if plan.whole_genome is not None:
         found.append("every common variant on an autosome is taken to be a marker")
+    if plan.study().scored:
+        found.append(
+            f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "
+            "score test, twice as many as do by chance (more would be sent if more did)"
+        )
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
     return found

@@ -65,6 +65,19 @@ def open_genotypes(path: Path, person: Sequence[str], variants: int) -> Genotype
     return Bed(path, len(person), variants)
 
 
+def require_hard_calls(path: Path) -> None:
+    """CohortError for a file of imputed dosages, by its first bytes."""
+    ending = format_of(path)
+    if ending == PGEN:
+        from cupola.association.pgen import holds_dosages
+
+        imputed = holds_dosages(path)
+    else:
+        imputed = ending in (BGEN, VCF)
+    if imputed:
+        raise no_hard_calls(path)
+
+
 def format_of(path: Path) -> str:
     """The ending that says what a file is; that of what is packed in it, for gzip."""
     name = path.name.lower().removesuffix(".gz")

@@ -128,6 +128,34 @@ def logistic_sums(
     return gradient, information[:, _triangle_order(p)], spread
 
 
+def saddle_sums(
+    rows: np.ndarray,
+    people: np.ndarray,
+    scale: np.ndarray,
+    fixed: np.ndarray,
+    chance: np.ndarray,
+    tilt: np.ndarray,
+    at: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    if not has_numba():
+        return reference.saddle_sums(rows, people, scale, fixed, chance, tilt, at)
+    from cupola.association.compiled_saddle import saddle_sums as add
+
+    whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
+    whole[:, people] = np.vstack([fixed.T, chance, scale, np.ones(len(people))])
+    columns = np.ascontiguousarray(whole[:-3])
+    rows, tilt, at = (np.ascontiguousarray(array) for array in (rows, tilt, at))
+    found, spread = np.empty((len(rows), 3, 2)), np.empty((len(rows), 2, 3))
+    chance, scale, included = whole[-3:]
+
+    def work(part: slice) -> None:
+        parts = (rows[part], included, scale, columns, chance, tilt[part], at[part])
+        add(*parts, found[part], spread[part])
+
+    over(len(rows), work, least=8)
+    return found, spread
+
+
 @lru_cache(maxsize=16)
 def _triangle_order(p: int) -> np.ndarray:
     """Where the compiled kernel puts the entries of a whole upper triangle."""

@@ -59,20 +59,6 @@ def cohort_files(site: OwnSite) -> Files:
     return found.files(site.folder)
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """The settings of a cohort: PLINK's files of this base name, or of this list of people beside
-    them (BASE.NAME.keep)."""
-    base = path.with_suffix("") if path.suffix in (".bed", ".bim", ".fam") else path
-    if base.with_name(f"{base.name}.bed").is_file():
-        beside = {key: base.with_name(f"{base.name}.{key}") for key in ("pheno", "cov")}
-        found = {key: str(file) for key, file in beside.items() if file.is_file()}
-        return {"bfile": str(base), **found}
-    if path.name.endswith(".keep"):
-        whole = path.with_name(path.name.removesuffix(".keep").rpartition(".")[0] + ".bed")
-        return {**describe(whole), "keep": str(path)}
-    raise DataError(f"there are no PLINK files {base}.bed, .bim and .fam")
-
-
 def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
     """This site's cohort. What it was asked is remembered beyond its process."""
     salt = site.rules.salt

@@ -32,7 +32,7 @@ class Pgen:
             import pgenlib
         except ImportError:
             raise package_missing(path, "pgenlib") from None
-        self.imputed = _holds_dosages(path, people, variants)
+        self.imputed = holds_dosages(path, (variants, people))
         self._lock = threading.Lock()
         try:
             self._reader = pgenlib.PgenReader(
@@ -67,20 +67,22 @@ class Pgen:
         return np.arange(self.variants, dtype=np.uint32)[index]
 
 
-def _holds_dosages(path: Path, people: int, variants: int) -> bool:
+def holds_dosages(path: Path, expected: tuple[int, int] | None = None) -> bool:
+    """Whether a file holds dosages. expected: variants and people, as the files beside it say."""
     try:
         with path.open("rb") as file:
             head = file.read(12)
             if head[:2] != _MAGIC or len(head) < 3 or head[2] == 1:
                 raise CohortError("pgen-magic", str(path), "is no .pgen file (wrong first bytes)")
             told = (int.from_bytes(head[3:7], "little"), int.from_bytes(head[7:11], "little"))
-            if told != (variants, people):
+            if expected is not None and told != expected:
                 raise CohortError(
                     "pgen-size",
                     str(path),
                     f"holds {told[0]:,} variants of {told[1]:,} people, but .pvar and .psam name "
-                    f"{variants:,} and {people:,} (do they belong to it?)",
+                    f"{expected[0]:,} and {expected[1]:,} (do they belong to it?)",
                 )
+            variants = told[0]
             if head[2] == _FIXED or head[2] in _FIXED_DOSAGES:
                 return head[2] in _FIXED_DOSAGES
             if head[2] != _VARIABLE[0]:

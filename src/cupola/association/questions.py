@@ -17,11 +17,13 @@ from cupola.association import agreement, variant_list_codec
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import WITHHELD, rounded
+from cupola.association.site import LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
+_KINDS = 4  # of chromosomes
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
 
 
@@ -56,36 +58,52 @@ class Chunk:
         return {"variants": np.packbits(bits)}
 
 
-def chunks_of(
-    variants: Variants, kept: np.ndarray, size: int, prediction: Mapping[str, Any] | None
-) -> list[Chunk]:
-    """The variants kept, in pieces of a list, each of one kind of chromosome; with predictions of
-    whole-genome regression each of one model."""
-    kind = kinds(variants.chromosome)
-    left_out = np.zeros(len(kind), np.int64)
-    if prediction is not None:
-        told = np.isin(variants.chromosome, prediction["chromosomes"]) & (kind == AUTOSOME)
-        left_out = np.where(told, variants.chromosome, 0)
-    model, found = 1000 * kind.astype(np.int64) + left_out, []
-    for start in range(0, len(kind), size):
-        stop = min(start + size, len(kind))
-        for m in np.unique(model[start:stop][kept[start:stop]]).tolist():
-            index = start + np.flatnonzero(kept[start:stop] & (model[start:stop] == m))
-            column = None if prediction is None else _column(prediction, m % 1000)
-            found.append(Chunk(start, stop, m // 1000, index, column))
-    return found
+class Models:
+    """Of which model without a genotype each variant of a list is (see `Chunk.model`). prediction:
+    of whole-genome regression, as the state has it."""
 
+    def __init__(self, variants: Variants, prediction: Mapping[str, Any] | None) -> None:
+        kind = kinds(variants.chromosome)
+        self.prediction, left_out = prediction, np.zeros(len(kind), np.int64)
+        if prediction is not None:  # without markers a chromosome is tested with that of all
+            told = np.isin(variants.chromosome, prediction["chromosomes"]) & (kind == AUTOSOME)
+            left_out = np.where(told, variants.chromosome, 0)
+        self.code = _KINDS * left_out + kind
 
-def _column(prediction: Mapping[str, Any], left_out: int) -> tuple[int, float, float]:
-    """See `Chunk.prediction`. A chromosome without markers is tested with the prediction of all."""
-    place = prediction["chromosomes"].index(left_out)
-    return left_out, prediction["mean"][place], prediction["width"][place]
+    def chunk(self, start: int, stop: int, code: int, index: np.ndarray) -> Chunk:
+        left_out, kind = divmod(code, _KINDS)
+        column = None
+        if self.prediction is not None:
+            place = self.prediction["chromosomes"].index(left_out)
+            column = (left_out, self.prediction["mean"][place], self.prediction["width"][place])
+        return Chunk(start, stop, kind, index, column)
 
 
 def first_chunk(variants: int, size: int) -> Chunk:
     """The first chunk of so many variants."""
     stop = min(variants, size)
     return Chunk(0, stop, 0, np.arange(stop))
+
+
+def stretches(kept: np.ndarray, models: Models, size: int) -> list[Chunk]:
+    """Those kept (variants,) of every `size` that follow one another on the list."""
+    pieces, code = [], models.code
+    for start in range(0, len(kept), size):
+        stop = min(start + size, len(kept))
+        for m in np.unique(code[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (code[start:stop] == m))
+            pieces.append(models.chunk(start, stop, m, index))
+    return pieces
+
+
+def gathered(chosen: np.ndarray, models: Models, size: int) -> list[Chunk]:
+    """Those chosen (variants,), `size` at a time, wherever they stand."""
+    pieces = []
+    for m in np.unique(models.code[chosen]).tolist():
+        alike = np.flatnonzero(chosen & (models.code == m))
+        for part in (alike[i : i + size] for i in range(0, len(alike), size)):
+            pieces.append(models.chunk(int(part[0]), int(part[-1]) + 1, m, part))
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -250,6 +268,50 @@ class Asker:
             reveals=f"per variant, {self._counted} of those tested, genotype times covariates and "
             "trait, and products of those without a call, over all people"
             + (_WITHHELD.format("few have no call") if WITHHELD in expects else ""),
+            protection=rounded(self.study),
+        )
+
+    def score(self, chunk: Chunk, beta: np.ndarray, missing: bool) -> Question:
+        k, columns, dosages = len(chunk.index), len(beta), self.study.dosages
+        expects = {
+            "cross": Spec((k, columns + 2 + dosages), "float", 4 * self.n),
+            "counts": Spec((k, 1 if dosages else 2), "int", 2 * self.people),
+            WITHHELD: Spec((k,), "int", 1),
+        }
+        if missing:
+            expects["off"] = Spec((k, columns + 1), "float", self.n, self.coarse)
+        return Question(
+            "gwas score",
+            {**chunk.arrays(), "beta": beta},
+            self._test(chunk, missing=missing),
+            expects,
+            reveals=f"per variant, {self._counted} of those tested, genotype times weighted "
+            "covariates and residuals, and weighted covariates and residuals of those without a "
+            "call, over all people" + _WITHHELD.format("few people count"),
+            protection=rounded(self.study),
+        )
+
+    def saddle(
+        self, chunk: Chunk, chosen: np.ndarray, tilt: np.ndarray, at: np.ndarray, null: np.ndarray
+    ) -> Question:
+        """tilt: (k, columns + 1), the genotype's regression on the covariates, and what stands for
+        a missing call. at: (k, 2), where the sums are taken."""
+        k = len(at)
+        # |g - x c| adds up to at most 2 N + 8 N over people, by `MOST_TILT`; its squares, by the
+        # triangle inequality, to (2 + 8)^2 N.
+        reach = 2 + MOST_TILT
+        return Question(
+            "gwas saddle",
+            {**chunk.arrays(chosen), "tilt": tilt, "at": at, "beta": null},
+            self._test(chunk),
+            {
+                "value": Spec((k, 2), "float", LARGEST * reach * self.n),
+                "slope": Spec((k, 2), "float", reach * self.n),
+                "curve": Spec((k, 2), "float", reach**2 * self.n / 4),
+                WITHHELD: Spec((k,), "int", 1),
+            },
+            reveals="per variant, the cumulant generating function of its score, with slope and "
+            "curvature, at two points, over all people" + _WITHHELD.format("few people count"),
             protection=rounded(self.study),
         )
 

@@ -68,6 +68,50 @@ def logistic_sums(
     return np.array(gradient), np.array(information), np.array(spread)
 
 
+def saddle_sums(
+    rows: np.ndarray,
+    people: np.ndarray,
+    scale: np.ndarray,
+    fixed: np.ndarray,
+    chance: np.ndarray,
+    tilt: np.ndarray,
+    at: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`dosage_saddle_sums` of packed calls."""
+    calls = unpacked(rows, rows.shape[1] * 4)[:, people]
+    genotypes = np.where(calls == MISSING, np.nan, COPIES[calls] * scale)
+    return dosage_saddle_sums(genotypes, fixed, chance, tilt, at)
+
+
+def dosage_saddle_sums(
+    dosages: np.ndarray, fixed: np.ndarray, chance: np.ndarray, tilt: np.ndarray, at: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cumulant generating function of each variant's score, its slope and curvature at two points:
+    (variants, 3, 2). And of the weights there: their sum, that of their squares, and how many
+    people have a genotype: (variants, 2, 3).
+
+    dosages: (variants, people), NaN missing. chance: of being a case, (people,). tilt: (variants,
+    columns + 1), the genotype's regression on the fixed columns, and what stands for a missing one.
+    at: (variants, 2).
+    """
+    found, spread = [], []
+    for row, c, t in zip(dosages, tilt, at):
+        ok = ~np.isnan(row)
+        own = (np.where(ok, row, c[-1]) - fixed @ c[:-1])[:, None]
+        power = np.clip(own * t, -700, 700)
+        base = chance[:, None]
+        likely = 1 + base * np.expm1(power)
+        p = base * np.exp(power) / likely
+        weight = p * (1 - p)
+        value = np.log(likely) - base * power
+        found.append([value.sum(axis=0), (own * (p - base)).sum(axis=0),
+                      (own**2 * weight).sum(axis=0)])  # fmt: skip
+        weight = weight * ok[:, None]
+        ends = (weight.sum(axis=0), (weight**2).sum(axis=0), np.full(2, ok.sum()))
+        spread.append(np.stack(ends, axis=1))
+    return np.array(found).reshape(-1, 3, 2), np.array(spread).reshape(-1, 2, 3)
+
+
 def dosage_sums(
     dosages: np.ndarray, copies: np.ndarray, squares: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -145,7 +145,10 @@ class Regression:
             yield "sum", asker.linear(chunk, fixed, True), chunks
             return
         everything, beta = np.ones(k, bool), np.zeros((k, fixed + 1), np.float32)
-        yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
+        if study.scored:
+            chunks = max(1, round(study.score.gone_on * chunks))
+        else:
+            yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
         yield "sum", asker.first(chunk, np.zeros(fixed), True), chunks
         yield "sum", asker.newton(chunk, everything, beta), None
         if study.newton.firth:

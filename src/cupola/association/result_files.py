@@ -10,7 +10,7 @@ import numpy as np
 
 from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_codec
 from cupola.association.agreement import left_out
-from cupola.association.fit import MEANINGS
+from cupola.association.fit import MEANINGS, SCORED
 from cupola.association.results import Results, inflation
 from cupola.association.text import write_table
 from cupola.base.files import replacing, write_atomically
@@ -98,7 +98,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "without_result": {
             MEANINGS[s]: int((found.status == s).sum())
             for s in range(1, len(MEANINGS))
-            if (found.status == s).any()
+            if s not in SCORED and (found.status == s).any()
         },
         "limits": plan.limits.model_dump(),
         "whole_genome": state.values.get("genome_facts"),

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
-from cupola.association import chi_square, pvalues
+from cupola.association import chi_square, fit, pvalues
 from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
 from cupola.association.design import SEX_X, kinds
@@ -19,6 +20,7 @@ from cupola.association.quality import (
     pooled,
     unrounded,
 )
+from cupola.association.saddle_point import SaddlePoint, log_p
 from cupola.association.study_program import Association
 from cupola.federation.program import State
 
@@ -92,7 +94,7 @@ def results(program: Association, state: State) -> Results:
         genotypes[swap] = genotypes[swap][..., ::-1]
     covariates: list[Coefficient] = []
     if program.study.regression:
-        columns, status, covariates = _regression(program, state, len(kept), swap)
+        columns, status, covariates = _regression(program, state, kept, swap)
         if info is not None:
             columns["INFO"] = info
     else:
@@ -128,25 +130,29 @@ def _along_the_genome(found: Results) -> Results:
 
 
 def _regression(
-    program: Association, state: State, m: int, swap: np.ndarray
+    program: Association, state: State, kept: np.ndarray, swap: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray, list[Coefficient]]:
-    chunks = program.chunks(state)
     names = program.columns(SEX_X) if program.study.covariate_rows else []
-    rows = 1 + len(names)
+    rows, m = 1 + len(names), len(kept)
     people, status = np.zeros(m), np.zeros(m, np.uint8)
     beta, error = np.full((m, rows), np.nan), np.full((m, rows), np.nan)
-    columns = np.zeros(m)
-    place = np.cumsum([0, *(len(chunk.index) for chunk in chunks)])
-    # Chunks of several kinds in one stretch are not in the order of the list.
-    order = np.argsort(np.concatenate([chunk.index for chunk in chunks]), kind="stable")
-    for i, chunk in enumerate(chunks):
-        part, table = slice(place[i], place[i + 1]), state.arrays[f"test/{i}"]
+    kind = kinds(program.variants(state).chromosome[kept])
+    columns = np.array([2.0 + len(program.columns(k)) for k in range(4)])[kind]
+    if program.study.scored:
+        score = state.arrays["score"][kept]
+        people, status = score[:, 0].copy(), score[:, 1].astype(np.uint8)
+        beta[:, 0], error[:, 0] = score[:, 2], score[:, 3]
+    for i, chunk in enumerate(program.chunks(state) if "test/0" in state.arrays else ()):
+        # Chunks of several kinds in one stretch are not in the order of the list.
+        at, table = np.searchsorted(kept, chunk.index), state.arrays[f"test/{i}"]
         shown = (table.shape[1] - 2) // 2
-        people[part], status[part] = table[:, 0], table[:, 1]
-        beta[part, :shown], error[part, :shown] = table[:, 2 : 2 + shown], table[:, 2 + shown :]
-        columns[part] = 2 + len(program.columns(chunk.kind))
-    people, status, columns = people[order], status[order], columns[order]
-    beta, error = beta[order], error[order]
+        people[at], status[at] = table[:, 0], table[:, 1]
+        beta[at, :shown], error[at, :shown] = table[:, 2 : 2 + shown], table[:, 2 + shown :]
+    if "saddle/0" in state.arrays:  # a standard error that says the same as p
+        told = _saddle_points(program, state, kept, status)
+        fine = np.isfinite(told)
+        error[fine, 0] = np.abs(beta[fine, 0] / special.ndtri_exp(told[fine] - np.log(2)))
+        beta[status == fit.WITHHELD, 0] = np.nan
     beta[swap, 0] *= -1
     statistic = beta[:, 0] / error[:, 0]
     freedom = people - columns
@@ -154,15 +160,32 @@ def _regression(
         p, log = pvalues.student(statistic, freedom), pvalues.log10_student(statistic, freedom)
     else:
         p, log = pvalues.normal(statistic), pvalues.log10_normal(statistic)
-    found = {
+    found: dict[str, np.ndarray] = {
         "NMISS": people, "BETA": beta[:, 0], "SE": error[:, 0], "STAT": statistic, "P": p,
         "LOG10P": log, "FREEDOM": freedom,
     }  # fmt: skip
-    kept = [
+    if program.study.scored:
+        found["METHOD"] = np.array(fit.METHODS)[status]
+    rest = [
         Coefficient(name, beta[:, i + 1], error[:, i + 1], columns > i + 2)
         for i, name in enumerate(names)
     ]
-    return found, status, kept
+    return found, status, rest
+
+
+def _saddle_points(
+    program: Association, state: State, kept: np.ndarray, status: np.ndarray
+) -> np.ndarray:
+    """The logarithm of p by a saddle point, NaN where there is none; status is put right."""
+    found = np.full(len(kept), np.nan)
+    part = {**state.values, "phase": "saddle"}
+    for i, chunk in enumerate(program.chunks(state)):
+        step = SaddlePoint(program, State(state.step, state.arrays, {**part, "at": i}))
+        at, table = np.searchsorted(kept, chunk.index), state.arrays[f"saddle/{i}"]
+        status[at] = table[:, 0]
+        p = log_p(step.goal[:, 0], table)
+        found[at] = np.where(table[:, 0] == fit.SADDLE, p, np.nan)
+    return found
 
 
 def inflation(found: Results) -> float:

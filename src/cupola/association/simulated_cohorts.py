@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
 from cupola.association.study_choices import WholeGenome
-
-MOST = 500  # data sets to choose from
 
 
 @dataclass
@@ -64,27 +61,3 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
 def _named(site: Site, line: str) -> str:
     prefix = f"cohort '{site.files.name}'"
     return line if line.startswith(prefix) else f"{prefix}: {line}"
-
-
-def data_sets(folder: Path | None) -> dict[str, dict[str, Any]]:
-    """PLINK data sets below a folder, from which simulated sites choose: what a plan says of them,
-    by name. Every .bed file with its .bim and .fam is one; a list of people beside it
-    (BASE.NAME.keep) makes one of its own."""
-    found: dict[str, dict[str, Any]] = {}
-    if folder is None or not folder.is_dir():
-        return found
-    for bed in sorted(folder.rglob("*.bed"))[:MOST]:
-        if not all(bed.with_suffix(end).is_file() for end in (".bim", ".fam")):
-            continue
-        base = bed.relative_to(folder).with_suffix("")
-        files: dict[str, Any] = {"bfile": base.as_posix()}
-        for key, end in (("pheno", ".pheno"), ("cov", ".cov")):
-            if bed.with_suffix(end).is_file():
-                files[key] = base.with_suffix(end).as_posix()
-        keeps = sorted(bed.parent.glob(f"{bed.stem}.*.keep"))
-        for keep in keeps:
-            name = keep.relative_to(folder).as_posix().removesuffix(".keep")
-            found[name] = {**files, "keep": f"{name}.keep"}
-        if not keeps:
-            found[base.as_posix()] = files
-    return found

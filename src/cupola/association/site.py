@@ -35,6 +35,7 @@ FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
+MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
 
 
 def most_iterations(study: Study) -> int:
@@ -48,9 +49,10 @@ def released_numbers(study: Study) -> int:
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
-    return _linked_numbers(study) + (columns + 1) * (
-        1 if study.test == "linear" else most_iterations(study)
-    )
+    first = (columns + 1) * study.scored + _linked_numbers(study)
+    if study.score.then == "saddle-point":
+        return first + 6 * study.newton.iterations
+    return first + (columns + 1) * (1 if study.test == "linear" else most_iterations(study))
 
 
 def _linked_numbers(study: Study) -> int:

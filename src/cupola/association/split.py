@@ -6,6 +6,7 @@ Cohorts are lists of people (FID IID) over the same files, which is what a study
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def by_column(people: Sequence[str], path: Path, column: str) -> dict[str, list[
 def by_covariate(files: Files, column: str, parts: int) -> dict[str, list[str]]:
     """Cohorts of equal size from the lowest to the highest values of a covariate: as heterogeneous
     as it can be."""
-    cohort = open_cohort(files, Wanted(covariates=(column,), ambiguous_sex=True))
+    wanted = Wanted(column, (column,), ambiguous_sex=True, dosages=True)  # whatever the trait is
+    cohort = open_cohort(replace(files, pheno=files.cov), wanted)
     value = cohort.covariates[:, 0]
     told = np.flatnonzero(~np.isnan(value) & cohort.loaded)
     order = told[np.argsort(value[told], kind="stable")]
@@ -73,7 +75,7 @@ def by_cases(
     weight = np.array(sizes if sizes is not None else [1.0] * len(shares), float)
     if len(weight) != len(shares) or not (weight > 0).all():
         raise PlanError("give every cohort a share of cases and a size above 0")
-    cohort = open_cohort(files, Wanted(trait=trait))
+    cohort = open_cohort(files, Wanted(trait=trait, dosages=True))
     y = cohort.traits(True)
     draw = generator(seed, "gwas split")
     cases, controls = (draw.permutation(np.flatnonzero(y == v)) for v in (1, 0))

@@ -58,6 +58,22 @@ class Newton(_Choice):
     """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
 
 
+class Score(_Choice):
+    """The score test, which may come before a logistic regression is fitted."""
+
+    below: float = Field(default=1.0, gt=0, le=1)
+    """Variants whose score test has p below this go on; the others keep the score test's p, with
+    estimates of one step. 1: all go on."""
+    then: Literal["fit", "saddle-point"] = "fit"
+    """How they go on: the regression is fitted, or, where cases are few among many controls, the
+    score test's p is put right by a saddle-point approximation."""
+
+    @property
+    def gone_on(self) -> float:
+        """The share of variants that is foreseen to go on: twice that by chance."""
+        return min(1.0, 2 * self.below)
+
+
 class Limits(_Choice):
     """What totals may tell about single people. The last two change the results."""
 
@@ -161,6 +177,8 @@ class Study(_Choice):
     """Filters, below."""
     newton: Newton = Newton()
     """How logistic regression is solved, below."""
+    score: Score = Score()
+    """A score test first (logistic), below."""
     vif: float = Field(default=50.0, gt=1)
     """Variance inflation beyond which columns count as collinear, as PLINK's --vif."""
     people_per_column: int = Field(default=20, ge=0)
@@ -216,6 +234,11 @@ class Study(_Choice):
         return self.test != "chi-square"
 
     @property
+    def scored(self) -> bool:
+        """Whether a score test decides which variants go on."""
+        return self.score != Score()
+
+    @property
     def columns(self) -> list[str]:
         """Covariates, by name."""
         if not self.regression:
@@ -235,9 +258,10 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        if not self.regression:
-            return ()
-        return ("whole-genome", "test") if self.whole_genome else ("test",)
+        first = ("whole-genome",) if self.whole_genome else ()
+        if self.scored:
+            return (*first, "score", "saddle" if self.score.then == "saddle-point" else "test")
+        return (*first, "test") if self.regression else ()
 
     @field_validator("whole_genome")
     @classmethod

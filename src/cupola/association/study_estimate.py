@@ -78,6 +78,8 @@ def _estimated(
 ) -> dict[str, Any]:
     down, up, third = _sizes(analysis, kind, question, sites)
     asked = 1 if question.task == PROPOSE else sites  # one list, whoever names its variants
+    if analysis.plan.study().scored:  # twice as many variants as by chance go on
+        chunks = max(1, round(analysis.plan.score.gone_on * chunks))
     usual = USUAL * (1 if question.task == "gwas shared" else chunks)
     times_asked = usual if often is None else often
     return {"task": question.task, "times": times_asked, "sure": often is not None, "down": down,

@@ -13,6 +13,8 @@ from cupola.association.tasks import FINGERPRINTS, PROPOSE
 #: part is a line here. It is imported when it is needed.
 PARTS = {
     "whole-genome": "structure.whole_genome:WholeGenomeRegression",
+    "score": "score_test:ScoreTest",
+    "saddle": "saddle_point:SaddlePoint",
     "test": "regression:Regression",
 }
 

@@ -19,7 +19,7 @@ from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
-from cupola.association.questions import Asker, Chunk, chunks_of
+from cupola.association.questions import Asker, Chunk, Models, gathered, stretches
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
@@ -65,6 +65,8 @@ class Association:
             raise PlanError(
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
             )
+        if self.study.scored and self.study.test != "logistic":
+            raise PlanError(f"[score] goes with test = 'logistic', not '{self.study.test}'")
         self._list: tuple[np.ndarray, Variants] | None = None
         self._chunked: tuple[tuple[int, int, bool], np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -358,15 +360,18 @@ class Association:
     # Counts and quality
 
     def chunks(self, state: State) -> list[Chunk]:
-        """The variants still in the study, in pieces of one kind of chromosome, after whole-genome
-        regression of one chromosome. Counts are small: they come in longer pieces."""
-        reason = state.arrays["reason"]
+        """The variants still in the study, in pieces of one model; after a score test those that go
+        on. Counts are small: they come in longer pieces."""
+        some = "chosen" in state.arrays
+        which = state.arrays["chosen" if some else "reason"]
         size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
         prediction = state.values.get("prediction")
-        key = (id(reason), size, prediction is None)
+        key = (id(which), size, prediction is None)
         if self._chunked is None or self._chunked[0] != key:
-            pieces = chunks_of(self.variants(state), reason == KEPT, size, prediction)
-            self._chunked = (key, reason, pieces)
+            models = Models(self.variants(state), prediction)
+            cut = gathered if some else stretches
+            pieces = cut(which if some else which == KEPT, models, size)
+            self._chunked = (key, which, pieces)
         return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:

@@ -109,6 +109,7 @@ def _coefficient(
         Column(effect[0], 10, effect[1]), Column("SE", 8, error),
         Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
         Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+        *([Column("METHOD", 6, c["METHOD"])] if "METHOD" in c else []),
         *([Column("INFO", 8, c["INFO"])] if "INFO" in c else []),
     ]  # fmt: skip
 
@@ -159,12 +160,13 @@ def as_table(found: Results, test: str, confidence: float, firth: bool = False) 
 def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:
     """Why variants were left out of the study, and why tested ones have no result."""
     file.write(b"CHR\tSNP\tBP\tA1\tA2\tREASON\n")
+    unsolved = (found.status > 0) & ~np.isin(found.status, fit.SCORED)
     for variants, index, texts in (
         (listed, np.flatnonzero(reason != KEPT), np.array(REASONS)[reason[reason != KEPT]]),
         (
             found.variants,
-            np.flatnonzero(found.status),
-            np.array(fit.MEANINGS)[found.status[found.status > 0]],
+            np.flatnonzero(unsolved),
+            np.array(fit.MEANINGS)[found.status[unsolved]],
         ),
     ):
         v = variants[index]

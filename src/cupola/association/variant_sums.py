@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from cupola.association import dosage_sums, kernels
+from cupola.association import dosage_sums, kernels, reference
 from cupola.association.bed import COPIES, MISSING, unpacked
 from cupola.association.cohort import Cohort
 from cupola.association.design import AUTOSOME, Design, calls
@@ -41,6 +41,12 @@ class VariantSums(Protocol):
         self, made: Design, beta: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As `reference.logistic_sums`."""
+        ...
+
+    def saddle_sums(
+        self, made: Design, chance: np.ndarray, tilt: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `reference.dosage_saddle_sums`."""
         ...
 
     def genotypes(self, made: Design) -> Iterator[np.ndarray]:
@@ -93,6 +99,12 @@ class CallSums:
         facts = (made.people, made.scale, made.columns, made.y, beta)
         return kernels.logistic_sums(self.rows, *facts)
 
+    def saddle_sums(
+        self, made: Design, chance: np.ndarray, tilt: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        facts = (made.people, made.scale, made.columns, chance, tilt, at)
+        return kernels.saddle_sums(self.rows, *facts)
+
     def genotypes(self, made: Design) -> Iterator[np.ndarray]:
         for row in self.rows:
             call = unpacked(row[None], made.everybody)[0, made.people]
@@ -138,6 +150,16 @@ class DosageSums:
         ]
         gradient, information, spread = (np.concatenate(arrays) for arrays in zip(*parts))
         return gradient, information, spread
+
+    def saddle_sums(
+        self, made: Design, chance: np.ndarray, tilt: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        parts = [
+            reference.dosage_saddle_sums(dosages, made.columns, chance, tilt[part], at[part])
+            for part, dosages in self.blocks(made.people)
+        ]
+        found, spread = (np.concatenate(arrays) for arrays in zip(*parts))
+        return found, spread
 
     def genotypes(self, made: Design) -> Iterator[np.ndarray]:
         for _, dosages in self.blocks(made.people):

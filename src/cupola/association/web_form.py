@@ -22,6 +22,8 @@ def forms() -> dict[str, Form]:
             Entry("dosages", "Imputed dosages", regression),
             Entry("trend", "Trend test", {"test": ["chi-square"]}),
             Entry("newton.firth", "Firth's fallback", logistic),
+            Entry("score.below", "Score test first, p below", logistic),
+            Entry("score.then", "Below it", logistic),
             Entry("people_per_column", "Fewest people a column", regression),
             Entry("whole_genome.use", "Rest of the genome taken into account", regression,
                   default="false"),

@@ -209,6 +209,7 @@ def submit(
 
 
 _BEFORE = {"starting": "the parties get ready", "running": "at work"}
+_WAITING = "waiting for the coordinator to begin"
 
 
 def _follow(watch: Any, folder: Path) -> Any:
@@ -216,6 +217,7 @@ def _follow(watch: Any, folder: Path) -> Any:
     from cupola.analysis.run_progress import Progress
 
     said: set[str] = set()
+    begun: list[bool] = []
 
     def tell(told: dict[str, Any]) -> None:
         then = "waiting for it" if told.get("waits") else "going on without it"
@@ -227,10 +229,11 @@ def _follow(watch: Any, folder: Path) -> Any:
         if watch is None:
             return
         if not told.get("part"):  # before the first answers are there
-            watch(
-                Progress(_BEFORE.get(str(told.get("state")), "waiting"), 0, 0, {}, 0, inf, folder)
-            )
+            state = str(told.get("state"))
+            words = "fetching the results" if begun else _BEFORE.get(state, _WAITING)
+            watch(Progress(words, 0, 0, {}, 0, inf, folder))
             return
+        begun.append(True)
         facts = {fact: told[fact] for fact in ("part", "done", "whole", "record", "rate")}
         facts["said"] = told.get("said", "")
         left, step = told["seconds_left"], tuple(told.get("step") or (1, 1))

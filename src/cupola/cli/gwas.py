@@ -4,6 +4,7 @@ cohorts."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from cupola.errors import PlanError
 gwas = typer.Typer(no_args_is_help=True, help="Association studies over cohorts.")
 app.add_typer(gwas, name="gwas")
 
+_BFILE = "Name of .bed, .bim and .fam (or .pgen, .pvar and .psam; .bgen; .vcf.gz)."
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study: a TOML file.")]
 
 
@@ -72,7 +74,7 @@ def list_of_variants(
 
 @gwas.command()
 def relatives(
-    bfile: Annotated[str, typer.Argument(metavar="BFILE", help="Name of .bed, .bim and .fam.")],
+    bfile: Annotated[str, typer.Argument(metavar="BFILE", help=_BFILE)],
     least: Annotated[
         float,
         typer.Option(
@@ -90,11 +92,13 @@ def relatives(
     import numpy as np
 
     from cupola.association import relatives as pairs
-    from cupola.association.bed import Bed
+    from cupola.association.file_sets import named_files
     from cupola.association.files import read_people, read_variants
+    from cupola.association.genotypes import open_genotypes
 
-    person, variants = read_people(Path(f"{bfile}.fam")).person, read_variants(Path(f"{bfile}.bim"))
-    bed = Bed(Path(f"{bfile}.bed"), len(person), len(variants))
+    files = named_files(Path(bfile))
+    person, variants = read_people(files.fam).person, read_variants(files.bim)
+    bed = open_genotypes(files.bed, person, len(variants))
     found = pairs.related(bed, variants, np.arange(len(person)), least)
     gone = pairs.left_out(found)
     if as_json:
@@ -111,7 +115,7 @@ def relatives(
 
 @gwas.command()
 def split(
-    bfile: Annotated[str, typer.Argument(metavar="BFILE", help="Name of .bed, .bim and .fam.")],
+    bfile: Annotated[str, typer.Argument(metavar="BFILE", help=_BFILE)],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the lists.")],
     table: Annotated[
         Path | None, typer.Option(help="Table with FID, IID and columns.", metavar="FILE")
@@ -137,17 +141,16 @@ def split(
     as_json: AsJson = False,
 ) -> None:
     """Cut one data set into cohorts: lists of people, for experiments."""
-    from cupola.association.cohort import Files
+    from cupola.association.file_sets import named_files
     from cupola.association.files import read_people
     from cupola.association.split import by_cases, by_column, by_covariate, by_sizes, write_keeps
 
-    bed, bim, fam = (Path(f"{bfile}.{ending}") for ending in ("bed", "bim", "fam"))
-    files = Files("all", bed, bim, fam, pheno=table, cov=table)
+    files = replace(named_files(Path(bfile)), pheno=table, cov=table)
     if cases is not None:
         shares, weights = _numbers("--cases", cases), sizes and _numbers("--sizes", sizes)
         found = by_cases(files, trait, shares, weights or None, seed)
     elif sizes is not None and column is None:
-        found = by_sizes(read_people(fam).person, _numbers("--sizes", sizes), seed)
+        found = by_sizes(read_people(files.fam).person, _numbers("--sizes", sizes), seed)
     elif table is None or column is None:
         raise PlanError(
             "say how to cut: --sizes 1,1,1; or --cases 0.75,0.5,0.25 (shares of cases); or "
@@ -156,7 +159,7 @@ def split(
     elif parts is not None:
         found = by_covariate(files, column, parts)
     else:
-        found = by_column(read_people(fam).person, table, column)
+        found = by_column(read_people(files.fam).person, table, column)
     paths = write_keeps(found, out, Path(bfile).name)
     facts = {str(path): len(people) for path, people in zip(paths, found.values())}
     if as_json:

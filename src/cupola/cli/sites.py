@@ -43,7 +43,7 @@ minimum = 3                    # sites in a total, at least
 # test = 0.0                   # all rows are this site's; none are public
 
 # [data.cohort]                # PLINK's files, for association studies
-# bfile = "chip"               # chip.bed, chip.bim, chip.fam
+# bfile = "chip"               # chip.bed, chip.bim, chip.fam; or pfile, bgen, vcf
 # pheno = "traits.pheno"
 # cov = "people.cov"
 """
@@ -251,27 +251,39 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """List every question of a study that reached this party, what was sent, and what it cost."""
-    from cupola.site.ledger import as_csv, read_ledger, spent
+    from itertools import groupby
+
+    from cupola.base.formatting import count, size
+    from cupola.site.ledger import as_csv, read_ledger, spent, summed_up
     from cupola.site.settings import SITE
 
     lines = read_ledger(folder, study)
     cost = spent(folder, study) if (folder / SITE).exists() else None
+    told = summed_up(lines)
+    facts = {"study": study, "spent": cost, "told": told, "questions": lines}
     if out is not None:
-        whole = json.dumps({"study": study, "spent": cost, "questions": lines}, indent=1)
+        whole = json.dumps(facts, indent=1)
         out.write_text(as_csv(lines) if out.suffix == ".csv" else whole, encoding="utf-8")
     if as_json:
-        print_json({"study": study, "spent": cost, "questions": lines})
+        print_json(facts)
         return
-    told = [line for line in lines if "bytes" in line]
-    size = sum(line["bytes"] for line in told)
-    typer.echo(f"{len(lines):,} questions, {len(told):,} answered, {size:,} bytes told")
-    if cost is not None:
+    answers = sum(row["answers"] for row in told)
+    typer.echo(f"{study}: {count(len(lines), 'question')}, {answers:,} answered")
+    for to, rows in groupby(told, lambda row: row["to"]):
+        tasks = list(rows)
+        sent = size(sum(row["bytes"] for row in tasks))
+        named = ", ".join(f"{row['task']} {row['answers']:,}" for row in tasks)
+        typer.echo(f"  {to.replace(': ', ', ')}: {sent} ({named})")
+    if cost is None:
+        return
+    typer.echo(f"data set '{cost['data']}', all studies:")
+    if cost["epsilon"] or cost["budget"] is not None:
         budget = "" if cost["budget"] is None else f" of {cost['budget']:g}"
         typer.echo(
-            f"spent: epsilon {cost['epsilon']:.4g}{budget} at delta {cost['delta']:g} "
+            f"  spent: epsilon {cost['epsilon']:.4g}{budget} at delta {cost['delta']:g} "
             f"({cost['neighbours']})"
         )
-        for task, many in cost["unprotected"].items():
-            typer.echo(f"unprotected answers to '{task}': {many:,}")
-        if cost["released"]:
-            typer.echo(f"numbers a person told by regressions: {cost['released']:.2f}")
+    if exact := sum(cost["unprotected"].values()):
+        typer.echo(f"  without noise: {count(exact, 'answer')}, masked ones among them")
+    if cost["released"]:
+        typer.echo(f"  numbers a person told by regressions: {cost['released']:.2f}")

@@ -14,7 +14,8 @@ from cupola.errors import DataError, PlanError
 from cupola.site.proposal import Proposal
 from cupola.site.settings import SITE, Budget, SiteSettings, read_settings
 
-_DATA = (".csv", ".npz", ".parquet", ".arrow", ".feather", ".bed", ".keep")  # ends of files
+_DATA = (".csv", ".npz", ".parquet", ".arrow", ".feather", ".bed", ".keep",
+         ".pgen", ".bgen", ".vcf", ".vcf.gz")  # ends of files  # fmt: skip
 
 _HEAD = """\
 # What this site allows. Made when it first joined a study; it is yours to change. Nothing runs
@@ -47,7 +48,7 @@ def files_here(folder: Path, most: int = 200) -> list[str]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         own = inside.parts[0] in ("kit", "key", "studies", "results", "spent", "revoked", "page")
-        if not own and path.suffix in _DATA and path.is_file():
+        if not own and path.name.endswith(_DATA) and path.is_file():
             found.append(inside.as_posix())
         if len(found) >= most:
             break

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from cupola.federation.receipts import Journal, Receipt
 from cupola.federation.site import Charge
 from cupola.privacy.budget import Book, Limit
 from cupola.privacy.events import common_neighbours
-from cupola.site.consent import look, spent_file, study_folder
+from cupola.site.consent import SETTLING, look, spent_file, study_folder
 from cupola.site.settings import SiteSettings
 
 LEDGER = "ledger.jsonl"
@@ -44,7 +44,7 @@ class OwnLedger:
                 "task": str(inner.get("task") if isinstance(inner, dict) else question.task)[:100],
                 "to": _recipient(question.task, hidden),
                 "reveals": question.reveals[:300],
-                "protection": question.protection[:300],
+                "protection": _protection(question, hidden)[:300],
             }
         line |= {"bytes": len(answer), "again": stored} if told else {"refused": _text(answer)}
         return self.journal.write(line)
@@ -55,9 +55,29 @@ def _recipient(task: str, hidden: bool) -> str:
         return "nobody: this site was told"
     if hidden:
         return "coordinator, unmasked" if task == "open" else "coordinator, masked"
-    return (
-        "coordinator, keys and masks" if task.startswith("pairwise ") else "coordinator, unmasked"
-    )
+    masks = task.startswith("pairwise ") or task in SETTLING
+    return "coordinator, keys and masks" if masks else "coordinator, unmasked"
+
+
+def _protection(question: Question, hidden: bool) -> str:
+    """What stands between the answer and the coordinator."""
+    if not hidden or question.task == "open":
+        return question.protection
+    own = "" if question.protection == "none" else f"; {question.protection}"
+    return f"masked sum{own}"
+
+
+def summed_up(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was told in a study: by recipient and task, how many answers, how many bytes."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:
+        if "bytes" not in line:
+            continue
+        to, task = str(line.get("to")), str(line.get("task"))
+        row = found.setdefault((to, task), {"to": to, "task": task, "answers": 0, "bytes": 0})
+        row["answers"] += 1
+        row["bytes"] += line["bytes"]
+    return sorted(found.values(), key=lambda row: row["to"])
 
 
 def _text(answer: bytes) -> str:

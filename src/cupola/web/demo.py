@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import select
 
 from cupola.association.bed import write_bed
-from cupola.association.simulated_cohorts import data_sets
+from cupola.association.file_sets import file_sets
 from cupola.errors import CupolaError
 from cupola.web import accounts, invitations
 from cupola.web.accounts import Refused
@@ -63,7 +63,7 @@ def _simulated(folder: Path | None) -> list[str]:
     names = [f"{OWN}/{name}" for name in COHORTS]
     if folder is not None and not any(folder.rglob("*.bed")):
         simulated_cohorts(folder / OWN)
-    if not set(names) <= set(data_sets(folder)):
+    if not set(names) <= set(file_sets(folder)):
         raise Refused("the folder of data holds files of your own")
     return names
 

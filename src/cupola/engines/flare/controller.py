@@ -14,6 +14,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from cupola.engines.flare.announce import say
 from cupola.engines.flare.jobs import ASK, FOLDER, HELLO, PROGRESS, RESULTS, RUN, Job
 from cupola.engines.flare.logging_lock import lock_logging
 from cupola.engines.flare.transport import Transport
@@ -30,6 +31,7 @@ class CupolaController(Controller):
         self.job = Job(**job)
         self._told: dict[str, Any] = {"state": "starting"}
         self._transport: Transport | None = None
+        self._away: set[str] = set()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
@@ -43,6 +45,7 @@ class CupolaController(Controller):
         own = Path(os.environ[FOLDER])
         workspace = fl_ctx.get_engine().get_workspace()
         kept = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / RUN
+        say(self.job.study, "begins")
         try:
             third = [self.job.compensator] if self.job.compensator else []
             transport.ask(b"", [*self.job.sites, *third], START, HELLO)
@@ -55,6 +58,8 @@ class CupolaController(Controller):
         except KeyboardInterrupt:
             self._told |= {"state": "stopped"}
         finally:
+            reason = self._told.get("reason")
+            say(self.job.study, f"{self._told['state']}{f': {reason}' if reason else ''}")
             kept.mkdir(parents=True, exist_ok=True)
             folder = own_run(own, self.job)
             if folder is not None:
@@ -63,6 +68,14 @@ class CupolaController(Controller):
 
     def _watch(self, progress: dict[str, Any]) -> None:
         self._told |= {"state": "running", **progress}
+        self._say_away()
+
+    def _say_away(self) -> None:
+        """Who gives no answer, once, and when it is back."""
+        away = set(self._transport.away) if self._transport is not None else set()
+        for name in sorted(away ^ self._away):
+            say(self.job.study, f"no answer from {name}" if name in away else f"{name} is back")
+        self._away = away
 
     def _progress(self, *_: Any, **__: Any) -> dict[str, Any]:
         """How far the run is, for those who follow it."""

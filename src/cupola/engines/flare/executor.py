@@ -18,6 +18,7 @@ from nvflare.fuel.sec.audit import AuditService
 
 from cupola.base.frames import after_receipt
 from cupola.engines.child_process import ONE_THREAD, ChildProcess
+from cupola.engines.flare.announce import say
 from cupola.engines.flare.jobs import FOLDER, KIND, MARKS
 from cupola.engines.flare.logging_lock import lock_logging
 from cupola.engines.flare.transport import BODY
@@ -41,6 +42,7 @@ class CupolaExecutor(Executor):
         if event_type in (EventType.END_RUN, EventType.ABORT_TASK) and self._child is not None:
             self._child.stop()
             self._child = None
+            say(self._study, "over")
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
@@ -50,6 +52,7 @@ class CupolaExecutor(Executor):
         if task_name not in MARKS or not isinstance(body, bytes):
             return make_reply(ReturnCode.BAD_TASK_DATA)
         if self._child is None:
+            say(self._study, "begins")
             # Where this party keeps things is told by its own command, never by a job.
             folder, kind = os.environ[FOLDER], os.environ[KIND]
             facts = {"folder": folder, "kind": kind, "study": self._study}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cupola.base.files import write_atomically
+from cupola.engines.flare.announce import quiet
 
 EXECUTOR = "cupola.engines.flare.executor.CupolaExecutor"
 CONTROLLER = "cupola.engines.flare.controller.CupolaController"
@@ -47,19 +48,25 @@ RIGHTS: dict[str, Any] = {
 def write(local: Path, kind: str, folder: Path) -> None:
     """Complete a kit's local folder. folder: the party's, for what its coordinator stores."""
     (local / "authorization.json").write_text(json.dumps(RIGHTS, indent=1))
-    logs = local / "log_config.json.default"
-    if logs.exists():  # FLARE writes several lines for every message, into five files
-        config = json.loads(logs.read_text())
-        config["loggers"]["root"]["level"] = "WARNING"
-        (local / "log_config.json").write_text(json.dumps(config, indent=1))
+    _quieten(local)
     if kind == "coordinator":
         (local / "resources.json").write_text(json.dumps(_coordinator(folder), indent=1))
     elif kind in ("site", "compensator"):
         (local / "resources.json").write_text(json.dumps(_site(), indent=1))
 
 
+def _quieten(local: Path) -> None:
+    """FLARE writes several lines for every message, into five files."""
+    logs = local / "log_config.json.default"
+    if logs.exists():
+        config = json.dumps(quiet(json.loads(logs.read_text())), indent=1)
+        write_atomically(local / "log_config.json", config)
+
+
 def renew(local: Path) -> None:
-    """Let a kit that an earlier version made name Cupola's classes where they are now."""
+    """Let a kit that an earlier version made name Cupola's classes where they are now, and log as
+    this one does."""
+    _quieten(local)
     path = local / "resources.json"
     if not path.exists():
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.sec.audit import AuditService
 
+from cupola.engines.flare.announce import announce_own_connection, announce_parties
 from cupola.engines.flare.jobs import COORDINATOR_FILE, KIND, SITE_FILE, expected_for
 from cupola.engines.flare.refusals import audit_refusals
 
@@ -25,6 +26,9 @@ class JobValidator(AppValidator):
         super().__init__()
         if os.environ.get(KIND) == "coordinator":
             audit_refusals()
+            announce_parties()
+        elif KIND in os.environ:
+            announce_own_connection()
 
     def validate(self, app_folder: str) -> tuple[str, dict]:
         code = _refusal(Path(app_folder))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,15 @@ from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.structure.step_ones import StepOnes
 from cupola.association.study_choices import Limits, Study, WholeGenome
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Declined, Question
 from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
+
+if TYPE_CHECKING:
+    from cupola.association.structure.step_ones import StepOnes
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50

@@ -155,14 +155,8 @@ class Association:
         }  # fmt: skip
         self._require_people(people["tested"])
         width = len(study.columns) + 1
-        return state.next(
-            phase=self.after("people"),
-            at=0,
-            people=people,
-            binary=binary,
-            shift=[0.0] * width,
-            width=[1.0] * width,
-        )
+        facts: dict[str, Any] = {"binary": binary, "shift": [0.0] * width, "width": [1.0] * width}
+        return state.next(phase=self.after("people"), at=0, people=people, **facts)
 
     def _require_people(self, tested: int) -> None:
         study = self.study

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from cupola.association.design import AUTOSOME, Design
-from cupola.association.site import Site
-from cupola.association.structure.centred import Centred
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
+
+if TYPE_CHECKING:
+    from cupola.association.site import Site
+    from cupola.association.structure.centred import Centred
 
 Made = TypeVar("Made")
 
@@ -64,6 +66,8 @@ def stretches(kept: Arrays) -> int:
 
 
 def markers_of(own: Site, kept: Arrays, stretch: int, people: np.ndarray) -> Centred:
+    from cupola.association.structure.centred import Centred  # tests without it need no genotypes
+
     rows = kept[f"genome-row/{stretch}"].astype(np.int64), kept[f"genome-swapped/{stretch}"]
     return Centred(own.cohort, *rows, kept[f"genome-mean/{stretch}"], people)
 

@@ -111,6 +111,7 @@ def sites(study, bases, salt=b"salt"):
             wanted,
             salt,
             whole_genome=study.whole_genome or WholeGenome(),
+            mixed=study.mixed,
         )
         for base in bases
     ]
@@ -140,7 +141,7 @@ def found(study, bases, listed=None, masked=False):
 
 
 def study(test, **options):
-    column = "QT" if test == "linear" else "CC"
+    column = "QT" if test in ("linear", "mixed") else "CC"
     covariates = () if test == "chi-square" else ("AGE", "DOSE")
     facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
     return Study(**{"test": test, **facts, **options})

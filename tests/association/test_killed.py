@@ -27,12 +27,14 @@ cupola.run(f"{folder}/study.toml", out, progress=watch, report=False)
 """
 
 
-def _study(folder):
-    made = people(41, n=150, m=60, chromosomes=(1, 23))
+def _study(folder, test):
+    made = people(41, n=150, m=60, chromosomes=(1, 2, 23))
     cut(folder, made, np.array_split(np.arange(150), 3))
     write_bim(folder / "public.bim", made.variants)
-    lines = ['test = "logistic"', "trait.column = 'CC'", "covariates = ['AGE', 'DOSE']",
-             "variants = 'public.bim'", "sum = 'masked'", "workers = 1", "chunk = 8",
+    lines = [f'test = "{test}"', f"trait.column = '{'QT' if test == 'mixed' else 'CC'}'",
+             "mixed = { people = 0, groups = 2, calibration = 5, sums = 15 }",
+             "covariates = ['AGE', 'DOSE']", "variants = 'public.bim'", "sum = 'masked'",
+             "workers = 1", "chunk = 8",
              "checkpoint_seconds = 0", "people_per_column = 10"]  # fmt: skip
     for n in ("c0", "c1", "c2"):
         lines += ["[[cohorts]]", f"name = '{n}'", f"bfile = '{n}'", f"pheno = '{n}.pheno'",
@@ -43,9 +45,13 @@ def _study(folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-@pytest.mark.parametrize("at", [2, 5, 9])
-def test_killed_and_gone_on_with(tmp_path, at):
-    study = _study(tmp_path)
+@pytest.mark.parametrize(
+    ("test", "at"),
+    [("logistic", 2), ("logistic", 5), ("logistic", 9),
+     ("mixed", 11), ("mixed", 14), ("mixed", 16), ("mixed", 24)],
+)  # fmt: skip
+def test_killed_and_gone_on_with(tmp_path, test, at):
+    study = _study(tmp_path, test)
     whole = cupola.run(study, tmp_path / "whole", report=False).result
     out = tmp_path / "killed"
     child = subprocess.Popen(
@@ -58,9 +64,9 @@ def test_killed_and_gone_on_with(tmp_path, at):
     assert child.wait(30) == -signal.SIGKILL
     child.stdout.close()
     assert read_result(out) == {}
-    assert not (out / "study.assoc.logistic").exists()
+    assert not (out / f"study.assoc.{test}").exists()
     again = cupola.resume(out, report=False)[0].result
-    for name in ("study.assoc.logistic", "study.dropped.tsv"):
+    for name in (f"study.assoc.{test}", "study.dropped.tsv"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for name in ("tested", "bytes_up", "bytes_down"):
         assert again[name] == whole[name]

@@ -37,6 +37,7 @@ TESTS = {
         },
     ),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
+    "mixed": study("mixed", chunk=8, mixed={"people": 0, "maf": 0.1, "calibration": 5}),
     "score": study("logistic", chunk=8, score={"below": 0.3}),
     "saddle point": study("logistic", chunk=8, score={"below": 0.5, "then": "saddle-point"}),
 }

@@ -158,7 +158,7 @@ def test_cohorts_without_cases_and_with_other_files(tmp_path):
     [
         ({"covariate": ["AGE"]}, "covariate is unknown; did you mean covariates"),
         ({"quality": {"maff": 0.1}}, "quality.maff is unknown; did you mean quality.maf"),
-        ({"test": "chisq"}, "test = \"chisq\": must be 'chi-square', 'linear' or 'logistic'"),
+        ({"test": "chisq"}, "must be 'chi-square', 'linear', 'logistic' or 'mixed'"),
         ({"cohorts": [{"name": "a", "beds": "x"}]}, "beds is unknown"),
         ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile (or bed, bim and fam), pfile,"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),

@@ -11,6 +11,7 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.association.forecast import foresee_study
 from cupola.association.plan import StudyPlan
+from cupola.base.chain import read_result
 from cupola.cli import app
 from cupola.errors import DataError
 
@@ -26,8 +27,9 @@ def _cohorts(folder, missing=0.05, chromosomes=(1, 23)):
 def _study(folder, test, **options):
     names = ("c0", "c1", "c2")
     cohorts = [{"name": n, "bfile": n, "pheno": f"{n}.pheno", "cov": f"{n}.cov"} for n in names]
+    column = "QT" if test in ("linear", "mixed") else "CC"
     given = {
-        "test": test, "trait": {"column": "QT" if test == "linear" else "CC"}, "chunk": 16,
+        "test": test, "trait": {"column": column}, "chunk": 16,
         "covariates": [] if test == "chi-square" else ["AGE", "DOSE"], "cohorts": cohorts,
         "folder": str(folder), "variants": "public.bim", "people_per_column": 10, "workers": 1,
     }  # fmt: skip
@@ -54,6 +56,24 @@ def test_chi_square_of_a_public_list_is_foreseen_exactly(tmp_path, sums, more):
     told = foresee_study(study)
     assert told.at_most == ()
     assert (told.down, told.up) == _sent(study, tmp_path)
+
+
+@pytest.mark.parametrize("sums", SUMS)
+@pytest.mark.parametrize("h2", [None, 0.3])
+def test_a_mixed_model_sends_at_most_what_was_foreseen(tmp_path, sums, h2):
+    _cohorts(tmp_path, chromosomes=(1, 2, 23))
+    mixed = {"people": 0, "groups": 2, "calibration": 5, "sums": 15, "heritability": h2, "maf": 0}
+    study = _study(tmp_path, "mixed", sum=sums, mixed=mixed)
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    assert up <= told.up
+    assert down <= told.down
+    assert told.usual < told.total
+    assert "the mixed model may converge before 15 sums" in told.at_most
+    spent = read_result(tmp_path / "run")["mixed"]["sums"]
+    exact = study.model_copy(update={"mixed": study.mixed.model_copy(update={"sums": spent})})
+    exact = foresee_study(exact)
+    assert 0.98 * exact.up < up <= exact.up
+    assert 0.95 * exact.down < down <= exact.down + 100  # '15' has a letter more than '8'
 
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])

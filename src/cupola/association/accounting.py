@@ -8,7 +8,11 @@ to have no result in `fit.MEANINGS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cupola.association.study_choices import Study
+    from cupola.federation.program import State
 
 
 def missing(result: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -31,9 +35,39 @@ def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
     ]
 
 
+_TOLD = ("heritability", "estimated", "sums", "converged", "residual", "calibration", "markers")
+
+
+def mixed_facts(study: Study, state: State) -> dict[str, Any]:
+    """What a study's result says of its mixed model; nothing if no variant was tested."""
+    facts = state.values.get("mixed")
+    if facts is None or "calibration" not in facts:
+        return {}
+    return {name: facts[name] for name in _TOLD} | {
+        "groups": study.mixed.groups, "systems": facts["systems"],
+        "probes": study.mixed.probes if facts["estimated"] is not None else 0,
+    }  # fmt: skip
+
+
+def mixed_line(result: Mapping[str, Any]) -> str:
+    """What a study used of the mixed model, in a sentence; empty of another test's."""
+    told = result.get("mixed")
+    if not told:
+        return ""
+    how = "as stated" if told["estimated"] is None else f"from {told['probes']} random vectors"
+    state = "converged" if told["converged"] else "has not converged"
+    return (
+        f"mixed model of {told['markers']:,} markers: heritability {told['heritability']:.3f} "
+        f"({how}), {told['groups']} groups of chromosomes, {state} after {told['sums']} sums "
+        f"(residual {told['residual']:.1e}), calibration {told['calibration']:.3f}"
+    )
+
+
 def counted_lines(found: Any) -> list[str]:
-    """What is in no table, what cohorts call otherwise, and warnings, for a terminal."""
-    lines = [f"  {words}: {n:,}" for words, n in missing(found)]
+    """The mixed model, what is in no table, what cohorts call otherwise, and warnings, for a
+    terminal."""
+    lines = [f"  {line}" for line in (mixed_line(found),) if line]
+    lines += [f"  {words}: {n:,}" for words, n in missing(found)]
     if renamed := found["agreement"].get("renamed"):
         lines.append(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
     return lines + [f"[yellow]warning: {warning}[/]" for warning in found["warnings"]]

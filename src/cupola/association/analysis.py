@@ -48,6 +48,7 @@ class AssociationResult(Result):
     variants: int = 0
     tested: int = 0
     inflation: float | None = None
+    mixed: Facts | None = None
     hits: Mapping[str, int] = MappingProxyType({})
     whole_genome: Facts | None = None
     left_out: Mapping[str, int] = MappingProxyType({})

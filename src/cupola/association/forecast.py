@@ -37,6 +37,7 @@ from cupola.secure.replayed_totals import told_answers_size, told_size
 ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
+USUAL_SUMS = 12  # of a mixed model
 
 
 def answered(plan: StudyPlan) -> tuple[str, ...]:
@@ -48,10 +49,10 @@ def answered(plan: StudyPlan) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class StudyForecast:
     """rows: by task. down, up: in all. at_most: why they may be less; exact where there is none.
-    usual: of a logistic regression, with as many iterations as there usually are. told: what real
-    cohorts are told in addition: totals, and the list that cohorts propose. left_out, agreement,
-    warnings: of the list, as in the study's result. list_hash: of the list. limits: of what totals
-    tell of single people, and what they cost."""
+    usual: with as many iterations as a logistic regression or a mixed model usually takes. told:
+    what real cohorts are told in addition: totals, and the list that cohorts propose. left_out,
+    agreement, warnings: of the list, as in the study's result. list_hash: of the list. limits: of
+    what totals tell of single people, and what they cost."""
 
     rows: tuple[dict[str, Any], ...]
     down: int
@@ -87,6 +88,9 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
     if plan.test == "logistic" and (plan.newton.iterations > USUAL or plan.newton.firth):
         newton = plan.newton.model_copy(update={"iterations": USUAL, "firth": False})
         _, usual = _rehearsed(plan.model_copy(update={"newton": newton}))
+    if plan.test == "mixed" and plan.mixed.sums > USUAL_SUMS:
+        mixed = plan.mixed.model_copy(update={"sums": USUAL_SUMS})
+        _, usual = _rehearsed(plan.model_copy(update={"mixed": mixed}))
     rows = tuple(reach.rows.values())
     return StudyForecast(
         rows,
@@ -164,6 +168,10 @@ def _reasons(plan: StudyPlan) -> list[str]:
         )
     if plan.test == "logistic":
         found.append(f"variants may converge before {plan.newton.iterations} iterations")
+    if plan.test == "mixed":
+        found.append(f"the mixed model may converge before {plan.mixed.sums} sums")
+        if plan.mixed.maf > 0:
+            found.append("every variant of chromosomes 1 to 22 is taken to be a marker")
     return found
 
 

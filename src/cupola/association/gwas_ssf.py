@@ -92,7 +92,7 @@ def metadata(
     plan: StudyPlan, people: dict[str, Any], table: str, checksum: str, left_out: int
 ) -> str:
     """The YAML file beside the table, with the standard's field names. people: of result.json."""
-    about, binary = plan.about, plan.test != "linear"
+    about, binary = plan.about, not plan.quantitative
     sample: dict[str, Any] = {"sample_size": people["tested"]}
     if binary:
         cases = people["cases"]

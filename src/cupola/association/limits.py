@@ -121,6 +121,16 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "
             f"people effective, and below {ENOUGH}"
         )
+    if study.test == "mixed":
+        found.append(
+            f"a cohort refuses sums with a vector of which below {limits.effective / 2:.0%} of its "
+            f"people are effective, and below {ENOUGH} (a trait with outliers, say), and takes "
+            f"part with {study.mixed.people} tested people at least"
+        )
+        found.append(
+            f"at most {study.mixed.sums} sums about {study.mixed.systems} vectors: what markers "
+            "have in common is known on a space of so many dimensions, of as many as people"
+        )
     if limits.least_cell:
         found.append(
             f"a cohort withholds a variant with a count of 1 to {limits.least_cell - 1} (alleles "
@@ -135,8 +145,9 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
                 "who alone is not tested: genotypes"
             )
     if study.regression:
+        what = "marker" if study.test == "mixed" else "variant"
         found.append(
-            f"at most {numbers:,} numbers per variant are counted of {people:,} people: "
+            f"at most {numbers:,} numbers per {what} are counted of {people:,} people: "
             f"{numbers / max(1, people):.2f} a person"
             + ("; information matrices tell more" if study.test == "logistic" else "")
         )

@@ -72,6 +72,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         people_per_column=plan.people_per_column,
         limits=plan.limits,
         whole_genome=plan.whole_genome or WholeGenome(),
+        mixed=plan.mixed,
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
@@ -119,7 +120,7 @@ def _step_ones(plan: StudyPlan, site: OwnSite) -> StepOnes | None:
 def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
     """Where a study would tell more of single people than the site's limits allow."""
     found, wanted = [], rules.limits
-    if plan.test == "logistic" and plan.limits.effective < wanted.effective:
+    if plan.test in ("logistic", "mixed") and plan.limits.effective < wanted.effective:
         found.append(
             f"the study's limits.effective is {plan.limits.effective:g}; this site wants at least "
             f"{wanted.effective:g}"

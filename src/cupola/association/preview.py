@@ -40,7 +40,7 @@ def outline(
         yield "gather", asker.fingerprints(), 1
     long = first_chunk(len(variants), STRETCH * wanted.chunk)
     genotypes = wanted.trend or wanted.quality.hardy_weinberg > 0
-    binary = wanted.test != "linear"
+    binary = not wanted.quantitative
     groups = [0, 1, 2] if binary else [2]
     yield "sum", asker.counts(long, binary, groups, genotypes), len(stretches)
     for part in parts_of(wanted):

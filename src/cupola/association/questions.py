@@ -145,7 +145,7 @@ class Asker:
             options={
                 "binary": study.binary,
                 "regression": study.regression,
-                "one_sided": study.one_sided or study.test == "linear",
+                "one_sided": study.one_sided or study.quantitative,
             },
             expects={"people": Spec((10,), "int", MOST_PEOPLE)},
             reveals="numbers of people: cases, controls, without trait, males among them, tested; "

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupola.association.accounting import missing, put_right
+from cupola.association.accounting import missing, mixed_line, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.pvalues import HALF_CHI2
@@ -143,6 +143,7 @@ def _quality(run: RunFolder) -> str:
     if len(r.get("proposed") or []) > 1:
         rows += [(f"put on it by cohort '{name}'", f"{n:,}") for name, n in r["proposed"]]
     rows += [(words, f"{n:,}") for words, n in (*missing(r), *put_right(r))]
+    rows += [("mixed model", mixed_line(r))] if mixed_line(r) else []
     named = next((name for name in r["files"] if name.endswith(DROPPED)), "study" + DROPPED)
     lead = f"Why listed variants are left out is in {named}, one by one."
     return page.section("Quality", lead, page.facts(rows))

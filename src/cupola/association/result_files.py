@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_codec
+from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
 from cupola.association.results import Results, inflation
@@ -27,6 +28,7 @@ NOTES = {
     ".assoc": "results, as PLINK prints them",
     ".assoc.linear": "results, as PLINK prints them",
     ".assoc.logistic": "results, as PLINK prints them",
+    ".assoc.mixed": "results of the mixed model, in PLINK's columns",
     ".model": "trend test, as PLINK prints it",
     SSF: "results for the GWAS catalog (GWAS-SSF)",
     METADATA: "metadata of the GWAS-SSF table",
@@ -107,5 +109,6 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,
+        **({"mixed": mixed_facts(plan, state)} if plan.test == "mixed" else {}),
         "smallest_log10_p": float(np.nanmin(found.log10_p)) if tested.any() else None,
     }

@@ -52,6 +52,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             people_per_column=plan.people_per_column,
             limits=plan.limits,
             whole_genome=plan.whole_genome or WholeGenome(),
+            mixed=plan.mixed,
         )
         for cohort in plan.cohorts
     ]

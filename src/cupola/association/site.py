@@ -22,7 +22,7 @@ from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.study_choices import Limits, Study, WholeGenome
+from cupola.association.study_choices import Limits, Mixed, Study, WholeGenome
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Declined, Question
@@ -51,6 +51,8 @@ def released_numbers(study: Study) -> int:
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
+    if study.test == "mixed":  # of a marker; cohorts' signs are their own
+        return columns + 1 + study.mixed.systems * study.mixed.sums
     first = (columns + 1) * study.scored + _linked_numbers(study)
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
@@ -73,14 +75,14 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
-    tested people per column of a regression, by what it is told of all cohorts. limits: those of
-    the study. released: the book of what this data set has told. log: what went wrong, in full;
-    none of it crosses the border. memory, folder: where a real cohort keeps what it was asked, so
-    that a new process does not answer it all again in other forms. own_log: where it keeps the log.
-    unlisted: its variants that the list does not have, so far. tables: others for its own eyes, by
-    the name of their file. whole_genome: the least people and carriers that whole-genome regression
-    needs; step_ones: the book of whom this data set has made it for. made: what was made of what it
-    was told; made anew after a restart.
+    tested people per column of a regression, by what it is told of all cohorts. limits, mixed:
+    those of the study. released: the book of what this data set has told. log: what went wrong, in
+    full; none of it crosses the border. memory, folder: where a real cohort keeps what it was
+    asked, so that a new process does not answer it all again in other forms. own_log: where it
+    keeps the log. unlisted: its variants that the list does not have, so far. tables: others for
+    its own eyes, by the name of their file. whole_genome: the least people and carriers that
+    whole-genome regression needs; step_ones: the book of whom this data set has made it for. made:
+    what was made of what it was told; made anew after a restart.
     """
 
     files: Files
@@ -91,6 +93,7 @@ class Site:
     iterations: int = 12 + FIRTH_ITERATIONS
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
+    mixed: Mixed = field(default_factory=Mixed)
     released: Released | None = None
     whole_genome: WholeGenome = field(default_factory=WholeGenome)
     step_ones: StepOnes | None = None
@@ -111,10 +114,9 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits, None)
-        return Site, (
-            self.files, self.wanted, self.salt, self.proposes, *limits, self.whole_genome
-        )  # fmt: skip
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed)
+        facts = (self.files, self.wanted, self.salt, self.proposes, *limits)
+        return Site, (*facts, None, self.whole_genome)  # the book of releases is kept in one place
 
     @property
     def cohort(self) -> Cohort:

@@ -58,6 +58,33 @@ class Newton(_Choice):
     """Fall back to Firth's penalised likelihood where plain logistic regression has no answer."""
 
 
+class Mixed(_Choice):
+    """The mixed model (BOLT-LMM's infinitesimal model), made of sums over all markers."""
+
+    groups: int = Field(default=22, ge=2, le=22)
+    """Groups of chromosomes; the one that a variant is on is left out of its model. 22: each
+    chromosome by itself; 5: a fifth of them each, with a third of the bytes less."""
+    calibration: int = Field(default=30, ge=1, le=200)
+    """Markers by which the statistic is calibrated."""
+    heritability: float | None = Field(default=None, ge=0.01, le=0.95)
+    """Share of the trait's variance that all markers explain; without it, it is estimated."""
+    probes: int = Field(default=20, ge=2, le=200)
+    """Vectors of random signs by which heritability is estimated."""
+    tolerance: float = Field(default=5e-4, gt=0, le=0.1)
+    """The residuals, as a share of what they began with, at which the solution is good enough."""
+    sums: int = Field(default=30, ge=2, le=100)
+    """Most sums over all markers that the solution may take."""
+    maf: float = Field(default=0.01, ge=0, lt=0.5)
+    """Least frequency of a marker's minor allele; other variants are tested all the same."""
+    people: int = Field(default=200, ge=0)
+    """Fewest tested people of a cohort; with fewer it refuses to take part."""
+
+    @property
+    def systems(self) -> int:
+        """Right-hand sides at most: one for each group, one with nothing left out."""
+        return self.groups + 1 + self.calibration
+
+
 class Score(_Choice):
     """The score test, which may come before a logistic regression is fitted."""
 
@@ -157,12 +184,12 @@ class WholeGenome(_Choice):
 class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
-    test: Literal["chi-square", "linear", "logistic"]
-    """PLINK: --assoc, --linear, --logistic."""
+    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     trait: Trait = Trait()
     """What is studied, below."""
     covariates: tuple[str, ...] = ()
-    """Columns of the .cov files (linear, logistic)."""
+    """Columns of the .cov files (linear, logistic, mixed)."""
     sex: bool = False
     """Also the .fam files' sex as a covariate (PLINK: --sex)."""
     sex_on_x: bool = True
@@ -177,6 +204,8 @@ class Study(_Choice):
     """Filters, below."""
     newton: Newton = Newton()
     """How logistic regression is solved, below."""
+    mixed: Mixed = Mixed()
+    """The mixed model, below."""
     score: Score = Score()
     """A score test first (logistic), below."""
     vif: float = Field(default=50.0, gt=1)
@@ -212,6 +241,11 @@ class Study(_Choice):
                 "dosages = true: a chi-square test counts alleles, and dosages are no counts; use "
                 "test = 'logistic' (or 'linear'), or hard calls (`plink2 --make-bed`)"
             )
+        if self.test == "mixed":
+            raise ValueError(
+                "dosages = true: the mixed model takes its markers from hard calls; use "
+                "test = 'linear' with principal components, or hard calls (`plink2 --make-bed`)"
+            )
         if self.quality.hardy_weinberg:
             raise ValueError(
                 "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
@@ -232,6 +266,11 @@ class Study(_Choice):
     @property
     def regression(self) -> bool:
         return self.test != "chi-square"
+
+    @property
+    def quantitative(self) -> bool:
+        """Whether the test is of a quantitative trait."""
+        return self.test in ("linear", "mixed")
 
     @property
     def scored(self) -> bool:
@@ -259,6 +298,8 @@ class Study(_Choice):
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
         first = ("whole-genome",) if self.whole_genome else ()
+        if self.test == "mixed":
+            return ("mixed", "mixed test")
         if self.scored:
             return (*first, "score", "saddle" if self.score.then == "saddle-point" else "test")
         return (*first, "test") if self.regression else ()
@@ -274,7 +315,7 @@ class Study(_Choice):
         whole = self.whole_genome
         if whole is None:
             return self
-        if not self.regression:
+        if self.test not in ("linear", "logistic"):
             raise ValueError("whole_genome: goes with test = 'linear' or 'logistic'")
         if self.dosages:
             raise ValueError(

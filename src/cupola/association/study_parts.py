@@ -16,6 +16,8 @@ PARTS = {
     "score": "score_test:ScoreTest",
     "saddle": "saddle_point:SaddlePoint",
     "test": "regression:Regression",
+    "mixed": "structure.mixed_model:MixedModel",
+    "mixed test": "structure.mixed_test:MixedTest",
 }
 
 

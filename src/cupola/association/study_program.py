@@ -15,7 +15,8 @@ import numpy as np
 
 from cupola.association import agreement, quality, study_progress, variant_list_codec
 from cupola.association.agreement import KEPT, R_CELL, R_NOT_AUTOSOME, R_REPEATED, R_STRAND
-from cupola.association.design import AUTOSOME, SEX_X, fewest_people, kinds
+from cupola.association.design import AUTOSOME, SEX_X, kinds
+from cupola.association.enough_people import require_people
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
@@ -61,6 +62,8 @@ class Association:
         self.public = self.public or self.listed is not None
         if self.study.trend and self.study.regression:
             raise PlanError("trend = true goes with test = 'chi-square'")
+        if self.study.covariate_rows and self.study.test == "mixed":
+            raise PlanError("covariate_rows goes with test = 'linear' or 'logistic'")
         if not self.study.regression and (self.study.covariates or self.study.sex):
             raise PlanError(
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
@@ -137,15 +140,16 @@ class Association:
         groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
         mixed = study.binary is None and 0 < not_binary < self.sites
         binary = not_binary == 0 if study.binary is None else study.binary
-        if study.test != "linear" and not binary:
+        if not study.quantitative and not binary:
             raise DataError(
                 f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
                 f"has other values in {not_binary} of {self.sites} cohorts"
             )
-        if study.test == "linear" and binary:
+        if study.quantitative and binary:
             raise DataError(
-                "test = 'linear' needs a quantitative trait, but it has only 1, 2 and missing; use "
-                "'logistic', or say trait.kind = 'quantitative' if it is meant as a number"
+                f"test = '{study.test}' needs a quantitative trait, but it has only 1, 2 and "
+                "missing; use 'logistic', or say trait.kind = 'quantitative' if it is meant as a "
+                "number"
             )
         if mixed:  # cohorts read 0 as missing and as a number: count again, as all will read it
             groups, males = [0, 0, sum(groups)], [0, 0, sum(males)]
@@ -153,25 +157,10 @@ class Association:
             "loaded": sum(groups), "males": sum(males), "groups": groups, "group_males": males,
             "tested": tested if binary else quantitative, "cases": cases if binary else 0,
         }  # fmt: skip
-        self._require_people(people["tested"])
+        require_people(study, people["tested"])
         width = len(study.columns) + 1
         facts: dict[str, Any] = {"binary": binary, "shift": [0.0] * width, "width": [1.0] * width}
         return state.next(phase=self.after("people"), at=0, people=people, **facts)
-
-    def _require_people(self, tested: int) -> None:
-        study = self.study
-        if not study.regression:
-            return
-        columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
-        if study.whole_genome and (objection := study.whole_genome.objection(tested)):
-            raise DataError(objection)
-        least = fewest_people(columns, study.people_per_column)
-        if tested < least:
-            raise DataError(
-                f"{tested:,} people have trait and covariates, but a regression with {columns} "
-                f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
-                "fewer, the totals could tell single genotypes; use fewer covariates or more people"
-            )
 
     def _ask_moments(self, state: State) -> Any:
         values = state.values

@@ -18,6 +18,8 @@ WORDS = {
     "counts": "counting alleles",
     "whole-genome": "predicting from the whole genome",
     "test": "testing variants",
+    "mixed": "fitting the mixed model",
+    "mixed test": "testing variants",
     "done": "writing the tables",
 }
 AGREEING = "agree"  # a part of proposing

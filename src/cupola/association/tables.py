@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from cupola.association.files import Variants
     from cupola.association.results import Results
 
-ENDINGS = {"chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic"}
+ENDINGS = {
+    "chi-square": ".assoc", "linear": ".assoc.linear", "logistic": ".assoc.logistic",
+    "mixed": ".assoc.mixed",
+}  # fmt: skip
 
 
 def normal_quantile(confidence: float) -> float:

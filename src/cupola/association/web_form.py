@@ -9,7 +9,9 @@ from cupola.analysis.forms import Entry, Form, When
 
 @cache
 def forms() -> dict[str, Form]:
-    regression: When = {"test": ["linear", "logistic"]}
+    regression: When = {"test": ["linear", "logistic", "mixed"]}
+    mixed: When = {"test": ["mixed"]}
+    weighted: When = {"test": ["logistic", "mixed"]}
     logistic: When = {"test": ["logistic"]}
     genome: When = {"whole_genome.use": ["true"], **regression}
     masked: When = {"sum.kind": ["masked"]}
@@ -32,6 +34,16 @@ def forms() -> dict[str, Form]:
             Entry("whole_genome.maf", "Least frequency of a marker", genome),
             Entry("whole_genome.carriers", "Fewest carriers of a marker in a cohort", genome),
         )),
+        ("Mixed model", (
+            Entry("mixed.groups", "Groups of chromosomes", mixed),
+            Entry("mixed.heritability", "Heritability, if known", mixed),
+            Entry("mixed.maf", "Least frequency of markers", mixed),
+            Entry("mixed.sums", "Most sums", mixed),
+            Entry("mixed.tolerance", "Tolerance", mixed),
+            Entry("mixed.calibration", "Markers of calibration", mixed),
+            Entry("mixed.probes", "Random signs for heritability", mixed),
+            Entry("mixed.people", "Fewest people of a cohort", mixed),
+        )),
         ("Quality", (
             Entry("quality.maf", "Least minor allele frequency"),
             Entry("quality.missing", "Most missing calls, variant"),
@@ -42,7 +54,7 @@ def forms() -> dict[str, Form]:
             Entry("quality.info", "Least imputation quality", regression),
         )),
         ("What totals tell of single people", (
-            Entry("limits.effective", "Least effective people", logistic),
+            Entry("limits.effective", "Least effective people", weighted),
             Entry("limits.least_cell", "Least count told"),
             Entry("limits.grid", "Totals rounded to", regression),
             Entry("limits.outliers", "Covariates shortened to", regression),
@@ -54,7 +66,7 @@ def forms() -> dict[str, Form]:
         )),
         ("Tables", (
             Entry("tables", "Tables", kind="list"),
-            Entry("covariate_rows", "Covariates' coefficients", regression),
+            Entry("covariate_rows", "Covariates' coefficients", {"test": ["linear", "logistic"]}),
         )),
     )  # fmt: skip
     about = "Which variants go with a trait, over cohorts that keep their genotypes."

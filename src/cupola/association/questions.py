@@ -128,15 +128,14 @@ class Asker:
     def _counted(self) -> str:
         return "number and sums of dosages" if self.study.dosages else "genotype counts"
 
+    def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
+        assert self.facts is not None
+        place = {"kind": chunk} if isinstance(chunk, int) else {**_place(chunk), **chunk.of_model}
+        return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
+
     def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
         """Options of a question about those tested on a kind of chromosome."""
-        assert self.facts is not None
-        return {**self.facts, "sex_on_x": self.study.sex_on_x, "kind": kind, **options}
-
-    def _test(self, chunk: Chunk, **options: Any) -> dict[str, Any]:
-        assert self.facts is not None
-        place = {**_place(chunk), **chunk.of_model}
-        return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
+        return self._test(kind, **options)
 
     def people_question(self) -> Question:
         study = self.study
@@ -225,19 +224,20 @@ class Asker:
             + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
-    def shared(self, chunk: Chunk, columns: int, beta: np.ndarray | None) -> Question:
+    def shared(self, chunk: Chunk | int, columns: int, beta: np.ndarray | None) -> Question:
+        model = {"kind": chunk} if isinstance(chunk, int) else chunk.of_model
         if beta is None:
             whole = (columns + 1) * (columns + 2) // 2
             return Question(
                 "gwas shared",
-                options=self.of_people(**chunk.of_model),
+                options=self.of_people(**model),
                 expects={"products": Spec((whole,), "float", self.n)},
                 reveals="products of covariates and trait, summed over all tested people",
             )
         return Question(
             "gwas shared",
             {"beta": beta},
-            self.of_people(**chunk.of_model),
+            self.of_people(**model),
             {
                 "gradient": Spec((columns,), "float", self.n),
                 "information": Spec((columns * (columns + 1) // 2,), "float", self.n),

@@ -31,10 +31,11 @@ def parts() -> str:
     from cupola.association import Newton, Quality, Score, Trait
     from cupola.association.output_choices import About
     from cupola.association.plan import CohortFiles
-    from cupola.association.study_choices import Limits, Mixed
+    from cupola.association.study_choices import Clump, Limits, Mixed
 
     sections = [("trait.", Trait), ("quality.", Quality), ("newton.", Newton), ("score.", Score),
-                ("mixed.", Mixed), ("limits.", Limits), ("about.", About)]  # fmt: skip
+                ("mixed.", Mixed), ("limits.", Limits), ("clump.", Clump),
+                ("about.", About)]  # fmt: skip
     tables = [_keys(model, prefix) for prefix, model in sections]
     return "\n\n".join([*tables, "In each `[[cohorts]]`:\n\n" + _keys(CohortFiles)])
 

@@ -92,7 +92,7 @@ def cut(folder, data, parts):
     return [write(folder, f"c{i}", data, who) for i, who in enumerate(parts)]
 
 
-def sites(study, bases, salt=b"salt"):
+def sites(study, bases, salt=b"salt", apart=1):
     regression = study.regression
     wanted = Wanted(
         study.trait.column,
@@ -111,15 +111,17 @@ def sites(study, bases, salt=b"salt"):
             wanted,
             salt,
             whole_genome=study.whole_genome or WholeGenome(),
+            least_cohorts=study.least_cohorts or 0,
+            apart=apart,
             mixed=study.mixed,
         )
         for base in bases
     ]
 
 
-def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProcess):
+def carry_out(study, cohorts, listed=None, masked=False, seed=1, engine=InProcess, apart=1):
     """The program, its last state and its federation."""
-    program = Association(study, len(cohorts), listed)
+    program = Association(study, len(cohorts), listed, apart=apart)
     host = StudyHost(cohorts)
     if masked:
         minimum = min(3, len(cohorts))

@@ -193,14 +193,19 @@ def test_vectors_by_coefficients_are_those_of_people():
         assert work["bu"][k] == pytest.approx(b[:, k] @ exact, rel=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BOLT is None, reason="needs bolt (apt-get install bolt-lmm)")
-def test_p_values_are_bolts_at_its_heritability(tmp_path):
-    """A small study of heavy families; the large ones are benchmarks/gwas/mixed.py."""
+def _benchmarks():
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "gwas"))
     import families
     import mixed as benchmark
 
+    return families, benchmark
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BOLT is None, reason="needs bolt (apt-get install bolt-lmm)")
+def test_p_values_are_bolts_at_its_heritability(tmp_path):
+    """A small study of heavy families; the large ones are benchmarks/gwas/mixed.py."""
+    families, benchmark = _benchmarks()
     families.simulate(tmp_path, families.Draw(77, 120, 1.0), chromosomes=8)
     reference = benchmark.bolt(str(BOLT), tmp_path, list(benchmark.COVARIATES))
     ours = benchmark.ours(
@@ -210,3 +215,15 @@ def test_p_values_are_bolts_at_its_heritability(tmp_path):
     found = benchmark.judged(tmp_path, ours, reference)
     assert found["r"] > 0.9999
     assert found["beta_over_bolts"] == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(BOLT is None, reason="needs bolt (apt-get install bolt-lmm)")
+@pytest.mark.parametrize("name", ["mild", "heavy", "12,000"])
+def test_a_simulated_study_shows_what_it_should(tmp_path, name):
+    """benchmarks/gwas/mixed.json holds what these printed."""
+    families, benchmark = _benchmarks()
+    families.simulate(tmp_path, families.DRAWS[name])
+    found = benchmark.compare(tmp_path, str(BOLT))
+    missed = [what for what, holds in found["holds"].items() if not holds]
+    assert not missed, missed

@@ -69,6 +69,7 @@ def test_a_mixed_model_sends_at_most_what_was_foreseen(tmp_path, sums, h2):
     assert down <= told.down
     assert told.usual < told.total
     assert "the mixed model may converge before 15 sums" in told.at_most
+    assert told.warnings == ()
     spent = read_result(tmp_path / "run")["mixed"]["sums"]
     exact = study.model_copy(update={"mixed": study.mixed.model_copy(update={"sums": spent})})
     exact = foresee_study(exact)

@@ -27,13 +27,14 @@ def in_process(plan, base):
         files = type(files)(files.name, files.bed, files.bim, files.fam, own / "c.pheno",
                             own / "c.cov")  # fmt: skip
         most = plan.newton.iterations + FIRTH_ITERATIONS
-        sites.append(Site(files, plan.wanted, rare=plan.rare, iterations=most))
+        sites.append(Site(files, plan.wanted, rare=plan.rare, iterations=most,
+                          mixed=plan.mixed))  # fmt: skip
     program = Association(plan.study(), 3)
     return program, drive(program, InProcess(StudyHost(sites)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("test", ["linear", "logistic"])
+@pytest.mark.parametrize("test", ["linear", "logistic", "mixed"])
 def test_an_association_study_at_real_sites(tmp_path, opened, test):
     trial, plan = association(tmp_path / "all", test)
     opened.append(trial)
@@ -48,7 +49,7 @@ def test_an_association_study_at_real_sites(tmp_path, opened, test):
         """Every party is stopped and opened anew in the middle of the study."""
         states.append(state)
         reach.confirm(state.step - 4)
-        if len(states) == 5:
+        if len(states) == 5 or (state.values["phase"], state.values["at"]) == ("mixed test", 1):
             sites.parties, third.parties = (wire.parties for wire in trial.open())
 
     reach = witnessed(trial, sites, third)

@@ -16,6 +16,8 @@ from cupola.secure.pairwise import Pairwise
 from cupola.secure.replayed_totals import Witnessed
 from cupola.site import join_compensator, join_site, make_keys
 
+# Of 150 people in three places; an estimate of heritability would hang on signs that are secret.
+MIXED = {"people": 50, "groups": 2, "calibration": 3, "sums": 10, "heritability": 0.4}
 COHORTS = Path(__file__).parents[1] / "association" / "cohorts.py"
 
 
@@ -35,12 +37,14 @@ def association(base, test, sums="compensator", covariates=1, **more):
     names = [f"C{i}" for i in range(1, covariates)]
     given = {
         "name": "traits", "test": test, "sum": _sum(sums), **more,
-        "trait": {"column": "QT" if test == "linear" else "CC"},
+        "trait": {"column": "QT" if test in ("linear", "mixed") else "CC"},
+        **({"mixed": MIXED, "chunk": 8} if test == "mixed" else {}),
         "covariates": [] if test == "chi-square" else ["AGE", *names],
         "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))
-    data = cohorts().people(1, n=150)
+    several = {"m": 40, "chromosomes": (1, 2)} if test == "mixed" else {}
+    data = cohorts().people(1, n=150, **several)
     for i in range(3):
         folder = base / f"site-{i}"
         folder.mkdir()

@@ -27,7 +27,9 @@ def missing(result: Mapping[str, Any]) -> list[tuple[str, int]]:
 def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
     """What differs between cohorts and does no harm."""
     own = result["agreement"]
+    fewer = own.get("in_fewer", 0)
     return [
+        *([("in some cohorts only, tested in these", fewer)] if fewer else []),
         ("alleles swapped in some cohort, put right", own["swapped"]),
         ("strand flipped in some cohort, put right", own["flipped"]),
         ("named otherwise in a cohort", own.get("renamed", 0)),
@@ -70,4 +72,6 @@ def counted_lines(found: Any) -> list[str]:
     lines += [f"  {words}: {n:,}" for words, n in missing(found)]
     if renamed := found["agreement"].get("renamed"):
         lines.append(f"  other names in cohorts, matched by position and alleles: {renamed:,}")
+    if fewer := found["agreement"].get("in_fewer"):
+        lines.append(f"  in some cohorts only, tested in these (least_cohorts): {fewer:,}")
     return lines + [f"[yellow]warning: {warning}[/]" for warning in found["warnings"]]

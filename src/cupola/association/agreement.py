@@ -36,9 +36,12 @@ REASONS = (
     "withheld by a cohort: a count below limits.least_cell",
     "imputation quality (info)",
     "on X, Y or MT: dosages are tested on autosomes only",
+    "absent in cohorts: a test in the others would tell of fewer than sum.minimum of them",
+    "absent in cohorts: the others have too few people for a test",
 )
 KEPT, R_ABSENT, R_MOVED, R_ALLELES, R_REPEATED, R_STRAND, R_MAF, R_MISSING, R_HARDY = range(9)
-R_CELL, R_INFO, R_NOT_AUTOSOME = 9, 10, 11
+R_CELL, R_INFO, R_NOT_AUTOSOME, R_APART, R_FEW = 9, 10, 11, 12, 13
+WORD = 30  # cohorts whose marks make one number
 _COMPLEMENT = np.full(256, ord("?"), np.uint8)  # of a letter
 _COMPLEMENT[list(b"ATCG0")] = list(b"TAGC0")
 
@@ -257,6 +260,18 @@ def digits(status: np.ndarray, sites: int) -> np.ndarray:
 def most_of_digits(sites: int) -> int:
     """The largest number one cohort sends: two marks at most, both of the highest worth."""
     return int(_powers(sites)[-2:].sum())
+
+
+def words(sites: int) -> int:
+    """Numbers a variant that say which of so many cohorts lack it."""
+    return -(-sites // WORD)
+
+
+def marks(lacked: np.ndarray, site: int, sites: int) -> np.ndarray:
+    """What a cohort adds to say which variants it lacks: a bit of its own, (variants, words)."""
+    found = np.zeros((len(lacked), words(sites)), np.int64)
+    found[lacked, site // WORD] = 1 << site % WORD
+    return found
 
 
 def told(total: np.ndarray, sites: int) -> dict[str, np.ndarray]:

@@ -127,6 +127,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             public=plan.variants is not None,
             pinned=plan.variants_hash,
             seed=plan.seed,
+            apart=plan.apart,
         )
         return self.association
 
@@ -327,5 +328,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     def search_table(cls, path: Path, search: str, page: int) -> TablePage:
         from cupola.association.hit_index import HINT, read
 
-        found = read(path, search, page).column_at("P", 2)
+        # What a phone shows without moving sideways: the variant, how sure, how strong.
+        found = read(path, search, page).column_at("SNP", 0).column_at("P", 1)
+        found = found.column_at("BETA", 2).column_at("OR", 2)
         return replace(found, title="Variants by p-value", hint=HINT, row="variant")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 AUTOSOME, SEX_X, SEX_Y, MITO = range(4)
 _LOW = np.uint64(0x5555555555555555)
+ALL_MISSING = 0x55  # four calls
 
 
 def kinds(chromosome: np.ndarray) -> np.ndarray:
@@ -45,8 +46,10 @@ def present(cohort: Cohort, kind: int) -> np.ndarray:
 
 
 def calls(cohort: Cohort, local: np.ndarray, swapped: np.ndarray, kind: int) -> np.ndarray:
-    """Packed calls of these rows, counted as copies of the proposed a1."""
-    rows = cohort.bed.rows(local)
+    """Packed calls of these rows, counted as copies of the proposed a1. A variant that the cohort
+    lacks (-1) is one at which nobody has a call."""
+    rows = cohort.bed.rows(np.maximum(local, 0))
+    rows[local < 0] = ALL_MISSING
     if swapped.any():
         words = rows[swapped].view("<u8")
         equal = ~(words ^ (words >> np.uint64(1))) & _LOW

@@ -70,6 +70,8 @@ def write_parquet(file: IO[bytes], found: Results) -> None:
         "A2": v.a2.tolist(), "A1_FREQ": found.frequency, **found.columns,
         "NOTE": np.array(fit.MEANINGS)[found.status],
     }  # fmt: skip
+    if found.cohorts is not None:
+        columns["COHORTS"] = found.cohorts
     for c in found.covariates:
         columns |= {f"BETA_{c.name}": c.beta, f"SE_{c.name}": c.error}
     parquet.write_table(pyarrow.table({k: pyarrow.array(a) for k, a in columns.items()}), file)

@@ -22,19 +22,20 @@ from cupola.association import variant_list_codec
 from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
+from cupola.association.clumping import MOST
 from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
-from cupola.association.site import StudyHost, released_numbers
+from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
 from cupola.association.structure.genome_tasks import foreseen
-from cupola.association.tasks import FINGERPRINTS, PROPOSE, smallest, withheld_for_cells
+from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
 from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 USUAL_SUMS = 12  # of a mixed model
@@ -161,6 +162,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("means of covariates have more or fewer digits")
     if plan.whole_genome is not None:
         found.append("every common variant on an autosome is taken to be a marker")
+    if plan.clump:
+        found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.study().scored:
         found.append(
             f"of all variants {plan.score.gone_on:.2g} are taken to go on after the "

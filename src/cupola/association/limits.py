@@ -116,6 +116,13 @@ def told_of(sums: Arrays) -> tuple[Arrays, np.ndarray]:
 def described(study: Study, people: int, numbers: int) -> list[str]:
     """The limits that are on in a study, a line each. numbers: per variant, of so many people."""
     limits, found = study.limits, []
+    if study.least_cohorts is not None:
+        found.append(
+            f"variants in at least {study.least_cohorts} cohorts are tested there: all parties "
+            "learn which cohort lacks which; sums over columns and numbers of people of the "
+            "cohorts that lack one follow by subtraction: of at least sum.minimum cohorts under "
+            "masked sums, of single ones under plain sums"
+        )
     if study.test == "logistic":
         found.append(
             f"a cohort withholds a variant whose weights leave below {limits.effective:.0%} of its "
@@ -158,6 +165,11 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"the linkage of markers in blocks of {block} is told, over all people; markers with "
             f"fewer than {study.whole_genome.carriers} copies of the rarer allele in a cohort are "
             "left out, predictions of people stay with their cohort"
+        )
+    if study.clump:
+        found.append(
+            "of pairs near hits, haplotypes are counted; a cohort withholds those with a variant "
+            "of fewer than 50 minor alleles, or of more partners than a fifth of its people"
         )
     if study.regression and limits.outliers:
         found.append(

@@ -72,6 +72,8 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         people_per_column=plan.people_per_column,
         limits=plan.limits,
         whole_genome=plan.whole_genome or WholeGenome(),
+        least_cohorts=plan.least_cohorts or 0,
+        apart=plan.apart,
         mixed=plan.mixed,
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),

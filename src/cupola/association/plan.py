@@ -176,9 +176,37 @@ class StudyPlan(PlanHeader, Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
+        if problem := self._too_few_cohorts(len(names)):
+            raise ValueError(problem)
         if self.fingerprints and not self.salt and not is_elsewhere(info):
             raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self
+
+    def _too_few_cohorts(self, sites: int) -> str:
+        """Why variants cannot be tested in fewer cohorts than all, as the study has it."""
+        least, fewest = self.least_cohorts, self.sum.minimum
+        if least is None or least == sites or (least < sites and not self.sum.masked):
+            return ""
+        if least > sites:
+            return f"least_cohorts = {least}, but there are {sites} cohorts"
+        if least < fewest:
+            return (
+                f"least_cohorts = {least}: masked totals are of at least {fewest} cohorts "
+                f"(sum.minimum); set it to {fewest} or more"
+            )
+        if least > sites - fewest:
+            return (
+                f"least_cohorts = {least} of {sites}: fewer than sum.minimum = {fewest} cohorts "
+                "could lack a variant, and their own numbers would be the difference of two "
+                f"totals. A variant must be in all cohorts, or in {fewest} to {sites - fewest} of "
+                f"at least {2 * fewest}: leave least_cohorts out"
+            )
+        return ""
+
+    @property
+    def apart(self) -> int:
+        """The fewest cohorts of which differences of totals may tell."""
+        return self.sum.minimum if self.sum.masked else 1
 
     @property
     def wanted(self) -> Wanted:

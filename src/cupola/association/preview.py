@@ -36,6 +36,8 @@ def outline(
     if stretches:
         count, first = stretches[0]
         yield "sum", asker.agree(0, first, count), len(stretches)
+    if wanted.least_cohorts is not None:
+        yield "sum", asker.groups(list(range(sites))), 1
     if wanted.fingerprints:
         yield "gather", asker.fingerprints(), 1
     long = first_chunk(len(variants), STRETCH * wanted.chunk)

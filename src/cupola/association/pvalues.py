@@ -26,6 +26,11 @@ def chi2(x: np.ndarray) -> np.ndarray:
     return normal(np.sqrt(x))
 
 
+def chi2_of(p: float) -> float:
+    """The chi-square statistic with one degree of freedom that has this p."""
+    return float(special.chdtri(1, p))
+
+
 def log10_chi2(x: np.ndarray) -> np.ndarray:
     return log10_normal(np.sqrt(x))
 

@@ -16,10 +16,11 @@ import numpy as np
 from cupola.association import agreement, variant_list_codec
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.files import Variants
+from cupola.association.fingerprints import HASH
 from cupola.association.limits import WITHHELD, rounded
-from cupola.association.site import LARGEST, MOST_TILT
+from cupola.association.site import FINGERPRINTS, LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
-from cupola.association.tasks import FINGERPRINTS, HASH, PROPOSE
+from cupola.association.tasks import GROUPS, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
@@ -175,18 +176,34 @@ class Asker:
 
     def agree(self, start: int, packed: np.ndarray, count: int) -> Question:
         most = agreement.most_of_digits(self.sites)
+        expects = {
+            "found": Spec((count,), "int", most),
+            "own": Spec((4,), "int", variant_list_codec.MOST),
+        }
+        if (self.study.least_cohorts or self.sites) < self.sites:
+            marks = (count, agreement.words(self.sites))
+            expects["lacking"] = Spec(marks, "int", 1 << agreement.WORD - 1)
         return Question(
             "gwas agree",
             arrays={"list": packed},
             options={"start": start, "sites": self.sites},
-            expects={
-                "found": Spec((count,), "int", most),
-                "own": Spec((4,), "int", variant_list_codec.MOST),
-            },
+            expects=expects,
             reveals="per variant, in how many cohorts it is absent, elsewhere, has other alleles, "
             "is repeated, flipped, swapped; how many have other names, and how many of the "
-            "cohorts' own variants are not on the list",
+            "cohorts' own variants are not on the list"
+            + ("; which cohorts lack which variant" if "lacking" in expects else ""),
         )
+
+    def groups(self, groups: list[int]) -> Question:
+        assert self.facts is not None
+        return Question(
+            GROUPS,
+            options={"groups": groups, "binary": self.facts["binary"],
+                     "regression": self.study.regression},
+            expects={"people": Spec((max(groups) + 1, 3), "int", MOST_PEOPLE)},
+            reveals="numbers of people, of males and of those tested, of every group of cohorts "
+            "that have the same variants",
+        )  # fmt: skip
 
     def fingerprints(self) -> Question:
         return Question(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cupola.association import fit, portable_algebra
+from cupola.association import agreed_variants, fit, portable_algebra
 from cupola.association.design import SEX_X
 from cupola.association.limits import told_of
 from cupola.association.part import Outlined
@@ -161,10 +161,11 @@ class Regression:
         return sum(sizes[: self.state.values["at"]]), sum(sizes)
 
     def _missing(self) -> bool:
-        """Whether anybody lacks a call in this chunk."""
+        """Whether anybody lacks a call in this chunk: all of a cohort that lacks a variant do."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
         expected = self.program.expected_alleles(self.state)[self.chunk.index]
-        return bool((observed < expected).any())
+        lacking = ~agreed_variants.everywhere(self.state)[self.chunk.index]
+        return bool((observed < expected).any() or lacking.any())
 
     # What does not depend on a variant
 
@@ -366,7 +367,8 @@ class Regression:
         arrays[f"test/{state.values['at']}"] = table
         last = state.values["at"] + 1 == len(self.program.chunks(state))
         values = {**state.values, "at": state.values["at"] + 1, "part": "sums", "iteration": 0}
-        values["phase"] = self.program.after("test") if last else "test"
+        if last:
+            values |= {"phase": self.program.after("test"), "at": 0}
         return State(state.step + 1, arrays, values)
 
     def _units(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupola.association import exchange_tables, gwas_ssf, tables, variant_list_codec
+from cupola.association import clumps, exchange_tables, gwas_ssf, tables, variant_list_codec
 from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cupola.federation.program import State
 
 DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
+CLUMPED, LINKED = ".clumped", ".clumped.ld.tsv"
 #: Endings of the tables that a study may leave, and what they are.
 NOTES = {
     DROPPED: "why variants were left out",
@@ -30,6 +31,8 @@ NOTES = {
     ".assoc.logistic": "results, as PLINK prints them",
     ".assoc.mixed": "results of the mixed model, in PLINK's columns",
     ".model": "trend test, as PLINK prints it",
+    CLUMPED: "hits that belong together, as PLINK prints them",
+    LINKED: "r^2 between hits and near variants",
     SSF: "results for the GWAS catalog (GWAS-SSF)",
     METADATA: "metadata of the GWAS-SSF table",
     ".parquet": "results, unrounded",
@@ -67,6 +70,10 @@ def write_tables(
     if plan.trend:
         trend = tables.trend_columns(found)
         write(".model", lambda file: write_table(file, trend))
+    if plan.clump is not None:
+        made = clumps.clumps(program, state, found)
+        write(CLUMPED, lambda file: clumps.write_clumped(file, found, made))
+        write(LINKED, lambda file: clumps.write_linkage(file, found, made))
     if "ssf" in plan.tables:
         checksum, lost = write(SSF, lambda file: _ssf(file, plan, found))
         facts = (plan, state.values["people"], written[-1], checksum, lost)

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import special
 
 from cupola.association import chi_square, fit, pvalues
+from cupola.association.agreed_variants import cohorts_with
 from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
 from cupola.association.design import SEX_X, kinds
@@ -39,18 +40,21 @@ class Coefficient:
 class Results:
     """Tested variants; a1 is the minor allele over all people, and every number is about it.
 
-    columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in cases and controls),
-    CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P of the genotype.
-    covariates: where the study keeps them.
+    rows: of the list. columns: arrays by name; chi-square: F_A, F_U, C_A, C_U (alleles: a1 in
+    cases and controls), CHISQ, P, OR, SE; trend: T_CHISQ, T_P; regression: NMISS, BETA, SE, STAT, P
+    of the genotype. covariates: where the study keeps them. cohorts: in how many each variant is,
+    if some lack any.
     """
 
     variants: Variants
+    rows: np.ndarray
     frequency: np.ndarray
     observed: np.ndarray
     status: np.ndarray
     columns: dict[str, np.ndarray]
     covariates: list[Coefficient]
     genotypes: np.ndarray | None
+    cohorts: np.ndarray | None = None
 
     @property
     def statistic(self) -> np.ndarray:
@@ -101,17 +105,23 @@ def results(program: Association, state: State) -> Results:
         columns, status = chi_square.allelic(alleles)
         if program.study.trend and genotypes is not None:
             columns |= chi_square.trend(genotypes)
+    cohorts = cohorts_with(state)
     found = Results(
         variants,
+        kept,
         np.where(swap, 1 - rate, rate),
         pooled(alleles)[1],
         status,
         columns,
         covariates,
         genotypes,
+        None if cohorts is None else cohorts[index],
     )
     several = sum(count > 0 for count in state.values["proposed"]) > 1
     return _along_the_genome(found) if several else found
+
+
+_BY_ROW = ("variants", "rows", "frequency", "observed", "status")
 
 
 def _along_the_genome(found: Results) -> Results:
@@ -120,12 +130,13 @@ def _along_the_genome(found: Results) -> Results:
     covariates = [
         Coefficient(c.name, c.beta[order], c.error[order], c.shown[order]) for c in found.covariates
     ]
-    arrays = {n: getattr(found, n)[order] for n in ("variants", "frequency", "observed", "status")}
+    arrays = {n: getattr(found, n)[order] for n in _BY_ROW}
     return Results(
         **arrays,
         columns={name: column[order] for name, column in found.columns.items()},
         covariates=covariates,
         genotypes=None if found.genotypes is None else found.genotypes[order],
+        cohorts=None if found.cohorts is None else found.cohorts[order],
     )
 
 

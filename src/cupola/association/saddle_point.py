@@ -144,7 +144,8 @@ class SaddlePoint:
         arrays[f"saddle/{at}"] = table
         last = at + 1 == len(self.program.chunks(state))
         values = {**state.values, "at": at + 1, "iteration": 0}
-        values["phase"] = self.program.after("saddle") if last else "saddle"
+        if last:
+            values |= {"phase": self.program.after("saddle"), "at": 0}
         return State(state.step + 1, arrays, values)
 
 

@@ -52,6 +52,8 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             people_per_column=plan.people_per_column,
             limits=plan.limits,
             whole_genome=plan.whole_genome or WholeGenome(),
+            least_cohorts=plan.least_cohorts or 0,
+            apart=plan.apart,
             mixed=plan.mixed,
         )
         for cohort in plan.cohorts

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
+FINGERPRINTS = "gwas fingerprints"
 UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
@@ -76,13 +77,14 @@ class Site:
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
     tested people per column of a regression, by what it is told of all cohorts. limits, mixed:
-    those of the study. released: the book of what this data set has told. log: what went wrong, in
-    full; none of it crosses the border. memory, folder: where a real cohort keeps what it was
-    asked, so that a new process does not answer it all again in other forms. own_log: where it
-    keeps the log. unlisted: its variants that the list does not have, so far. tables: others for
-    its own eyes, by the name of their file. whole_genome: the least people and carriers that
-    whole-genome regression needs; step_ones: the book of whom this data set has made it for. made:
-    what was made of what it was told; made anew after a restart.
+    those of the study. least_cohorts: in how many cohorts a variant must be, at least (0: in all).
+    apart: of how many differences of totals may tell. released: the book of what this data set has
+    told. log: what went wrong, in full; none of it crosses the border. memory, folder: where a real
+    cohort keeps what it was asked, so that a new process does not answer it all again in other
+    forms. own_log: where it keeps the log. unlisted: its variants that the list does not have, so
+    far. tables: others for its own eyes, by the name of their file. whole_genome: the least people
+    and carriers that whole-genome regression needs; step_ones: the book of whom this data set has
+    made it for. made: what was made of what it was told; made anew after a restart.
     """
 
     files: Files
@@ -94,6 +96,8 @@ class Site:
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
     mixed: Mixed = field(default_factory=Mixed)
+    least_cohorts: int = 0
+    apart: int = 1
     released: Released | None = None
     whole_genome: WholeGenome = field(default_factory=WholeGenome)
     step_ones: StepOnes | None = None
@@ -114,7 +118,8 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed)
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed,
+                  self.least_cohorts, self.apart)  # fmt: skip
         facts = (self.files, self.wanted, self.salt, self.proposes, *limits)
         return Site, (*facts, None, self.whole_genome)  # the book of releases is kept in one place
 
@@ -256,9 +261,11 @@ class Site:
         self.pin("design", key[1:])
         own = int(self.cohort.tested(bool(options["binary"]), True).sum())
         columns = len(shift) + 1 + bool(options["sex_on_x"]) + ("prediction" in options)
-        self._require_people(int(options["tested"]), own, columns)
+        told = int(options["tested"])
+        fewest = int(options.get("fewest", told))  # of the cohorts that have some variant
+        self._require_people(told, fewest, own, columns)
         if self.released is not None:
-            self.released.charge(int(options["tested"]))
+            self.released.charge(fewest)
         if key not in self._designs:
             self._designs[key] = design(
                 self.cohort,
@@ -271,13 +278,13 @@ class Site:
             )
         return self._designs[key]
 
-    def _require_people(self, told: int, own: int, columns: int) -> None:
+    def _require_people(self, told: int, fewest: int, own: int, columns: int) -> None:
         """Refuse a regression over too few people. told: how many all cohorts have, which only the
         coordinator knows; own: this cohort's, the least that it can be sure of."""
-        self.pin("tested", told)
+        self.pin("tested", told if fewest == told else [told, fewest])
         if self.people_per_column == 0:
             return
-        if told < own or told < fewest_people(columns, self.people_per_column):
+        if not own <= told >= fewest >= fewest_people(columns, self.people_per_column):
             raise Declined("too-few-people")
 
 

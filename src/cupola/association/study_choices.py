@@ -181,6 +181,25 @@ class WholeGenome(_Choice):
         return stacked
 
 
+class Clump(_Choice):
+    """Which hits belong together, as PLINK 1.9's --clump says it."""
+
+    p1: float = Field(default=1e-4, gt=0, lt=1)
+    """A clump begins with a variant of at most this p (--clump-p1)."""
+    p2: float = Field(default=1e-2, gt=0, lt=1)
+    """Others in it have at most this p (--clump-p2)."""
+    r2: float = Field(default=0.5, gt=0, le=1)
+    """And at least this r^2 with the first (--clump-r2)."""
+    kb: float = Field(default=250, gt=0, le=1000)
+    """And are at most so many kilobases from it (--clump-kb)."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Clump:
+        if self.p1 > self.p2:
+            raise ValueError(f"clump.p1 = {self.p1:g} is larger than clump.p2 = {self.p2:g}")
+        return self
+
+
 class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
@@ -222,8 +241,13 @@ class Study(_Choice):
     """No covariate or quantitative trait is larger than this; masked sums need a bound."""
     rare: int = Field(default=5, ge=0)
     """No cohort puts a variant on the list that has fewer copies of its rarer allele with it."""
+    least_cohorts: int | None = Field(default=None, ge=1)
+    """A variant is tested if it is in at least so many cohorts; all without it. Under masked sums
+    differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    clump: Clump | None = None
+    """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
     fingerprints: bool = False
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
     dosages: bool = False
@@ -292,17 +316,19 @@ class Study(_Choice):
     @property
     def after_variants(self) -> tuple[str, ...]:
         """Phases between the list of variants and their counts."""
-        return ("fingerprints",) if self.fingerprints else ()
+        groups = ("groups",) if self.least_cohorts is not None else ()
+        return (*groups, *(("fingerprints",) if self.fingerprints else ()))
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        first = ("whole-genome",) if self.whole_genome else ()
+        test: tuple[str, ...] = ("test",) if self.regression else ()
         if self.test == "mixed":
-            return ("mixed", "mixed test")
+            test = ("mixed", "mixed test")
         if self.scored:
-            return (*first, "score", "saddle" if self.score.then == "saddle-point" else "test")
-        return (*first, "test") if self.regression else ()
+            test = ("score", "saddle" if self.score.then == "saddle-point" else "test")
+        first = ("whole-genome",) if self.whole_genome else ()
+        return (*first, *test, *(("clump",) if self.clump else ()))
 
     @field_validator("whole_genome")
     @classmethod

@@ -6,8 +6,9 @@ from functools import cache
 from importlib import import_module
 
 from cupola.association.part import Part
+from cupola.association.site import FINGERPRINTS
 from cupola.association.study_choices import Study
-from cupola.association.tasks import FINGERPRINTS, PROPOSE
+from cupola.association.tasks import GROUPS, PROPOSE
 
 #: Where the part of a phase is; `Study.parts` says which a study has, and in which order. A new
 #: part is a line here. It is imported when it is needed.
@@ -18,6 +19,7 @@ PARTS = {
     "test": "regression:Regression",
     "mixed": "structure.mixed_model:MixedModel",
     "mixed test": "structure.mixed_test:MixedTest",
+    "clump": "clumping:Clumping",
 }
 
 
@@ -36,6 +38,7 @@ def tasks_of(study: Study, listed: bool) -> tuple[str, ...]:
     """All that cohorts are asked in a study. listed: whether it has a public list of variants."""
     names = ["gwas people", "gwas agree", "gwas counts"]
     names += ["gwas moments"] if study.regression else []
+    names += [GROUPS] if study.least_cohorts is not None else []
     names += [task for part in parts_of(study) for task in part.tasks(study)]
     names += [] if listed else [PROPOSE]
     names += [FINGERPRINTS] if study.fingerprints else []

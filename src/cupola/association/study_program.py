@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from cupola.association import agreement, quality, study_progress, variant_list_codec
-from cupola.association.agreement import KEPT, R_CELL, R_NOT_AUTOSOME, R_REPEATED, R_STRAND
-from cupola.association.design import AUTOSOME, SEX_X, kinds
+from cupola.association import agreed_variants, quality, study_progress, variant_list_codec
+from cupola.association.agreement import KEPT, R_CELL
+from cupola.association.design import SEX_X, kinds
 from cupola.association.enough_people import require_people
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
@@ -30,8 +30,6 @@ from cupola.federation.program import ALONE, Ask, Reply, State
 
 STRETCH = 64  # chunks in a question about the list or about counts
 OWN = ("renamed", "variants", "unlisted", "unknown_allele")  # what cohorts count of their own lists
-NOTHING_COMMON = "do all cohorts use one genome build, and are their chromosomes known?"
-MANY_MOVED = 0.05  # share of variants at other positions that speaks for another genome build
 
 
 @dataclass
@@ -41,7 +39,8 @@ class Association:
     Packed, it is taken as it is: who repeats a study needs the very bytes, and compression may
     differ between machines. public: there is such a list; a site that follows the program is told
     it by the coordinator. pinned: its `variant_list_codec.fingerprint`, if the study names it.
-    seed: of what all parties draw alike, by `base.randomness`.
+    seed: of what all parties draw alike, by `base.randomness`. apart: the fewest cohorts of which
+    differences of totals may tell, the minimum of masked sums.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -57,6 +56,7 @@ class Association:
     public: bool = False
     pinned: str | None = None
     seed: int = 1
+    apart: int = 1
 
     def __post_init__(self) -> None:
         self.public = self.public or self.listed is not None
@@ -64,6 +64,7 @@ class Association:
             raise PlanError("trend = true goes with test = 'chi-square'")
         if self.study.covariate_rows and self.study.test == "mixed":
             raise PlanError("covariate_rows goes with test = 'linear' or 'logistic'")
+        agreed_variants.require_plain_test(self.study)
         if not self.study.regression and (self.study.covariates or self.study.sex):
             raise PlanError(
                 "chi-square takes no covariates; use test = 'linear' or 'logistic', or drop them"
@@ -77,6 +78,7 @@ class Association:
             "standardise": (self._ask_moments, self._moments),
             "propose": (self._ask_list, self._proposed),
             "agree": (self._ask_agree, self._agreed),
+            "groups": (self._ask_groups, self._groups),
             "fingerprints": (self._ask_fingerprints, self._fingerprints),
             "counts": (self._ask_counts, self._counts),
             **dict.fromkeys(PARTS, (self._ask_part, self._answer_part)),
@@ -117,6 +119,7 @@ class Association:
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
         both = self.expected_alleles(state)[chunk.index] - 1
+        state = replace(state, values={**state.values, "rehearsed": True})
         return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
     def _everybody(self, question: Question) -> tuple[str, Question, list[int]]:
@@ -127,6 +130,8 @@ class Association:
         facts = {name: values.get(name) for name in ("binary", "shift", "width")}
         people = values.get("people", {})
         facts["tested"] = people.get("tested", 0)
+        if "fewest" in values:
+            facts["fewest"] = values["fewest"]
         return Asker(self.study, self.sites, people.get("loaded", 0), facts)
 
     # People
@@ -238,7 +243,7 @@ class Association:
             return self._at(state, "propose")
         if "list" not in state.arrays:
             raise DataError("the list of variants is empty")
-        return self._conclude_agreement(state)
+        return agreed_variants.concluded(self, state)
 
     @staticmethod
     def _at(state: State, phase: str) -> State:
@@ -269,62 +274,19 @@ class Association:
         own = dict(zip(OWN, np.rint(total.arrays["own"]).astype(int).tolist()))
         own["renamed"] += state.values.get("own", {}).get("renamed", 0)  # of a stretch of the list
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
+        if "lacking" in total.arrays:
+            found[f"lacking/{at}"] = total.arrays["lacking"]
         state = state.next(found, at=at + 1, own=own)
         if at + 1 < len(variant_list_codec.blocks(state.arrays["list"])):
             return state
         return self._next_list(state)
 
-    def _conclude_agreement(self, state: State) -> State:
-        """Which variants stay; the state of the same step."""
-        variants, own = self.variants(state), state.values["own"]
-        whole = np.concatenate([state.arrays[f"found/{i}"] for i in range(state.values["at"])])
-        told = agreement.told(whole, self.sites)
-        reason = agreement.reasons(told)
-        reason[agreement.repeated(variants)] = R_REPEATED
-        unknown = agreement.strand_unknown(variants) & (reason == KEPT)
-        if self.study.quality.unknown_strand == "drop":
-            reason[unknown] = R_STRAND
-        if self.study.dosages:
-            elsewhere = kinds(variants.chromosome) != AUTOSOME
-            reason[elsewhere & (reason == KEPT)] = R_NOT_AUTOSOME
-        facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
-        facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
-        warnings = list(state.values["warnings"])
-        moved, hint = facts["moved"] / len(variants), NOTHING_COMMON
-        if moved > MANY_MOVED:
-            hint = (
-                f"{moved:.0%} of the variants stand at other positions in some cohort: it seems to "
-                "use another genome build"
-            )
-            warnings.append(hint)
-        if not (reason == KEPT).any():
-            raise DataError(
-                f"no variant is common to all cohorts ({facts['absent']:,} absent somewhere, "
-                f"{facts['moved']:,} elsewhere, {facts['incompatible']:,} with other alleles); "
-                f"{hint}"
-            )
-        warnings += self._unlisted(own)
-        values = {
-            **state.values,
-            "phase": self.after("propose"),
-            "at": 0,
-            "found": facts,
-            "warnings": warnings,
-        }
-        return State(state.step, {**state.arrays, "reason": reason}, values)
+    def _ask_groups(self, state: State) -> Any:
+        return self._everybody(self.asker(state).groups(state.values["groups"]))
 
-    def _unlisted(self, own: dict[str, int]) -> list[str]:
-        """What to say of variants that no cohort named; a public list has what it should."""
-        missing, unknown = own["unlisted"], own["unknown_allele"]
-        if self.public or not missing:
-            return []
-        more = f"; of {unknown:,} an allele is unknown" if unknown else ""
-        return [
-            f"{missing:,} of {own['variants']:,} variants ({missing / own['variants']:.1%}; all "
-            "cohorts' files added up) are not tested: no cohort has at least "
-            f"{self.study.rare} copies of the rarer allele (rare), so none may name them{more}. "
-            "To test them, name a public list (variants)"
-        ]
+    def _groups(self, state: State, total: Total) -> State:
+        state = state.next()
+        return agreed_variants.with_people(self, state, total.arrays["people"])
 
     def _ask_fingerprints(self, state: State) -> Any:
         return "gather", self.asker(state).fingerprints(), list(range(self.sites))
@@ -406,9 +368,10 @@ class Association:
         return state
 
     def expected_alleles(self, state: State) -> np.ndarray:
-        """Alleles of all loaded people if no call were missing, per variant."""
-        people, kind = state.values["people"], kinds(self.variants(state).chromosome)
-        n, males = people["loaded"], people["males"]
+        """Alleles of all loaded people of the cohorts that have a variant, were no call missing."""
+        variants = self.variants(state)
+        n, males = agreed_variants.loaded_people(state, variants)
+        kind = kinds(variants.chromosome)
         return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
 
     # Parts after the counts

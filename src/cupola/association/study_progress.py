@@ -14,12 +14,16 @@ WORDS = {
     "standardise": "standardising covariates",
     "propose": "agreeing on variants",
     "agree": "agreeing on variants",
+    "groups": "finding who has which variants",
     "fingerprints": "looking for people in two cohorts",
     "counts": "counting alleles",
     "whole-genome": "predicting from the whole genome",
+    "score": "score test of all variants",
+    "saddle": "saddle-point approximation",
     "test": "testing variants",
     "mixed": "fitting the mixed model",
     "mixed test": "testing variants",
+    "clump": "asking which hits are linked",
     "done": "writing the tables",
 }
 AGREEING = "agree"  # a part of proposing

@@ -61,7 +61,13 @@ def _exp(values: np.ndarray) -> np.ndarray:
 
 
 def _ours(found: Results) -> list[Column]:
-    return [Column("N", 8, found.columns["NMISS"], 0), Column("A1_FREQ", 12, found.frequency)]
+    number = Column("N", 8, found.columns["NMISS"], 0)
+    return [number, Column("A1_FREQ", 12, found.frequency), *_cohorts(found)]
+
+
+def _cohorts(found: Results) -> list[Column]:
+    """In how many each variant is tested, if not all are in all."""
+    return [] if found.cohorts is None else [Column("COHORTS", 8, found.cohorts.astype(float), 0)]
 
 
 def columns_of(
@@ -112,6 +118,7 @@ def _coefficient(
         Column(effect[0], 10, effect[1]), Column("SE", 8, error),
         Column(f"L{share}", 8, low), Column(f"U{share}", 8, high),
         Column("STAT", 12, statistic), p, Column("A1_FREQ", 12, found.frequency),
+        *_cohorts(found),
         *([Column("METHOD", 6, c["METHOD"])] if "METHOD" in c else []),
         *([Column("INFO", 8, c["INFO"])] if "INFO" in c else []),
     ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from cupola.association import agreement, dosage_sums, kernels, variant_list_codec
@@ -12,15 +10,14 @@ from cupola.association.design import Design, calls, haploid, kinds, present
 from cupola.association.files import CohortError
 from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
-from cupola.association.site import LARGEST, NULL_ITERATIONS, Site, guarded
+from cupola.association.site import FINGERPRINTS, LARGEST, NULL_ITERATIONS, Site, guarded
 from cupola.association.structure.predictions import design_of, model_of
 from cupola.association.variant_sums import DosageSums, VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.site import SiteContext, task
 
-PROPOSE, FINGERPRINTS = "gwas propose", "gwas fingerprints"
+PROPOSE, GROUPS = "gwas propose", "gwas groups"
 UNMASKED = (PROPOSE, FINGERPRINTS)  # answered to gather
-HASH = 8  # bytes of a fingerprint
 _BLOCK = 4096  # variants whose calls are in memory at once
 
 
@@ -162,11 +159,37 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     unknown = (variants.a1 == "0") | (variants.a2 == "0")
     own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
     answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}
+    if "lacking" in question.expects:
+        if not own.least_cohorts:
+            raise Declined("variants-not-agreed")
+        lacked = found.status == agreement.ABSENT
+        answer["lacking"] = agreement.marks(lacked, site.index, sites)
     return _sized(site, question, answer)
 
 
-def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the cohort's files that a question selects, and where alleles are swapped."""
+@task(GROUPS)
+@guarded
+def cohort_groups(own: Site, site: SiteContext, question: Question) -> Contribution:
+    """People, males and those tested, in the row of this cohort's group: once and for all. Groups
+    are what totals over different sets of cohorts can tell of, and none may be too small."""
+    options, cohort = question.options, own.cohort
+    of_cohort = [int(group) for group in options["groups"]]
+    own.pin("groups", of_cohort)
+    if not own.least_cohorts or min(map(of_cohort.count, of_cohort)) < own.apart:
+        raise Declined("groups-too-small")
+    binary = bool(options["binary"])
+    found = groups(cohort, binary, own.limits.least_cell)
+    tested = cohort.tested(binary, bool(options["regression"]))
+    people = np.zeros(question.expects["people"].shape, np.int64)
+    people[of_cohort[site.index]] = [found.sum(), (found & cohort.male).sum(), tested.sum()]
+    return Contribution({"people": people})
+
+
+def listed_rows(
+    own: Site, site: SiteContext, question: Question, lacking: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the cohort's files that a question selects, and where alleles are swapped. lacking:
+    with -1 for those that the cohort lacks, if the study tests them in the others."""
     kept, options = site.recall(question), question.options
     own.pin("list", "in use")
     start, stop = int(options["start"]), int(options["stop"])
@@ -175,14 +198,17 @@ def listed_rows(own: Site, site: SiteContext, question: Question) -> tuple[np.nd
     bits = np.unpackbits(question.arrays["variants"], count=stop - start).astype(bool)
     index = start + np.flatnonzero(bits)
     local, cohort = kept["local"][index], own.cohort
-    if (local < 0).any() or (kinds(cohort.variants.chromosome[local]) != options["kind"]).any():
+    here = local if local.min(initial=0) >= 0 else local[local >= 0]
+    if len(here) < len(local) and not (lacking and own.pinned("groups")):
+        raise Declined("variants-not-agreed")
+    if (kinds(cohort.variants.chromosome[here]) != options["kind"]).any():
         raise Declined("variants-not-agreed")
     return local, kept["swapped"][index]
 
 
 def _chosen(own: Site, site: SiteContext, question: Question) -> VariantSums:
     """The variants that a question selects, packed or as dosages."""
-    rows = listed_rows(own, site, question)
+    rows = listed_rows(own, site, question, lacking=True)
     return variant_sums(own.cohort, *rows, int(question.options["kind"]))
 
 
@@ -199,8 +225,8 @@ def _coefficients(
 ) -> np.ndarray:
     """Those of each variant, one row each; answered a limited number of times."""
     beta = _bounded(question, (count, made.columns.shape[1] + 1))
-    local = listed_rows(own, site, question)[0]
-    own.count(question, question.task, local, len(own.cohort.variants))
+    local = listed_rows(own, site, question, lacking=True)[0]
+    own.count(question, question.task, local[local >= 0], len(own.cohort.variants))
     return beta
 
 
@@ -209,11 +235,8 @@ def _coefficients(
 def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Copies of a1 and of both alleles, by group; with 'genotypes' also people by genotype among
     those with two copies, in cases and controls (or all)."""
-    (local, swapped), cohort, options = (
-        listed_rows(own, site, question),
-        own.cohort,
-        question.options,
-    )
+    local, swapped = listed_rows(own, site, question, lacking=True)
+    cohort, options = own.cohort, question.options
     kind, binary = int(options["kind"]), bool(options["binary"])
     own.pin("counts", [options[n] for n in ("binary", "groups", "genotypes")])
     asked = groups(cohort, binary, own.limits.least_cell)[list(options["groups"])]
@@ -222,7 +245,8 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
     asked &= present(cohort, kind)
     single = haploid(cohort, kind)
     if not (single.any() or options["genotypes"]):
-        alleles = kernels.allele_counts(cohort.bed, local, asked)
+        alleles = kernels.allele_counts(cohort.bed, np.maximum(local, 0), asked)
+        alleles[local < 0] = 0
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
         return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = np.concatenate([asked & ~single, asked & single])
@@ -410,35 +434,3 @@ def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
         found.append(x.T @ (leverage * (0.5 - p)))
     arrays = {"penalty": np.array(found).reshape(beta.shape)}
     return Contribution(on_grid(arrays, own.limits.grid))
-
-
-@task(FINGERPRINTS)
-@guarded
-def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:
-    """Hashes of this cohort's people, by their ids, under the cohorts' own salt.
-
-    They are in order of size, among as many random numbers as hide how many people there are: the
-    same numbers whenever it is asked, since what two answers have in common would be the people.
-    """
-    if own.salt is None:
-        raise CohortError(
-            "no-salt", f"cohort '{own.files.name}'", "fingerprints need a salt that cohorts share"
-        )
-    cohort, most = own.cohort, question.expects["hashes"].shape[0]
-    own.pin("fingerprints", most)  # many such limits would tell how many there are
-    who = np.flatnonzero(cohort.loaded)
-    if len(who) > most:
-        raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
-    hashes = [_hash(own.salt, cohort.person[i].encode()) for i in who]
-    if site.secret_seed is None:  # whoever could tell the random numbers could count people
-        noise = hashlib.shake_256(own.secret()).digest(most * HASH)
-        found = np.frombuffer(noise, np.uint8).reshape(most, HASH).copy()
-    else:
-        draw = site.generator("gwas fingerprints", 0)
-        found = draw.integers(0, 256, (most, HASH), np.uint8)
-    found[: len(hashes)] = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH)
-    return Contribution({"hashes": np.sort(found.view(">u8"), axis=0).view(np.uint8)})
-
-
-def _hash(salt: bytes, data: bytes) -> bytes:
-    return hashlib.blake2b(data, key=salt[:64], digest_size=HASH).digest()

@@ -123,8 +123,9 @@ class DosageSums:
         return len(self.local)
 
     def blocks(self, people: np.ndarray | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Dosages of the proposed a1, of some people."""
-        for part, found in blocks(self.source, self.local):
+        """Dosages of the proposed a1, of some people; NaN where the cohort lacks a variant."""
+        for part, found in blocks(self.source, np.maximum(self.local, 0)):
+            found[self.local[part] < 0] = np.nan
             found = found if people is None else found[:, people]
             other = self.swapped[part]
             found[other] = 2.0 - found[other]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME
 from cupola.association.quality import pooled
@@ -42,7 +43,7 @@ class Markers:
         """The markers of a study after its filters: those with at least this minor frequency."""
         variants = program.variants(state)
         a1, both = pooled(state.arrays["alleles"])
-        told = (state.arrays["reason"] == KEPT) & (both > 0)
+        told = (state.arrays["reason"] == KEPT) & everywhere(state) & (both > 0)
         told &= (variants.chromosome >= 1) & (variants.chromosome <= LAST)
         frequency = np.where(told, a1, 0) / np.maximum(both, 1)
         minor = np.minimum(frequency, 1 - frequency)

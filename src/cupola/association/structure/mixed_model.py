@@ -139,7 +139,9 @@ class MixedModel:
         sums: Arrays = {n: np.zeros(spec.shape) for n, spec in question.expects.items()}
         if self.part in ("cross", "residual"):
             sums["squares"] += self._people
-        return self._prepared({}, MOST, MOST) if self.part == "spread" else self._become(sums)
+        made = self._prepared({}, MOST, MOST) if self.part == "spread" else self._become(sums)
+        warnings = self.state.values["warnings"]  # nothing was computed that one could be about
+        return State(made.step, made.arrays, {**made.values, "warnings": warnings})
 
     def progress(self) -> tuple[int, int]:
         return self.facts["sums"], self.choice.sums

@@ -75,6 +75,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         mixed=plan.mixed,
+        study=plan.study(),
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
@@ -194,6 +195,12 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
         found.append(f"this site would withhold {lost:,} variants for small counts")
     if plan.whole_genome is not None:
         found.append(foreseen(site, plan.whole_genome, people, plan.binary))
+    here, vectors = int(site.cohort.loaded.sum()), plan.mixed.vectors
+    if plan.test == "mixed" and here < vectors:
+        found.append(
+            f"sums about {vectors:,} vectors would tell what markers have in common in this site's "
+            f"{here:,} people altogether, if all other sites helped the coordinator"
+        )
     if plan.regression:
         most = own.rules.limits.released
         try:

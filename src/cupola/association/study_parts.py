@@ -14,6 +14,7 @@ from cupola.association.tasks import GROUPS, PROPOSE
 #: part is a line here. It is imported when it is needed.
 PARTS = {
     "whole-genome": "structure.whole_genome:WholeGenomeRegression",
+    "components": "structure.components:ComponentsPart",
     "score": "score_test:ScoreTest",
     "saddle": "saddle_point:SaddlePoint",
     "test": "regression:Regression",

@@ -34,6 +34,7 @@ LEFT_OUT: Mapping[str, str] = {
     "seed": "of what a simulation draws; results do not depend on it",
     "seeds": "one study, one result",
     "grid": "one study, one result",
+    "trait.columns": "one study, one result: a study for each trait",
     "engine": _SERVER,
     "track": _SERVER,
     "checkpoint_seconds": _SERVER,

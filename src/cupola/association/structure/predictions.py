@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from cupola.association.design import AUTOSOME, Design
+from cupola.association.design import AUTOSOME, SEX_X, Design
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
 
@@ -154,7 +154,8 @@ def with_prediction(own: Site, site: SiteContext, question: Question, made: Desi
     kept = site.recall(question)
     if "genome-weight" not in kept:
         raise Declined("no-prediction")
-    what = ("design", question.options["kind"])
+    kind = question.options["kind"]
+    what = ("design", kind)
     about = {**kept, "genome-here": np.array([chromosome, middle, width], np.float64)}
     found = made_once(own, about, what)
     if found is None:
@@ -163,7 +164,8 @@ def with_prediction(own: Site, site: SiteContext, question: Question, made: Desi
         values = left_out(own, site, question, kept)[:, place]
         at = np.searchsorted(autosomal(own, question).people, made.people)
         column = (values[at] - middle) / width
-        place = 1 + own.cohort.covariates.shape[1]  # sex on X stays the last
+        last = kind == SEX_X and bool(question.options["sex_on_x"])  # sex stays the last
+        place = made.columns.shape[1] - last
         columns = np.insert(made.columns, place, column, axis=1)
         found = made_once(own, about, what, replace(made, columns=columns))
     assert found is not None

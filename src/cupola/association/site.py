@@ -54,7 +54,7 @@ def released_numbers(study: Study) -> int:
     columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
     if study.test == "mixed":  # of a marker
         return columns + 1 + study.mixed.vectors
-    first = (columns + 1) * study.scored + _linked_numbers(study)
+    first = (columns + 1) * study.scored + _linked_numbers(study) + 3 * study.heterogeneity
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
     return first + (columns + 1) * (1 if study.test == "linear" else most_iterations(study))

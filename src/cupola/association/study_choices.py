@@ -290,10 +290,15 @@ class Study(_Choice):
     differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
-    fingerprints: bool = False
+    fingerprints: bool = True
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    shared: Literal["warn", "stop"] = "warn"
+    """What happens if cohorts share people: a warning, or the study stops before any genotype is
+    counted; both with the number for each pair of cohorts."""
     dosages: bool = False
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""
@@ -407,6 +412,7 @@ class Study(_Choice):
             found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
         elif self.regression:
             found += ["test"]
+        found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
 
     @field_validator("whole_genome")

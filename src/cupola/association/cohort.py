@@ -43,6 +43,7 @@ class Wanted:
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
     sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
     people at least so much related one is left out. dosages: whether genotypes are read as dosages.
+    traitless: whether the study has no trait. scores: covariates that the study itself makes.
     """
 
     trait: str | None = None
@@ -52,6 +53,8 @@ class Wanted:
     mind: float = 1.0
     kinship: float = 1.0
     dosages: bool = False
+    traitless: bool = False
+    scores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Cohort:
         """File and line of a person's covariate, or of the trait, which comes after them; and its
         name. For messages: the file is read again."""
         names = [*self.wanted.covariates, *(["sex"] if self.wanted.sex else [])]
+        names += self.wanted.scores
         name = (names[column : column + 1] or [self.wanted.trait or "trait"])[0]
         path = self.files.cov if column < len(self.wanted.covariates) else self.trait_file
         if path in (None, self.files.fam) or name == "sex":
@@ -165,7 +169,9 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         gone = left_out(pairs)
         loaded[gone] = False
         relatives = as_lines(pairs, people.person, gone)
-    if wanted.trait is None:
+    if wanted.traitless:
+        trait = np.full(len(people), np.nan)
+    elif wanted.trait is None:
         trait = fam_trait(people, files.fam)
     else:
         trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
@@ -178,8 +184,10 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         )
     if not wanted.ambiguous_sex:
         trait = np.where(people.sex == 0, np.nan, trait)
-    if not (loaded & ~np.isnan(trait)).any():
+    if not wanted.traitless and not (loaded & ~np.isnan(trait)).any():
         raise CohortError("trait-nobody", str(_source(files, wanted)), "nobody has a trait")
+    if (twice := _made_twice(files, wanted)) is not None:
+        raise twice
     columns = _numbers(files, wanted, "cov", people.person, wanted.covariates)
     if wanted.sex:
         columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
@@ -215,12 +223,29 @@ def problems(files: Files, wanted: Wanted) -> list[str]:
                 require_column(path, read_columns(path, what), name, what)
             except CohortError as error:
                 found.append(str(error))
+    found += [] if (twice := _made_twice(files, wanted)) is None else [str(twice)]
     if not wanted.dosages:
         try:
             require_hard_calls(files.bed)
         except CohortError as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
+
+
+def _made_twice(files: Files, wanted: Wanted) -> CohortError | None:
+    """Of a covariate that the study makes and the cohort's table has as well: which one is meant
+    nobody can know."""
+    if not wanted.scores or files.cov is None:
+        return None
+    twice = [name for name in read_columns(files.cov, "cov") if name in wanted.scores]
+    if not twice:
+        return None
+    return CohortError(
+        "cov-ambiguous",
+        str(files.cov),
+        f"has a column {twice[0]}, and the study computes {twice[0]} itself ([components]): rename "
+        "the column, or let the study do without [components]",
+    )
 
 
 def _table_file(files: Files, wanted: Wanted, what: str) -> Path:

@@ -71,6 +71,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         mixed=plan.mixed,
+        study=plan.study(),
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",

@@ -15,7 +15,7 @@ from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.output_choices import About, TableKind, with_old_keys
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import OF_MARKERS, Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
 
@@ -102,11 +102,17 @@ class StudyPlan(PlanHeader, Study):
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
     later: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+        {
+            "tables": ["plink"],
+            "about": About().model_dump(mode="json", exclude_none=True),
+            **{f"limits.{key}": default for key, default in OF_MARKERS.items()},
+        }
     )
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
+    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
     """Of the study; the file's name without it."""
     seed: int = 1
@@ -160,7 +166,7 @@ class StudyPlan(PlanHeader, Study):
             raise ValueError("cohorts: name at least one ([[cohorts]])")
         if len(set(names)) < len(names):
             raise ValueError("cohorts: two have the same name")
-        if twice := [name for name in self.covariates if self.covariates.count(name) > 1]:
+        if twice := [name for name in self.named if self.named.count(name) > 1]:
             raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
         if self.sum.changes:
             raise ValueError("sum.changes: every total of a study is of all its cohorts")
@@ -213,12 +219,14 @@ class StudyPlan(PlanHeader, Study):
         regression = self.regression
         return Wanted(
             self.trait.column,
-            self.covariates if regression else (),
+            self.own_covariates if regression else (),
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
             self.quality.kinship,
             self.dosages,
+            traitless=self.test is None,
+            scores=self.scores if regression else (),
         )
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:

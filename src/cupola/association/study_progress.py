@@ -17,6 +17,7 @@ WORDS = {
     "groups": "finding who has which variants",
     "fingerprints": "looking for people in two cohorts",
     "counts": "counting alleles",
+    "components": "principal components",
     "score": "score test of all variants",
     "saddle": "saddle-point approximation",
     "test": "testing variants",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cupola.association.agreed_variants import everywhere
-from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME, calls
 from cupola.association.kernels import genotype_counts

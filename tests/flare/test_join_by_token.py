@@ -340,7 +340,9 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         lead.fill("#text", lead.input_value("#text") + "\n[engine]\ntimeout = 8.0\n")
         lead.click("button:has-text('Save the text')")
         where, tokens = one.invite()
-        data = ["--data", "hm3={0}/hm3", "--unmasked-tasks", "gwas propose"]
+        data = ["--data", "hm3={0}/hm3"]
+        for task in ("gwas propose", "gwas fingerprints"):
+            data += ["--unmasked-tasks", task]
         join(machines, base, tokens, *data, names=SITES[:2])
         machines.start(
             "university", "compensator", "join", base, tokens["university"],

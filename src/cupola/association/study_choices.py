@@ -59,6 +59,9 @@ class Quality(_Choice):
     info: float = Field(default=0.0, ge=0, le=1)
     """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
     r2)."""
+    report: bool = False
+    """Also count people by missing calls, heterozygosity and sex by chromosome X, and variants far
+    from the pooled frequency (PLINK: --missing, --het, --check-sex)."""
 
 
 class Newton(_Choice):
@@ -337,7 +340,8 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        found = [] if self.components is None else ["components"]
+        found = ["quality report"] if self.quality.report else []
+        found += [] if self.components is None else ["components"]
         found += ["standardise"] if self.scores else []
         if self.test == "mixed":
             found += ["mixed", "mixed test"]

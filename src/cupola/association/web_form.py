@@ -99,6 +99,7 @@ _FIT = (
           "most are genotyping errors. Usual: 1e-6 (PLINK: `--hwe`)."),
     Entry("quality.person_missing", "Most missing calls of a person, share",
           about="People with more are left out by their hospital. Usual: 0.05 (PLINK: `--mind`)."),
+    Entry("quality.report", "Report on the quality of people"),
     Entry("quality.kinship", "Relatives: most kinship in a hospital",
           about="Of two people with at least this kinship their hospital leaves one out. 0.177: "
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),

@@ -97,6 +97,8 @@ _FIT = (
     Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p",
           about="Variants whose genotypes fit worse in people without the disease are left out: "
           "most are genotyping errors. Usual: 1e-6 (PLINK: `--hwe`)."),
+    Entry("quality.founders", "In founders only",
+          about="People whose parents are in the data say little about equilibrium."),
     Entry("quality.person_missing", "Most missing calls of a person, share",
           about="People with more are left out by their hospital. Usual: 0.05 (PLINK: `--mind`)."),
     Entry("quality.report", "Report on the quality of people"),

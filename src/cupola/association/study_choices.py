@@ -49,6 +49,9 @@ class Quality(_Choice):
     """Largest share of people without a call at a variant (PLINK: --geno)."""
     hardy_weinberg: float = Field(default=0.0, ge=0, lt=1)
     """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
+    founders: bool = True
+    """Hardy-Weinberg equilibrium is tested in founders, people without father and mother in the
+    .fam file, as PLINK does; not with the trend test, whose genotypes are everybody's."""
     person_missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
     kinship: float = Field(default=1.0, gt=0, le=1)

@@ -110,8 +110,10 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
             if s not in SCORED and (found.status == s).any()
         },
         "limits": plan.limits_told,
+        "whole_genome": state.values.get("genome_facts"),
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
+        "people_quality": state.values.get("people_quality") or {},
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,

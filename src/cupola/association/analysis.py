@@ -129,6 +129,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             pinned=plan.variants_hash,
             seed=plan.seed,
             apart=plan.apart,
+            names=self.site_names,
         )
         return self.association
 

@@ -145,8 +145,8 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"part with {study.mixed.people} tested people at least"
         )
         found.append(
-            f"at most {study.mixed.sums} sums about {study.mixed.systems} vectors: what markers "
-            "have in common is known on a space of so many dimensions, of as many as people"
+            f"markers are multiplied by {study.mixed.vectors:,} vectors over people at most: what "
+            "they have in common is known on a space of so many dimensions, of as many as people"
         )
     if limits.least_cell:
         found.append(

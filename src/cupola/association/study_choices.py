@@ -99,6 +99,16 @@ class Mixed(_Choice):
         """Right-hand sides at most: one for each group, one with nothing left out."""
         return self.groups + 1 + self.calibration
 
+    @property
+    def signs(self) -> int:
+        """Vectors of random signs."""
+        return 0 if self.heritability is not None else self.probes
+
+    @property
+    def vectors(self) -> int:
+        """Over people, with which markers are multiplied, at most."""
+        return self.systems * self.sums + self.signs
+
 
 class Score(_Choice):
     """The score test, which may come before a logistic regression is fitted."""
@@ -214,10 +224,15 @@ class Study(_Choice):
     differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
-    fingerprints: bool = False
+    fingerprints: bool = True
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    shared: Literal["warn", "stop"] = "warn"
+    """What happens if cohorts share people: a warning, or the study stops before any genotype is
+    counted; both with the number for each pair of cohorts."""
     dosages: bool = False
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""
@@ -330,6 +345,7 @@ class Study(_Choice):
             found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
         elif self.regression:
             found += ["test"]
+        found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
 
 

@@ -11,17 +11,6 @@ class _Choice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Pruning(_Choice):
-    """Variants that stand for others are left out, as PLINK's --indep-pairwise does it."""
-
-    r2: float = Field(default=0.2, gt=0, lt=1)
-    """Of two variants of a window whose squared correlation is larger one goes."""
-    window: int = Field(default=50, ge=2, le=400)
-    """Variants in a window."""
-    step: int = Field(default=5, ge=1)
-    """Variants by which a window moves on."""
-
-
 class Components(_Choice):
     """Principal components of all loaded people's genotypes, by block Lanczos over sums."""
 
@@ -37,8 +26,6 @@ class Components(_Choice):
     """Least frequency of the minor allele of a marker, over all people."""
     variants: tuple[str, ...] = ()
     """Names of the markers, as on the list; without them all variants that pass the filters."""
-    prune: Pruning | None = None
-    """Leave out markers that stand for others, below; needs sums of products of markers."""
     density: bool = False
     """Cohorts also count their people in squares of the first two components, for a picture of
     all."""

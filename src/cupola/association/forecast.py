@@ -127,7 +127,7 @@ def check_lines(facts: Mapping[str, Any]) -> list[str]:
     """The same for a terminal."""
     sent = facts["bytes"]
     lines = [
-        f"{facts['name']}: {facts['test']}, {count(facts['cohorts'], 'cohort')}, "
+        f"{facts['name']}: {facts['test'] or 'components'}, {count(facts['cohorts'], 'cohort')}, "
         f"{facts['people']:,} people, {count(facts['variants'], 'variant')}"
     ]
     lines += task_lines(sent["rows"])

@@ -14,6 +14,7 @@ from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.pvalues import HALF_CHI2
 from cupola.association.result_files import DROPPED
+from cupola.association.structure.component_pages import components
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.pages import charts, page
 from cupola.pages.any_run import ledger_section, plan_section, traffic
@@ -36,6 +37,7 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _headline(run),
         _plots(table, result),
         _hits(table),
+        components(result.get("components") or {}),
         _quality(run),
         traffic(run),
         ledger_section(run),

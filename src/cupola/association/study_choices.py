@@ -125,16 +125,10 @@ class Limits(_Choice):
     carriers: int = Field(default=10, ge=0)
     """A cohort withholds a marker of which it has from 1 copy of the rarer allele to one less than
     this; then no cohort uses it. 0: none."""
-    ld_copies: int = Field(default=50, ge=1)
-    """A cohort adds nothing to products of two markers if it has fewer copies of the rarer allele
-    of one."""
 
 
 #: Limits that are about markers, with their defaults.
-OF_MARKERS = {
-    key: Limits.model_fields[key].default
-    for key in ("people", "directions", "carriers", "ld_copies")
-}
+OF_MARKERS = {key: Limits.model_fields[key].default for key in ("people", "directions", "carriers")}
 
 
 class Clump(_Choice):

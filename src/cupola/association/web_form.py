@@ -162,12 +162,30 @@ _MIXED = (
     Entry("mixed.probes", "Random signs for heritability", MIXED),
     Entry("mixed.people", "Fewest people of a cohort", MIXED),
 )
+_COMPONENTS = (
+    Entry(
+        "components.count",
+        "Components",
+        about="Directions in which people's genomes differ "
+        "most, mostly ancestry. To correct for them write PC1-10 among the covariates.",
+    ),
+    Entry("components.maf", "Least frequency of markers"),
+    Entry("components.variants", "Markers by name", kind="words"),
+    Entry("components.block", "Directions in a sum"),
+    Entry("components.sums", "Most sums"),
+    Entry("components.residual", "Largest residual"),
+    Entry("components.density", "Count people in squares, for a picture of all"),
+    Entry("limits.people", "Fewest people of a hospital"),
+    Entry("limits.directions", "Most directions a person"),
+    Entry("limits.carriers", "Fewest copies of a marker's rarer allele"),
+)
 _GROUPS = (
     ("The study", _STUDY),
     ("Corrected for", _CORRECTED),
     ("People and variants that are good enough", _FIT),
     ("How hospitals are protected", _PROTECTED),
     ("Results", _TABLES),
+    ("More: principal components", _COMPONENTS),
     ("More: mixed model", _MIXED),
     ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),

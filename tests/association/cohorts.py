@@ -147,5 +147,6 @@ def found(study, bases, listed=None, masked=False):
 def study(test, **options):
     column = "QT" if test in ("linear", "mixed") else "CC"
     covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
-    facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
+    facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0,
+             "fingerprints": False}  # fmt: skip
     return Study(**{"test": test, **facts, **options})

@@ -336,6 +336,7 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
             machines.start(
                 name, "site", "join", base, tokens[name], "--folder", name, "--yes",
                 "--data", f"hm3={name}/hm3", "--unmasked-tasks", "gwas propose",
+                "--unmasked-tasks", "gwas fingerprints",
             )  # fmt: skip
         machines.start(
             "university", "compensator", "join", base, tokens["university"],

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
@@ -51,9 +53,9 @@ class AssociationResult(Result):
     inflation: float | None = None
     mixed: Facts | None = None
     components: Facts | None = None
-    hits: Mapping[str, int] = MappingProxyType({})
-    left_out: Mapping[str, int] = MappingProxyType({})
-    without_result: Mapping[str, int] = MappingProxyType({})
+    hits: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
+    without_result: Mapping[str, int] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     shared_people: tuple[tuple[str, str, int], ...] = ()
 
@@ -129,6 +131,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             pinned=plan.variants_hash,
             seed=plan.seed,
             apart=plan.apart,
+            names=self.site_names,
         )
         return self.association
 
@@ -246,6 +249,11 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         from cupola.association.report_sections import sections
 
         return sections(run, self._table)
+
+    def sections_of_runs(self, runs: Sequence[RunFolder], where: Path) -> list[str] | None:
+        from cupola.association.many_studies import sections
+
+        return sections(runs, where)
 
     def parties(self) -> list[tuple[str, str]]:
         return learned(

@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association.files import (
     CohortError,
+    People,
     Variants,
     fam_trait,
     numbers,
@@ -43,6 +44,7 @@ class Wanted:
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
     sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
     people at least so much related one is left out. dosages: whether genotypes are read as dosages.
+    traits: all that are studied in these people, each by itself. least_cell: of the study's limits.
     traitless: whether the study has no trait. scores: covariates that the study itself makes.
     """
 
@@ -53,6 +55,8 @@ class Wanted:
     mind: float = 1.0
     kinship: float = 1.0
     dosages: bool = False
+    traits: tuple[str, ...] = ()
+    least_cell: int = 0
     traitless: bool = False
     scores: tuple[str, ...] = ()
 
@@ -76,7 +80,8 @@ class Cohort:
 
     loaded: who counts at all. male, female: by .fam. trait: NaN where missing, as read (0 is
     missing if the trait turns out to be binary). covariates: (people, c), NaN where missing.
-    relatives: a table of pairs, if the study leaves relatives out.
+    relatives: a table of pairs, if the study leaves relatives out. few_alike: people whose traits
+    would tell them apart (see `trait_patterns`).
     """
 
     files: Files
@@ -90,6 +95,7 @@ class Cohort:
     trait: np.ndarray
     covariates: np.ndarray
     relatives: bytes | None = None
+    few_alike: bytes | None = None
 
     @property
     def trait_file(self) -> Path:
@@ -175,7 +181,8 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait = fam_trait(people, files.fam)
     else:
         trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
-    if not wanted.ambiguous_sex and not (people.sex > 0).any():
+    sexless = not (people.sex > 0).any() and not wanted.traitless
+    if sexless and not wanted.ambiguous_sex:
         raise CohortError(
             "sex-unknown",
             str(files.fam),
@@ -186,12 +193,19 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait = np.where(people.sex == 0, np.nan, trait)
     if not wanted.traitless and not (loaded & ~np.isnan(trait)).any():
         raise CohortError("trait-nobody", str(_source(files, wanted)), "nobody has a trait")
+    for name in wanted.traits:  # of which this study is about one
+        path = _table_file(files, wanted, "pheno")
+        require_column(path, read_columns(path, "pheno"), name, "pheno")
     if (twice := _made_twice(files, wanted)) is not None:
         raise twice
     columns = _numbers(files, wanted, "cov", people.person, wanted.covariates)
     if wanted.sex:
         columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
     covariates = np.stack(columns, axis=1) if columns else np.zeros((len(people), 0))
+    few = _few_alike(files, wanted, people, loaded, covariates)
+    loaded &= ~few
+    if not loaded.any():
+        raise CohortError("traits-nobody", str(_source(files, wanted)), "all traits are rare")
     return Cohort(
         files,
         wanted,
@@ -204,7 +218,28 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait,
         covariates,
         relatives,
+        _names(people, few) if few.any() else None,
     )
+
+
+def _few_alike(
+    files: Files, wanted: Wanted, people: People, loaded: np.ndarray, covariates: np.ndarray
+) -> np.ndarray:
+    """Who takes no part, because differences of several traits' totals would tell of few."""
+    if len(wanted.traits) < 2 or not wanted.least_cell:
+        return np.zeros(len(loaded), bool)
+    from cupola.association.trait_patterns import few_alike
+
+    traits = _numbers(files, wanted, "pheno", people.person, wanted.traits)
+    sex = people.sex > 0 if not wanted.ambiguous_sex else np.ones(len(loaded), bool)
+    whole = ~np.isnan(covariates).any(axis=1)
+    return few_alike(traits, np.column_stack([loaded, sex, whole]), wanted.least_cell)
+
+
+def _names(people: People, chosen: np.ndarray) -> bytes:
+    """A table of people for the cohort's own eyes."""
+    names = [people.person[i].replace(" ", "\t") for i in np.flatnonzero(chosen)]
+    return "\n".join(["FID\tIID", *names, ""]).encode()
 
 
 def _source(files: Files, wanted: Wanted) -> Path:
@@ -214,7 +249,7 @@ def _source(files: Files, wanted: Wanted) -> Path:
 def problems(files: Files, wanted: Wanted) -> list[str]:
     """What a cohort lacks of what a study wants, from the first lines of its tables and the form of
     its genotypes: a line for each, for the cohort's own eyes."""
-    traits = () if wanted.trait is None else (wanted.trait,)
+    traits = dict.fromkeys([*([] if wanted.trait is None else [wanted.trait]), *wanted.traits])
     found = []
     for what, names in (("pheno", traits), ("cov", wanted.covariates)):
         for name in names:

@@ -26,7 +26,7 @@ class ComponentsAnalysis(AssociationAnalysis):
     """Principal components of people's genotypes, who stay at their cohorts."""
 
     kind = "pca"
-    Plan = ComponentsPlan
+    Plan = ComponentsPlan  # type: ignore[assignment]
     title = "principal components"
     table_link = ""
 

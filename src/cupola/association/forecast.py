@@ -34,7 +34,8 @@ from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
 from cupola.secure.replayed_totals import told_answers_size, told_size
 
-ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE)
+ANSWERED = ("gwas people", "gwas moments", "gwas agree", "gwas groups", "gwas shared", PROPOSE,
+            FINGERPRINTS)  # fmt: skip
 WIDEST = 24  # letters of a number of 64 bits
 USUAL = 6  # iterations of Newton's method
 USUAL_SUMS = 12  # of a mixed model
@@ -98,7 +99,7 @@ def foresee_study(plan: StudyPlan) -> StudyForecast:
         variant_list_codec.fingerprint(variant_list_codec.unpack(state.arrays["list"])),
         left_out(state.arrays["reason"]),
         state.values["own"] | state.values["found"],
-        tuple(state.values["warnings"]),
+        (*state.values["warnings"], *_shared(plan, state)),
         tuple(_limits(plan, state, reach.host)),
     )
 
@@ -184,6 +185,12 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
     return found
 
 
+def _shared(plan: StudyPlan, state: State) -> list[str]:
+    names = [cohort.name for cohort in plan.cohorts]
+    pairs = state.values.get("shared_people", [])
+    return [f"cohorts '{names[a]}' and '{names[b]}' share {n:,} people" for a, b, n in pairs]
+
+
 def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
@@ -199,7 +206,7 @@ def _answered(plan: StudyPlan) -> tuple[str, ...]:
     """What cohorts answer in a rehearsal. They have no components there: what takes those is left
     open."""
     takes_scores = ("gwas moments", "gwas shared") if plan.scores else ()
-    return tuple(task for task in (*ANSWERED, FINGERPRINTS) if task not in takes_scores)
+    return tuple(task for task in ANSWERED if task not in takes_scores)
 
 
 class _StudyRehearsal(AnsweredRehearsal):
@@ -227,8 +234,7 @@ class _StudyRehearsal(AnsweredRehearsal):
         return task in ANSWERED and self.answered(task)
 
     def blank(self, question: Question) -> Arrays:
-        hashes = question.task == FINGERPRINTS
-        types = {n: np.uint8 if hashes else smallest(s) for n, s in question.expects.items()}
+        types = {n: smallest(s) for n, s in question.expects.items()}
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
 
     def _slack(self, question: Question, sites: int) -> None:

@@ -15,6 +15,7 @@ from cupola.analysis.preview import Preview, answer_row
 from cupola.analysis.protocol import OwnSite, SiteRules
 from cupola.association.cohort import Files, problems
 from cupola.association.files import Variants, read_people, read_variants
+from cupola.association.fingerprints import NO_SALT
 from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
@@ -168,11 +169,19 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
     people = int(site.cohort.loaded.sum()) * len(roster.sites)
     numbers = released_numbers(plan)
     found = described(plan, people, numbers)
+    if plan.fingerprints and not own.rules.salt:
+        found.insert(0, f"WARNING: {NO_SALT}")
     if plan.limits.least_cell:
         binary = site.cohort.looks_binary if plan.binary is None else plan.binary
         genotypes = plan.trend or plan.quality.hardy_weinberg > 0
         lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
         found.append(f"this site would withhold {lost:,} variants for small counts")
+    here, vectors = int(site.cohort.loaded.sum()), plan.mixed.vectors
+    if plan.test == "mixed" and here < vectors:
+        found.append(
+            f"sums about {vectors:,} vectors would tell what markers have in common in this site's "
+            f"{here:,} people altogether, if all other sites helped the coordinator"
+        )
     if plan.regression:
         most = own.rules.limits.released
         try:

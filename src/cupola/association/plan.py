@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from cupola.analysis.explain import explain
 from cupola.analysis.folder_lock import read_lines
-from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
+from cupola.analysis.header import Engine, PlanHeader, Track, folder_word, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.output_choices import About, TableKind, with_old_keys
@@ -103,6 +104,9 @@ class StudyPlan(PlanHeader, Study):
     )  # fmt: skip
     later: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {
+            "dosages": False,
+            "quality.info": 0.0,
+            "trait.columns": [],
             "tables": ["plink"],
             "about": About().model_dump(mode="json", exclude_none=True),
             **{f"limits.{key}": default for key, default in OF_MARKERS.items()},
@@ -125,7 +129,8 @@ class StudyPlan(PlanHeader, Study):
     variants_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the public list, as `cupola gwas list` prints it; real cohorts take no other."""
     salt: str | None = None
-    """For fingerprints: what real cohorts share, and do not tell the coordinator."""
+    """For fingerprints: what real cohorts share, and do not tell the coordinator (each in its own
+    settings). A simulation without it draws one from the seed."""
     sum: Sum = Field(default_factory=Sum)
     """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
     engine: Engine = Engine(quorum=1.0)
@@ -160,7 +165,7 @@ class StudyPlan(PlanHeader, Study):
         return {**rest, "engine": {"quorum": 1.0, **moved, **engine}}
 
     @model_validator(mode="after")
-    def _possible(self, info: ValidationInfo) -> StudyPlan:
+    def _possible(self) -> StudyPlan:
         names = [cohort.name for cohort in self.cohorts]
         if not names:
             raise ValueError("cohorts: name at least one ([[cohorts]])")
@@ -182,10 +187,12 @@ class StudyPlan(PlanHeader, Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
+        if self.heterogeneity and self.test == "mixed":
+            raise ValueError("heterogeneity: cohorts fit no mixed model of their own")
+        if self.heterogeneity and len(names) < 2:
+            raise ValueError("heterogeneity is between cohorts: there is one")
         if problem := self._too_few_cohorts(len(names)):
             raise ValueError(problem)
-        if self.fingerprints and not self.salt and not is_elsewhere(info):
-            raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self
 
     def _too_few_cohorts(self, sites: int) -> str:
@@ -225,14 +232,35 @@ class StudyPlan(PlanHeader, Study):
             self.quality.person_missing,
             self.quality.kinship,
             self.dosages,
+            self.trait.columns,
+            self.limits.least_cell,
             traitless=self.test is None,
             scores=self.scores if regression else (),
         )
 
+    @property
+    def many(self) -> bool:
+        """Whether it stands for many runs: seeds, a grid, several traits."""
+        return super().many or (bool(self.trait.columns) and self.trait.column is None)
+
+    def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Label and settings of every run, traits innermost."""
+        several = self.trait.columns if self.trait.column is None else ()
+        for label, chosen in super().settings():
+            if not several:
+                yield label, chosen
+            for place, column in enumerate(several):
+                word = re.sub(r"[^A-Za-z0-9._-]+", "_", folder_word(column, place))
+                one = f"{label},trait={word}" if label else f"trait={word}"
+                facts = {"trait.column": column, "name": f"{self.name}.{word}"}  # of its tables
+                yield one, {**chosen, **facts}
+
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
         """lasting: tables had keys of their own, and runs under way are known by them."""
         found = super().to_dict(lasting=lasting)
-        if not lasting or self.many:
+        if self.many:  # else the folder of the file that it is kept in
+            return {**found, "folder": self.folder}
+        if not lasting:
             return found
         facts = list(found.items())
         after = list(found).index("confidence") + 1

@@ -168,7 +168,7 @@ class Regression:
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk: all of a cohort that lacks a variant do."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
-        expected = self.program.expected_alleles(self.state)[self.chunk.index]
+        expected = self.program.expected_alleles(self.state, self.chunk.index)
         lacking = ~agreed_variants.everywhere(self.state)[self.chunk.index]
         return bool((observed < expected).any() or lacking.any())
 

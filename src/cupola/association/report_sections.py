@@ -53,7 +53,7 @@ def results_in(run: RunFolder) -> Table:
 def _warnings(run: RunFolder) -> str:
     told = list(run.result.get("warnings") or [])
     for a, b, n in run.result.get("shared_people") or []:
-        told.append(f"{count(n, 'person')} in both cohorts '{a}' and '{b}'")
+        told.append(f"Cohorts '{a}' and '{b}' share {n:,} people")
     return "".join(f'<p class="alert">{text(line)}</p>' for line in told)
 
 

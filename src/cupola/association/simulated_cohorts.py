@@ -40,11 +40,12 @@ class SimulatedCohorts(StudyHost):
 def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
     """The cohorts of a study, opened when they are first asked."""
     base = Path(plan.folder)
+    salt = plan.salt or f"of a simulation with seed {plan.seed}"
     sites = [
         Site(
             cohort.files(base),
             plan.wanted,
-            salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
+            salt=salt.encode() if plan.fingerprints else None,
             proposes=plan.variants is None,
             rare=plan.rare,
             iterations=most_iterations(plan),

@@ -33,7 +33,7 @@ _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 FINGERPRINTS = "gwas fingerprints"
-UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
+UNLISTED, RELATIVES, FEW_ALIKE = "unlisted.tsv", "relatives.tsv", "few_alike.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
 
@@ -49,9 +49,9 @@ def released_numbers(study: Study) -> int:
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x
-    if study.test == "mixed":  # of a marker; cohorts' signs are their own
-        return columns + 1 + study.mixed.systems * study.mixed.sums
-    first = (columns + 1) * study.scored
+    if study.test == "mixed":  # of a marker
+        return columns + 1 + study.mixed.vectors
+    first = (columns + 1) * study.scored + 3 * study.heterogeneity
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
     return first + (columns + 1) * (1 if study.test == "linear" else most_iterations(study))
@@ -116,6 +116,8 @@ class Site:
                 self._cohort = open_cohort(self.files, self.wanted)
                 if self._cohort.relatives is not None:
                     self.keep_table(RELATIVES, self._cohort.relatives)
+                if self._cohort.few_alike is not None:
+                    self.keep_table(FEW_ALIKE, self._cohort.few_alike)
             return self._cohort
 
     def take_scores(self, kept: Arrays) -> None:

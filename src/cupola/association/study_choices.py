@@ -21,8 +21,22 @@ class Trait(_Choice):
 
     column: str | None = None
     """Column of the .pheno files; without it the .fam files' sixth column."""
+    columns: tuple[str, ...] = ()
+    """Several columns of the .pheno files, any of which a person may lack: a run each, in a folder
+    of its own. With `column` as well: that run alone."""
     kind: Literal["auto", "binary", "quantitative"] = "auto"
     """auto: binary if no cohort has another value than 1, 2, 0 and missing, as PLINK decides."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Trait:
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ValueError(f"columns: '{twice[0]}' stands there twice")
+        if self.columns and self.column not in (None, *self.columns):
+            raise ValueError(
+                f"column = '{self.column}' is none of columns = {list(self.columns)}: give columns "
+                "alone for a run each, or one of them as column"
+            )
+        return self
 
 
 class Quality(_Choice):
@@ -84,6 +98,16 @@ class Mixed(_Choice):
     def systems(self) -> int:
         """Right-hand sides at most: one for each group, one with nothing left out."""
         return self.groups + 1 + self.calibration
+
+    @property
+    def signs(self) -> int:
+        """Vectors of random signs."""
+        return 0 if self.heritability is not None else self.probes
+
+    @property
+    def vectors(self) -> int:
+        """Over people, with which markers are multiplied, at most."""
+        return self.systems * self.sums + self.signs
 
 
 class Score(_Choice):
@@ -194,10 +218,15 @@ class Study(_Choice):
     differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
-    fingerprints: bool = False
+    fingerprints: bool = True
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    shared: Literal["warn", "stop"] = "warn"
+    """What happens if cohorts share people: a warning, or the study stops before any genotype is
+    counted; both with the number for each pair of cohorts."""
     dosages: bool = False
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""
@@ -310,6 +339,7 @@ class Study(_Choice):
             found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
         elif self.regression:
             found += ["test"]
+        found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
 
 

@@ -19,9 +19,11 @@ WORDS = {
     "counts": "counting alleles",
     "score": "score test of all variants",
     "saddle": "saddle-point approximation",
+    "components": "finding principal components",
     "test": "testing variants",
     "mixed": "fitting the mixed model",
     "mixed test": "testing variants",
+    "heterogeneity": "adding up cohorts' own effects",
     "clump": "asking which hits are linked",
     "done": "writing the tables",
 }

@@ -33,6 +33,7 @@ LEFT_OUT: Mapping[str, str] = {
     "seed": "of what a simulation draws; results do not depend on it",
     "seeds": "one study, one result",
     "grid": "one study, one result",
+    "trait.columns": "one study, one result: a study for each trait",
     "engine": _SERVER,
     "track": _SERVER,
     "checkpoint_seconds": _SERVER,
@@ -43,7 +44,6 @@ LEFT_OUT: Mapping[str, str] = {
     "newton.tolerance": _TEXT,
     "vif": _TEXT,
     "largest": _TEXT,
-    "fingerprints": "needs a salt that the sites have agreed on by another way",
 }
 
 _TESTS = (
@@ -57,6 +57,7 @@ _TRAITS = (
     ("binary", "yes or no: 2 with, 1 without"),
     ("quantitative", "a measured quantity"),
 )
+_SHARED = (("warn", "a warning"), ("stop", "the study stops before it counts genotypes"))
 _SUMS = (
     ("masked", "Masked: no hospital's numbers are seen, only the total"),
     ("plain", "Plain: the coordinator sees each hospital's numbers"),
@@ -98,6 +99,10 @@ _FIT = (
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),
     Entry("quality.unknown_strand", "A/T and C/G variants", options=_STRANDS,
           about="Their strand cannot be told: leave them out unless all hospitals used one chip."),
+    Entry("fingerprints", "Look for people in two hospitals",
+          about="By hashes of ids that nobody reads without the hospitals' common salt."),
+    Entry("shared", "If hospitals share people", {"fingerprints": ["true"]}, options=_SHARED,
+          about="Either way you learn how many, for each pair of hospitals."),
     Entry("least_cohorts", "Fewest hospitals with a variant",
           about="Variants that some hospitals lack are tested in the others, if so many have them. "
           "Empty: all must have it."),
@@ -147,6 +152,11 @@ _STATISTICS = (
     Entry("chunk", "Variants a question"),
 )  # fmt: skip
 _CLUMPS = (
+    Entry(
+        "heterogeneity",
+        "Do hospitals differ in their effects (Cochran's Q)?",
+        {"test": ["chi-square", "linear", "logistic"]},
+    ),
     Entry("clump.p1", "Largest p of a hit"),
     Entry("clump.p2", "Largest p of others"),
     Entry("clump.r2", "Least r²"),

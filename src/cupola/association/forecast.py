@@ -8,18 +8,17 @@ chi-square all of it is certain; else it is the most it can be, with the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupola.analysis.check import ground_lines, party_lines, rows_of, task_lines
+from cupola.analysis.check import rows_of
 from cupola.analysis.grounds import of_study
 from cupola.analysis.rehearsal import AnsweredRehearsal, rehearse_answered
 from cupola.analysis.simulated import Simulated
 from cupola.association import variant_list_codec
-from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.clumping import MOST
@@ -28,7 +27,6 @@ from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
 from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
 from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
-from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
@@ -112,6 +110,9 @@ def check(plan: StudyPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "test": plan.test,
+        "trait": plan.trait.column,
+        "columns": plan.columns,
+        "sum": plan.sum.kind,
         "cohorts": len(plan.cohorts),
         "variants": told.variants,
         "people": told.people,
@@ -122,28 +123,6 @@ def check(plan: StudyPlan) -> dict[str, Any]:
         "parties": rows_of(AssociationAnalysis(plan).parties()),
         "grounds": [ground.to_json() for ground in of_study(plan.sum, len(plan.cohorts))],
     }
-
-
-def check_lines(facts: Mapping[str, Any]) -> list[str]:
-    """The same for a terminal."""
-    sent = facts["bytes"]
-    lines = [
-        f"{facts['name']}: {facts['test'] or 'components'}, {count(facts['cohorts'], 'cohort')}, "
-        f"{facts['people']:,} people, {count(facts['variants'], 'variant')}"
-    ]
-    lines += task_lines(sent["rows"])
-    most = "at most " if sent["at_most"] else ""
-    usual = f" ({size(sent['usual'])} as it usually goes)" if sent["usual"] < sent["total"] else ""
-    lines.append(f"{most}{size(sent['total'])} sent in all{usual}")
-    lines += [f"  at most: {reason}" for reason in sent["at_most"]]
-    lines += counted_lines(facts)
-    lines.append(
-        f"real cohorts follow the study by themselves and are told every total: {most}"
-        f"{size(sent['told'])} more"
-    )
-    lines += party_lines(facts["parties"])
-    lines += [f"limits: {line}" for line in facts["limits"]]
-    return lines + ground_lines(facts["grounds"])
 
 
 def _reasons(plan: StudyPlan) -> list[str]:

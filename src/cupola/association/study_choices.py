@@ -48,6 +48,9 @@ class Quality(_Choice):
     """Largest share of people without a call at a variant (PLINK: --geno)."""
     hardy_weinberg: float = Field(default=0.0, ge=0, lt=1)
     """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
+    founders: bool = True
+    """Hardy-Weinberg equilibrium is tested in founders, people without father and mother in the
+    .fam file, as PLINK does; not with the trend test, whose genotypes are everybody's."""
     person_missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
     kinship: float = Field(default=1.0, gt=0, le=1)
@@ -59,6 +62,9 @@ class Quality(_Choice):
     info: float = Field(default=0.0, ge=0, le=1)
     """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
     r2)."""
+    report: bool = False
+    """Also count people by missing calls, heterozygosity and sex by chromosome X, and variants far
+    from the pooled frequency (PLINK: --missing, --het, --check-sex)."""
 
 
 class Newton(_Choice):
@@ -331,7 +337,8 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        found = [] if self.components is None else ["components"]
+        found = ["quality report"] if self.quality.report else []
+        found += [] if self.components is None else ["components"]
         found += ["standardise"] if self.scores else []
         if self.test == "mixed":
             found += ["mixed", "mixed test"]

@@ -23,6 +23,7 @@ WORDS = {
     "test": "testing variants",
     "mixed": "fitting the mixed model",
     "mixed test": "testing variants",
+    "quality report": "looking at the quality of people",
     "heterogeneity": "adding up cohorts' own effects",
     "clump": "asking which hits are linked",
     "done": "writing the tables",

@@ -18,6 +18,7 @@ MIXED: When = {"test": ["mixed"]}
 WEIGHTED: When = {"test": ["logistic", "mixed"]}
 LOGISTIC: When = {"test": ["logistic"]}
 CHI_SQUARE: When = {"test": ["chi-square"]}
+COMPONENTS: When = {"!components.count": [""]}
 MASKED: When = {"sum.kind": ["masked"]}
 
 _SERVER = "the server and the sites decide it"
@@ -41,6 +42,7 @@ LEFT_OUT: Mapping[str, str] = {
     "sum.change": "of trainings",
     "sum.samples": "of trainings",
     "sum.bits": "a study knows its bounds",
+    "components.variants": "a list of names: in the plan's text",
     "newton.tolerance": _TEXT,
     "vif": _TEXT,
     "largest": _TEXT,
@@ -83,6 +85,9 @@ _CORRECTED = (
           "matters for the trait beside the genes, such as AGE. Few are best: each column needs 20 "
           "people, and more columns tell more of single people."),
     Entry("sex", "Correct for sex", REGRESSION, about="From the .fam files."),
+    Entry("components.count", "Components of ancestry", default="",
+          about="So many principal components are computed from all hospitals' genotypes, by sums. "
+          "As covariates they are called PC1-10, beside AGE and others. Usual: 10. Empty: none."),
 )  # fmt: skip
 _FIT = (
     Entry("quality.maf", "Rarest variant: share of its rarer allele",
@@ -92,8 +97,11 @@ _FIT = (
     Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p",
           about="Variants whose genotypes fit worse in people without the disease are left out: "
           "most are genotyping errors. Usual: 1e-6 (PLINK: `--hwe`)."),
+    Entry("quality.founders", "In founders only",
+          about="People whose parents are in the data say little about equilibrium."),
     Entry("quality.person_missing", "Most missing calls of a person, share",
           about="People with more are left out by their hospital. Usual: 0.05 (PLINK: `--mind`)."),
+    Entry("quality.report", "Report on the quality of people"),
     Entry("quality.kinship", "Relatives: most kinship in a hospital",
           about="Of two people with at least this kinship their hospital leaves one out. 0.177: "
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),
@@ -129,9 +137,19 @@ _TABLES = (
     Entry("covariate_rows", "Covariates' coefficients, too", FITTED,
           about="The result keeps them for every variant."),
 )  # fmt: skip
+_COMPONENTS = (
+    Entry("components.maf", "Least frequency of markers", COMPONENTS),
+    Entry("components.density", "A picture of all people", COMPONENTS),
+    Entry("components.block", "Directions in a sum", COMPONENTS),
+    Entry("components.sums", "Most sums", COMPONENTS),
+    Entry("components.residual", "Largest residual", COMPONENTS),
+)
 _SINGLE_PEOPLE = (
     Entry("people_per_column", "Fewest people a column", REGRESSION),
     Entry("limits.effective", "Least effective people", WEIGHTED),
+    Entry("limits.people", "Fewest people of a cohort, for components"),
+    Entry("limits.directions", "Most directions a person, for components"),
+    Entry("limits.carriers", "Fewest carriers of a marker"),
     Entry("limits.grid", "Totals rounded to", REGRESSION),
     Entry("limits.outliers", "Covariates shortened to", REGRESSION),
     Entry("rare", "Fewest copies of a variant that a hospital names"),
@@ -172,30 +190,13 @@ _MIXED = (
     Entry("mixed.probes", "Random signs for heritability", MIXED),
     Entry("mixed.people", "Fewest people of a cohort", MIXED),
 )
-_COMPONENTS = (
-    Entry(
-        "components.count",
-        "Components",
-        about="Directions in which people's genomes differ "
-        "most, mostly ancestry. To correct for them write PC1-10 among the covariates.",
-    ),
-    Entry("components.maf", "Least frequency of markers"),
-    Entry("components.variants", "Markers by name", kind="words"),
-    Entry("components.block", "Directions in a sum"),
-    Entry("components.sums", "Most sums"),
-    Entry("components.residual", "Largest residual"),
-    Entry("components.density", "Count people in squares, for a picture of all"),
-    Entry("limits.people", "Fewest people of a hospital"),
-    Entry("limits.directions", "Most directions a person"),
-    Entry("limits.carriers", "Fewest copies of a marker's rarer allele"),
-)
 _GROUPS = (
     ("The study", _STUDY),
     ("Corrected for", _CORRECTED),
     ("People and variants that are good enough", _FIT),
     ("How hospitals are protected", _PROTECTED),
     ("Results", _TABLES),
-    ("More: principal components", _COMPONENTS),
+    ("More: components of ancestry", _COMPONENTS),
     ("More: mixed model", _MIXED),
     ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),

@@ -51,6 +51,7 @@ class AssociationResult(Result):
     inflation: float | None = None
     mixed: Facts | None = None
     components: Facts | None = None
+    whole_genome: Facts | None = None
     hits: Mapping[str, int] = Field(default_factory=dict)
     left_out: Mapping[str, int] = Field(default_factory=dict)
     without_result: Mapping[str, int] = Field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupola.association import regional_plot
 from cupola.association.accounting import missing, mixed_line, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
@@ -24,7 +25,7 @@ from cupola.pages.folder import RunFolder
 
 _TOP = 20
 _SHOWN = ("SNP", "P", "OR", "BETA", "SE", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "COHORTS",
-          "F_A", "F_U", "STAT", "CHISQ")  # fmt: skip
+          "F_A", "F_U", "STAT", "CHISQ", "Q", "I", "EFFECTS", "FIRTH?")  # fmt: skip
 
 
 def sections(run: RunFolder, table: Table | None = None) -> list[str]:
@@ -37,8 +38,10 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _warnings(run),
         _headline(run),
         _plots(table, result),
+        _regions(table, run),
         _hits(table),
         components(result.get("components") or {}),
+        *_whole_genome(run),
         _quality(run),
         _people(run),
         traffic(run),
@@ -93,12 +96,26 @@ def _plots(table: Table, result: dict[str, Any]) -> str:
         chromosome, position, names, y = (x[told] for x in (chromosome, position, names, y))
     lines = [GENOME_WIDE, result["bonferroni"]]
     drawn = manhattan(chromosome, position, y, names, lines)
-    qq = page.figure("Expected and observed", quantiles(y))
+    qq = page.figure("Expected and observed", quantiles(y, names))
     lead = (
         "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
         "drawn once."
     )
     return page.section("Association", lead, drawn, page.pair(qq, _inflation_note(result)))
+
+
+def _regions(table: Table, run: RunFolder) -> str:
+    """The neighbourhood of each hit, and with clumps its linkage."""
+    linked = next((n for n in run.result["files"] if n.endswith(regional_plot.LINKED)), None)
+    path = None if linked is None else run.path / Path(str(linked)).name
+    found = regional_plot.regions(table, path)
+    if not found:
+        return ""
+    figures = [page.figure(str(table.name[r.hit]), regional_plot.draw(table, r)) for r in found]
+    pairs = [page.pair(*figures[i : i + 2]) for i in range(0, len(figures), 2)]
+    said = "the best clumps" if linked else "the best variants below 1e-5, far from each other"
+    lead = f"250 kilobases on either side of {said}; the diamond is the hit."
+    return page.section("Regions", lead, regional_plot.legend() if linked else "", *pairs)
 
 
 def _inflation_note(result: dict[str, Any]) -> str:
@@ -119,6 +136,25 @@ def _hits(table: Table) -> str:
     rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
     head = [(name, name not in ("SNP", "A1")) for name in columns]
     return page.section("Top hits", f"The {len(rows)} smallest p-values.", page.table(head, rows))
+
+
+def _whole_genome(run: RunFolder) -> list[str]:
+    """What whole-genome regression was made of."""
+    facts = run.result.get("whole_genome")
+    if not facts:
+        return []
+    best = max(facts["explained"])
+    rows = [
+        ("markers", f"{facts['markers']:,} in {facts['blocks']:,} blocks"),
+        ("markers too rare in some cohort", f"{facts['withheld']:,}"),
+        ("of the trait predicted (cross-validated; somewhat too good)", f"{best:.1%}"),
+        ("heritability taken in the penalty", f"{facts['heritability']:g}"),
+    ]
+    lead = (
+        "Every variant was tested beside what the markers of all other chromosomes predict of the "
+        "trait. The predictions of people stayed with their cohorts."
+    )
+    return [page.section("Whole-genome regression", lead, page.facts(rows))]
 
 
 def _people(run: RunFolder) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_SUMS = 30
@@ -42,3 +44,15 @@ class Components(_Choice):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"PC{i + 1}" for i in range(self.count))
+
+
+def expanded(name: str) -> tuple[str, ...]:
+    """PC1-10 and PC1-PC10 are ten names; any other is itself.
+
+    >>> expanded("PC2-4"), expanded("AGE")
+    (('PC2', 'PC3', 'PC4'), ('AGE',))
+    """
+    found = re.fullmatch(r"PC([1-9][0-9]{0,2})-(?:PC)?([1-9][0-9]{0,2})", name)
+    if found is None or int(found[1]) > int(found[2]):
+        return (name,)
+    return tuple(f"PC{i}" for i in range(int(found[1]), int(found[2]) + 1))

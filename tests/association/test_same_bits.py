@@ -23,7 +23,7 @@ TESTS = {
     "linear": study("linear", chunk=8, quality={"hardy_weinberg": 0.01}),
     "logistic": study("logistic", chunk=8),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
-    "mixed": study("mixed", chunk=8, mixed={"people": 0, "maf": 0.1, "calibration": 5}),
+    "mixed": study("mixed", chunk=8, mixed={"maf": 0.1, "calibration": 5}, limits={"people": 1}),
     "score": study("logistic", chunk=8, score={"below": 0.3}),
     "saddle point": study("logistic", chunk=8, score={"below": 0.5, "then": "saddle-point"}),
 }

@@ -71,7 +71,6 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         limits=plan.limits,
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
-        mixed=plan.mixed,
         study=plan.study(),
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),

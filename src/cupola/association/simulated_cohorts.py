@@ -53,7 +53,6 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             limits=plan.limits,
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
-            mixed=plan.mixed,
             study=plan.study(),
         )
         for cohort in plan.cohorts

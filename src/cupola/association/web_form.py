@@ -170,7 +170,6 @@ _MIXED = (
     Entry("mixed.tolerance", "Tolerance", MIXED),
     Entry("mixed.calibration", "Markers of calibration", MIXED),
     Entry("mixed.probes", "Random signs for heritability", MIXED),
-    Entry("mixed.people", "Fewest people of a cohort", MIXED),
 )
 _GROUPS = (
     ("The study", _STUDY),

@@ -8,18 +8,17 @@ chi-square all of it is certain; else it is the most it can be, with the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupola.analysis.check import ground_lines, party_lines, rows_of, task_lines
+from cupola.analysis.check import rows_of
 from cupola.analysis.grounds import of_study
 from cupola.analysis.rehearsal import AnsweredRehearsal, rehearse_answered
 from cupola.analysis.simulated import Simulated
 from cupola.association import variant_list_codec
-from cupola.association.accounting import counted_lines
 from cupola.association.agreement import left_out
 from cupola.association.analysis import AssociationAnalysis
 from cupola.association.clumping import MOST
@@ -27,8 +26,8 @@ from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
 from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
+from cupola.association.structure.genome_tasks import foreseen
 from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
-from cupola.base.formatting import count, size
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
 from cupola.federation.program import Ask, State
@@ -112,6 +111,9 @@ def check(plan: StudyPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "test": plan.test,
+        "trait": plan.trait.column,
+        "columns": plan.columns,
+        "sum": plan.sum.kind,
         "cohorts": len(plan.cohorts),
         "variants": told.variants,
         "people": told.people,
@@ -124,28 +126,6 @@ def check(plan: StudyPlan) -> dict[str, Any]:
     }
 
 
-def check_lines(facts: Mapping[str, Any]) -> list[str]:
-    """The same for a terminal."""
-    sent = facts["bytes"]
-    lines = [
-        f"{facts['name']}: {facts['test']}, {count(facts['cohorts'], 'cohort')}, "
-        f"{facts['people']:,} people, {count(facts['variants'], 'variant')}"
-    ]
-    lines += task_lines(sent["rows"])
-    most = "at most " if sent["at_most"] else ""
-    usual = f" ({size(sent['usual'])} as it usually goes)" if sent["usual"] < sent["total"] else ""
-    lines.append(f"{most}{size(sent['total'])} sent in all{usual}")
-    lines += [f"  at most: {reason}" for reason in sent["at_most"]]
-    lines += counted_lines(facts)
-    lines.append(
-        f"real cohorts follow the study by themselves and are told every total: {most}"
-        f"{size(sent['told'])} more"
-    )
-    lines += party_lines(facts["parties"])
-    lines += [f"limits: {line}" for line in facts["limits"]]
-    return lines + ground_lines(facts["grounds"])
-
-
 def _reasons(plan: StudyPlan) -> list[str]:
     quality, found = plan.quality, []
     if plan.regression:
@@ -154,6 +134,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.whole_genome is not None:
+        found.append("every common variant on an autosome is taken to be a marker")
     if plan.components is not None:
         found.append(f"components may be found before {plan.components.sums} sums")
         found.append("every common variant is taken for a marker, withheld by nobody")
@@ -182,6 +164,11 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
     for site in host.cohorts if least else ():
         lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
         found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
+    whole = plan.whole_genome
+    if whole is not None:
+        tested, binary = state.values["people"]["tested"], state.values["binary"]
+        told = (foreseen(site, whole, tested, binary) for site in host.cohorts)
+        found += [f"{s.files.name}: {line}" for s, line in zip(host.cohorts, told)]
     return found
 
 
@@ -203,10 +190,11 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
 
 
 def _answered(plan: StudyPlan) -> tuple[str, ...]:
-    """What cohorts answer in a rehearsal. They have no components there: what takes those is left
-    open."""
-    takes_scores = ("gwas moments", "gwas shared") if plan.scores else ()
-    return tuple(task for task in ANSWERED if task not in takes_scores)
+    """What cohorts answer in a rehearsal. They have no components and no predictions there: what
+    takes those is left open."""
+    left = ("gwas moments", "gwas shared") if plan.scores else ()
+    left += ("gwas shared",) if plan.whole_genome else ()
+    return tuple(task for task in ANSWERED if task not in left)
 
 
 class _StudyRehearsal(AnsweredRehearsal):

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from cupola.association import regional_plot
 from cupola.association.accounting import missing, mixed_line, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
+from cupola.association.people_quality import FAR, MISSING, F
 from cupola.association.pvalues import HALF_CHI2
 from cupola.association.result_files import DROPPED
 from cupola.base.formatting import count, duration, number, size, text
@@ -22,7 +24,7 @@ from cupola.pages.folder import RunFolder
 
 _TOP = 20
 _SHOWN = ("SNP", "P", "OR", "BETA", "SE", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "COHORTS",
-          "F_A", "F_U", "STAT", "CHISQ")  # fmt: skip
+          "F_A", "F_U", "STAT", "CHISQ", "Q", "I", "EFFECTS", "FIRTH?")  # fmt: skip
 
 
 def sections(run: RunFolder, table: Table | None = None) -> list[str]:
@@ -35,8 +37,11 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _warnings(run),
         _headline(run),
         _plots(table, result),
+        _regions(table, run),
         _hits(table),
+        *_whole_genome(run),
         _quality(run),
+        _people(run),
         traffic(run),
         ledger_section(run),
         plan_section(run),
@@ -89,12 +94,26 @@ def _plots(table: Table, result: dict[str, Any]) -> str:
         chromosome, position, names, y = (x[told] for x in (chromosome, position, names, y))
     lines = [GENOME_WIDE, result["bonferroni"]]
     drawn = manhattan(chromosome, position, y, names, lines)
-    qq = page.figure("Expected and observed", quantiles(y))
+    qq = page.figure("Expected and observed", quantiles(y, names))
     lead = (
         "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
         "drawn once."
     )
     return page.section("Association", lead, drawn, page.pair(qq, _inflation_note(result)))
+
+
+def _regions(table: Table, run: RunFolder) -> str:
+    """The neighbourhood of each hit, and with clumps its linkage."""
+    linked = next((n for n in run.result["files"] if n.endswith(regional_plot.LINKED)), None)
+    path = None if linked is None else run.path / Path(str(linked)).name
+    found = regional_plot.regions(table, path)
+    if not found:
+        return ""
+    figures = [page.figure(str(table.name[r.hit]), regional_plot.draw(table, r)) for r in found]
+    pairs = [page.pair(*figures[i : i + 2]) for i in range(0, len(figures), 2)]
+    said = "the best clumps" if linked else "the best variants below 1e-5, far from each other"
+    lead = f"250 kilobases on either side of {said}; the diamond is the hit."
+    return page.section("Regions", lead, regional_plot.legend() if linked else "", *pairs)
 
 
 def _inflation_note(result: dict[str, Any]) -> str:
@@ -115,6 +134,63 @@ def _hits(table: Table) -> str:
     rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
     head = [(name, name not in ("SNP", "A1")) for name in columns]
     return page.section("Top hits", f"The {len(rows)} smallest p-values.", page.table(head, rows))
+
+
+def _whole_genome(run: RunFolder) -> list[str]:
+    """What whole-genome regression was made of."""
+    facts = run.result.get("whole_genome")
+    if not facts:
+        return []
+    best = max(facts["explained"])
+    rows = [
+        ("markers", f"{facts['markers']:,} in {facts['blocks']:,} blocks"),
+        ("markers too rare in some cohort", f"{facts['withheld']:,}"),
+        ("of the trait predicted (cross-validated; somewhat too good)", f"{best:.1%}"),
+        ("heritability taken in the penalty", f"{facts['heritability']:g}"),
+    ]
+    lead = (
+        "Every variant was tested beside what the markers of all other chromosomes predict of the "
+        "trait. The predictions of people stayed with their cohorts."
+    )
+    return [page.section("Whole-genome regression", lead, page.facts(rows))]
+
+
+def _people(run: RunFolder) -> str:
+    """Missing calls, inbreeding and sex, where the study asks for them."""
+    told = run.result.get("people_quality") or {}
+    if not told:
+        return ""
+    missing = [f"below {MISSING[0]:.1%}", *(f"from {edge:.1%}" for edge in MISSING)]
+    f = [f"below {F[0]:g}", *(f"from {edge:g}" for edge in F)]
+    shown = [i for i, n in enumerate(told["f"]) if n]
+    f_rows = [(f[i], _bar(told["f"][i], max(told["f"]))) for i in shown]
+    rows = [(name, _bar(n, max(told["missing"]))) for name, n in zip(missing, told["missing"])]
+    known, wrong = told["sex"]
+    facts = [("sex that does not fit chromosome X", f"{wrong:,} of {known:,} with calls on it")]
+    facts += [
+        (f"autosomal variants more than {edge:g} from the pooled frequency", f"{n:,}")
+        for edge, n in zip(FAR, told["far"])
+    ]
+    lead = (
+        "People by share of calls they miss, and by inbreeding coefficient F from homozygous calls "
+        "(PLINK's --missing and --het, by pooled frequencies); high F: relatives as parents or "
+        "another population, low F: mixed samples. Variants are counted in each cohort. Who it is "
+        "stands in each cohort's own people.tsv."
+    )
+    if held := told["held_back"][0]:
+        lead += f" Too small counts of {count(held, 'cohort')} are left out."
+    sizes = [("missing calls", False), ("people", False)]
+    tables = page.pair(page.table(sizes, rows), page.table([("F", False), sizes[1]], f_rows))
+    return page.section("Quality of people", lead, tables, page.facts(facts))
+
+
+def _bar(n: int, most: int) -> str:
+    wide = 100 * n / max(1, most)
+    return (
+        f'<span style="display:inline-block;width:5em">{n:,}</span><span class="f0" style="display:'
+        f'inline-block;height:.7em;width:{0.06 * wide:.2f}em;background:currentColor;opacity:.5">'
+        "</span>"
+    )
 
 
 def _quality(run: RunFolder) -> str:

@@ -12,6 +12,7 @@ from cupola.association import clumps, exchange_tables, gwas_ssf, tables, varian
 from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
+from cupola.association.regional_plot import LINKED
 from cupola.association.results import Results, inflation
 from cupola.association.text import write_table
 from cupola.base.files import replacing, write_atomically
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cupola.federation.program import State
 
 DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
-CLUMPED, LINKED = ".clumped", ".clumped.ld.tsv"
+CLUMPED = ".clumped"
 #: Endings of the tables that a study may leave, and what they are.
 NOTES = {
     DROPPED: "why variants were left out",
@@ -110,8 +111,10 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
             if s not in SCORED and (found.status == s).any()
         },
         "limits": plan.limits_told,
+        "whole_genome": state.values.get("genome_facts"),
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
+        "people_quality": state.values.get("people_quality") or {},
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,

@@ -8,6 +8,7 @@ from pathlib import Path
 from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
+from cupola.association.study_choices import WholeGenome
 
 
 @dataclass
@@ -17,8 +18,13 @@ class SimulatedCohorts(StudyHost):
     listed: Variants | None = None
 
     def complaints(self) -> list[str]:
-        """The last line of each cohort's own log."""
-        return [_named(site, line) for site in self.cohorts for line in site.log[-1:]]
+        """The last line of each cohort's own log; cohorts that share files say it once."""
+        said: dict[str, list[str]] = {}
+        for site in self.cohorts:
+            for line in site.log[-1:]:
+                told = line.removeprefix(f"cohort '{site.files.name}': ")
+                said.setdefault(told, []).append(site.files.name)
+        return [_named(names, line) for line, names in said.items()]
 
     def keep_logs(self, folder: Path) -> None:
         """What cohorts complained of, and tables for their own eyes: variants that are on no list,
@@ -51,6 +57,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             iterations=most_iterations(plan),
             people_per_column=plan.people_per_column,
             limits=plan.limits,
+            whole_genome=plan.whole_genome or WholeGenome(),
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
             study=plan.study(),
@@ -60,6 +67,8 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
     return SimulatedCohorts(sites, read_variants(base / plan.variants) if plan.variants else None)
 
 
-def _named(site: Site, line: str) -> str:
-    prefix = f"cohort '{site.files.name}'"
-    return line if line.startswith(prefix) else f"{prefix}: {line}"
+def _named(names: list[str], line: str) -> str:
+    if line.startswith(f"cohort '{names[0]}'"):
+        return line
+    told = ", ".join(f"'{name}'" for name in names)
+    return f"cohort{'s' if len(names) > 1 else ''} {told}: {line}"

@@ -18,6 +18,8 @@ MIXED: When = {"test": ["mixed"]}
 WEIGHTED: When = {"test": ["logistic", "mixed"]}
 LOGISTIC: When = {"test": ["logistic"]}
 CHI_SQUARE: When = {"test": ["chi-square"]}
+GENOME: When = {"whole_genome.use": ["true"], **FITTED}
+COMPONENTS: When = {"!components.count": [""]}
 MASKED: When = {"sum.kind": ["masked"]}
 
 _SERVER = "the server and the sites decide it"
@@ -41,7 +43,20 @@ LEFT_OUT: Mapping[str, str] = {
     "sum.change": "of trainings",
     "sum.samples": "of trainings",
     "sum.bits": "a study knows its bounds",
+    "components.variants": "a list of names: in the plan's text",
     "newton.tolerance": _TEXT,
+    **{
+        f"whole_genome.{key}": _TEXT
+        for key in (
+            "block",
+            "folds",
+            "heritability",
+            "stacked",
+            "bits",
+            "people_per_marker",
+            "people_per_prediction",
+        )
+    },
     "vif": _TEXT,
     "largest": _TEXT,
 }
@@ -83,6 +98,9 @@ _CORRECTED = (
           "matters for the trait beside the genes, such as AGE. Few are best: each column needs 20 "
           "people, and more columns tell more of single people."),
     Entry("sex", "Correct for sex", REGRESSION, about="From the .fam files."),
+    Entry("components.count", "Components of ancestry", default="",
+          about="So many principal components are computed from all hospitals' genotypes, by sums. "
+          "As covariates they are called PC1-10, beside AGE and others. Usual: 10. Empty: none."),
 )  # fmt: skip
 _FIT = (
     Entry("quality.maf", "Rarest variant: share of its rarer allele",
@@ -92,8 +110,11 @@ _FIT = (
     Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p",
           about="Variants whose genotypes fit worse in people without the disease are left out: "
           "most are genotyping errors. Usual: 1e-6 (PLINK: `--hwe`)."),
+    Entry("quality.founders", "In founders only",
+          about="People whose parents are in the data say little about equilibrium."),
     Entry("quality.person_missing", "Most missing calls of a person, share",
           about="People with more are left out by their hospital. Usual: 0.05 (PLINK: `--mind`)."),
+    Entry("quality.report", "Report on the quality of people"),
     Entry("quality.kinship", "Relatives: most kinship in a hospital",
           about="Of two people with at least this kinship their hospital leaves one out. 0.177: "
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),
@@ -129,9 +150,30 @@ _TABLES = (
     Entry("covariate_rows", "Covariates' coefficients, too", FITTED,
           about="The result keeps them for every variant."),
 )  # fmt: skip
+_COMPONENTS = (
+    Entry("components.maf", "Least frequency of markers", COMPONENTS),
+    Entry(
+        "components.prune.r2",
+        "Pruning: largest r²",
+        COMPONENTS,
+        default="",
+        about="Of two neighbouring markers whose squared correlation is larger one is left out. "
+        "Empty: no pruning.",
+    ),
+    Entry("components.prune.window", "Pruning: markers in a window", COMPONENTS),
+    Entry("components.prune.step", "Pruning: step", COMPONENTS),
+    Entry("components.density", "A picture of all people", COMPONENTS),
+    Entry("components.block", "Directions in a sum", COMPONENTS),
+    Entry("components.sums", "Most sums", COMPONENTS),
+    Entry("components.residual", "Largest residual", COMPONENTS),
+)
 _SINGLE_PEOPLE = (
     Entry("people_per_column", "Fewest people a column", REGRESSION),
     Entry("limits.effective", "Least effective people", WEIGHTED),
+    Entry("limits.people", "Fewest people of a cohort, for components"),
+    Entry("limits.directions", "Most directions a person, for components"),
+    Entry("limits.carriers", "Fewest carriers of a marker"),
+    Entry("limits.ld_copies", "Fewest copies, for correlations of markers"),
     Entry("limits.grid", "Totals rounded to", REGRESSION),
     Entry("limits.outliers", "Covariates shortened to", REGRESSION),
     Entry("rare", "Fewest copies of a variant that a hospital names"),
@@ -171,18 +213,31 @@ _MIXED = (
     Entry("mixed.calibration", "Markers of calibration", MIXED),
     Entry("mixed.probes", "Random signs for heritability", MIXED),
 )
+_GENOME: tuple[Entry, ...] = (
+    Entry("whole_genome.use", "Take the rest of the genome into account", FITTED,
+          default="false"),
+    Entry("whole_genome.components_elsewhere", "No covariate is named PC1, PC2, ...", GENOME),
+    Entry("whole_genome.maf", "Least frequency of a marker", GENOME),
+    Entry("whole_genome.carriers", "Fewest carriers of a marker in a hospital", GENOME),
+    Entry("whole_genome.people", "Fewest people, all together", GENOME),
+    Entry("whole_genome.own_people", "Fewest people of a hospital", GENOME),
+)  # fmt: skip
 _GROUPS = (
     ("The study", _STUDY),
     ("Corrected for", _CORRECTED),
     ("People and variants that are good enough", _FIT),
     ("How hospitals are protected", _PROTECTED),
     ("Results", _TABLES),
+    ("More: components of ancestry", _COMPONENTS),
     ("More: mixed model", _MIXED),
+    ("More: whole-genome regression", _GENOME),
     ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),
     ("More: statistics", _STATISTICS),
 )
 _LEADS = {
+    "More: whole-genome regression": "Corrects for relatives and ancestry; needs principal "
+    "components among the covariates, and a thousand people.",
     "More: hits that are one": "Neighbours that are inherited together are listed as one hit.",
     "Corrected for": "Without it, variants that go with age, sex or ancestry can look like causes.",
     "People and variants that are good enough": "Empty: everything is kept.",

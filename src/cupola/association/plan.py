@@ -236,6 +236,7 @@ class StudyPlan(PlanHeader, Study):
             self.limits.least_cell,
             traitless=self.test is None,
             scores=self.scores if regression else (),
+            founders=self.quality.founders and not self.trend,
         )
 
     @property

@@ -16,6 +16,7 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.association import dosage_sums, reference
 from cupola.association.cohort import Wanted, open_cohort
+from cupola.association.compare import read_results
 from cupola.association.files import CohortError, read_people, read_variants
 from cupola.association.genotypes import open_genotypes
 from cupola.association.plan import StudyPlan
@@ -94,6 +95,19 @@ def test_frequency_and_imputation_quality_are_plink2s(data, tmp_path):
 
 
 @has_plink2
+def test_tables_for_other_programs_have_the_imputation_quality(data, tmp_path):
+    base, given = data
+    study = plan(base, given, "linear", tables=["plink", "ssf", "regenie", "ldsc"], name="t")
+    cupola.run(study, tmp_path / "out", report=False)
+    found = []
+    for ending, name in ((".ssf.tsv", "info"), (".regenie", "INFO"), (".sumstats.gz", "INFO")):
+        read = read_results(tmp_path / "out" / f"t{ending}")
+        found.append([float(row[read.head.index(name)]) for row in read.fields])
+    assert found[1] == pytest.approx(found[2])
+    assert found[0] == pytest.approx(np.clip(found[1], 0, 1), abs=1e-5)
+    assert 0 < min(found[1]) < 0.99
+
+
 @pytest.mark.parametrize("test", ["linear", "logistic"])
 def test_federated_is_pooled_and_masked_is_plain(data, tmp_path, test):
     base, given = data

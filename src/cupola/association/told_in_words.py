@@ -18,6 +18,8 @@ TESTS = {
 #: What a question is for; one that is missing here is shown by its name alone.
 ABOUT = {
     "gwas people": "how many people",
+    "gwas directions": "components: markers times people's projections",
+    "gwas scores": "components: a check, and scores at each cohort",
     "gwas moments": "mean and spread of covariates",
     "gwas propose": "which variants a cohort has",
     "gwas agree": "who has which variants",
@@ -67,11 +69,13 @@ def check_lines(facts: Mapping[str, Any]) -> list[str]:
     sent = facts["bytes"]
     trait = facts["trait"] or "the .fam files' trait"
     corrected = f", corrected for {', '.join(facts['columns'])}" if facts["columns"] else ""
-    test = TESTS.get(facts["test"], facts["test"])
+    test = f"{TESTS.get(facts['test'], facts['test'])} of {trait}{corrected}"
+    if facts["test"] is None:
+        test = "principal components"
     most = "at most " if sent["at_most"] else ""
     usual = f"; {size(sent['usual'])} as it usually goes" if sent["usual"] < sent["total"] else ""
     lines = [
-        f"[bold]{facts['name']}[/]: {test} of {trait}{corrected}",
+        f"[bold]{facts['name']}[/]: {test}",
         f"  {count(facts['cohorts'], 'cohort')}, {facts['people']:,} people, "
         f"{count(facts['variants'], 'variant')}, {facts['sum']} sums",
         *counted_lines(facts),

@@ -410,6 +410,19 @@ def test_nobodys_sex_is_said(tmp_path):
     assert json.dumps(raised.value.code)
 
 
+def test_children_and_sex_of_psam_files(tmp_path):
+    path = tmp_path / "a.psam"
+    path.write_text("#FID\tIID\tPAT\tMAT\tSEX\nf\ta\t0\t0\tM\nf\tb\ta\t0\tf\n")
+    found = read_people(path)
+    assert found.person == ["f a", "f b"]
+    assert found.child.tolist() == [False, True]
+    assert found.sex.tolist() == [1, 2]
+    path.write_text("#FID\tIID\tSEX\nf\t0\t1\n")
+    with pytest.raises(CohortError, match="its IID is 0") as raised:
+        read_people(path)
+    assert raised.value.code == "fam-no-id"
+
+
 def test_packed_variants_are_refused_with_the_way_out(tmp_path):
     (tmp_path / "a.pvar.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     for name in ("a.pvar", "a.pvar.zst"):

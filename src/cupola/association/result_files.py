@@ -12,6 +12,7 @@ from cupola.association import clumps, exchange_tables, gwas_ssf, tables, varian
 from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
+from cupola.association.regional_plot import LINKED
 from cupola.association.results import Results, inflation
 from cupola.association.text import write_table
 from cupola.base.files import replacing, write_atomically
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cupola.federation.program import State
 
 DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
-CLUMPED, LINKED = ".clumped", ".clumped.ld.tsv"
+CLUMPED = ".clumped"
 #: Endings of the tables that a study may leave, and what they are.
 NOTES = {
     DROPPED: "why variants were left out",

@@ -79,7 +79,7 @@ def columns_of(
     c = found.columns
     if "I" in c:
         more = [Column("Q", 8, c["Q"]), Column("I", 7, c["I"])]
-        lines = [[*line, *more, Column("COHORTS", 8, c["COHORTS"], 0)] for line in lines]
+        lines = [[*line, *more, Column("EFFECTS", 8, c["EFFECTS"], 0)] for line in lines]
     if firth:
         fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
         lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]

@@ -16,6 +16,7 @@ from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.people_quality import FAR, MISSING, F
 from cupola.association.pvalues import HALF_CHI2
 from cupola.association.result_files import DROPPED
+from cupola.association.structure.component_pages import components
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.pages import charts, page
 from cupola.pages.any_run import ledger_section, plan_section, traffic
@@ -39,6 +40,7 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _plots(table, result),
         _regions(table, run),
         _hits(table),
+        components(result.get("components") or {}),
         *_whole_genome(run),
         _quality(run),
         _people(run),

@@ -59,7 +59,7 @@ def result_lines(found: Mapping[str, Any], name: str, sums: str) -> list[str]:
         f"  {size(found['bytes_down'] + found['bytes_up'])} sent in {duration(found['seconds'])}",
     ]
     return lines + [
-        f"[yellow]warning: cohorts '{a}' and '{b}' share {count(n, 'person')}[/]"
+        f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
         for a, b, n in found["shared_people"]
     ]
 

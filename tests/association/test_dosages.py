@@ -16,6 +16,7 @@ import cupola
 from cupola.analysis.plan_file import load
 from cupola.association import dosage_sums, reference
 from cupola.association.cohort import Wanted, open_cohort
+from cupola.association.compare import read_results
 from cupola.association.files import CohortError, read_people, read_variants
 from cupola.association.genotypes import open_genotypes
 from cupola.association.plan import StudyPlan
@@ -108,6 +109,19 @@ def test_frequency_and_imputation_quality_are_plink2s(data, tmp_path):
 
 
 @has_plink2
+def test_tables_for_other_programs_have_the_imputation_quality(data, tmp_path):
+    base, given = data
+    study = plan(base, given, "linear", tables=["plink", "ssf", "regenie", "ldsc"], name="t")
+    cupola.run(study, tmp_path / "out", report=False)
+    found = []
+    for ending, name in ((".ssf.tsv", "info"), (".regenie", "INFO"), (".sumstats.gz", "INFO")):
+        read = read_results(tmp_path / "out" / f"t{ending}")
+        found.append([float(row[read.head.index(name)]) for row in read.fields])
+    assert found[1] == pytest.approx(found[2])
+    assert found[0] == pytest.approx(np.clip(found[1], 0, 1), abs=1e-5)
+    assert 0 < min(found[1]) < 0.99
+
+
 @pytest.mark.parametrize("test", ["linear", "logistic"])
 def test_federated_is_pooled_and_masked_is_plain(data, tmp_path, test):
     base, given = data
@@ -394,6 +408,19 @@ def test_nobodys_sex_is_said(tmp_path):
         open_cohort(files, Wanted(trait=small.trait.column))
     assert raised.value.code == "sex-unknown"
     assert json.dumps(raised.value.code)
+
+
+def test_children_and_sex_of_psam_files(tmp_path):
+    path = tmp_path / "a.psam"
+    path.write_text("#FID\tIID\tPAT\tMAT\tSEX\nf\ta\t0\t0\tM\nf\tb\ta\t0\tf\n")
+    found = read_people(path)
+    assert found.person == ["f a", "f b"]
+    assert found.child.tolist() == [False, True]
+    assert found.sex.tolist() == [1, 2]
+    path.write_text("#FID\tIID\tSEX\nf\t0\t1\n")
+    with pytest.raises(CohortError, match="its IID is 0") as raised:
+        read_people(path)
+    assert raised.value.code == "fam-no-id"
 
 
 def test_packed_variants_are_refused_with_the_way_out(tmp_path):

@@ -24,6 +24,12 @@ ABOUT = {
     "gwas propose": "which variants a cohort has",
     "gwas agree": "who has which variants",
     "gwas counts": "alleles in cases and controls",
+    "gwas genome start": "which markers are common enough everywhere",
+    "gwas genome blocks": "products of neighbouring markers",
+    "gwas genome predicted": "coefficients; spread of predictions",
+    "gwas genome stacked": "products of predictions",
+    "gwas genome errors": "how well they predict",
+    "gwas genome left out": "spread without each chromosome",
     "gwas shared": "the model without a genotype",
     "gwas first": "the first step at every variant",
     "gwas newton": "further steps",
@@ -53,7 +59,7 @@ def result_lines(found: Mapping[str, Any], name: str, sums: str) -> list[str]:
         f"  {size(found['bytes_down'] + found['bytes_up'])} sent in {duration(found['seconds'])}",
     ]
     return lines + [
-        f"[yellow]warning: cohorts '{a}' and '{b}' share {count(n, 'person')}[/]"
+        f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
         for a, b, n in found["shared_people"]
     ]
 

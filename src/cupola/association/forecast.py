@@ -192,7 +192,7 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
 def _answered(plan: StudyPlan) -> tuple[str, ...]:
     """What cohorts answer in a rehearsal. They have no components and no predictions there: what
     takes those is left open."""
-    left = ("gwas moments", "gwas shared") if plan.scores else ()
+    left: tuple[str, ...] = ("gwas moments", "gwas shared") if plan.scores else ()
     left += ("gwas shared",) if plan.whole_genome else ()
     return tuple(task for task in ANSWERED if task not in left)
 

@@ -22,16 +22,17 @@ def simulate(
     cohorts: int = 3,
     seed: int = 1,
     effect: float = 0.12,
+    pooled: bool = True,
 ) -> None:
-    """Writes all.* and c0.*, c1.*, ...: .bed .bim .fam .cov .pheno. Every 500th variant has an
-    effect on both traits. Does nothing where it has been done."""
+    """Writes all.* (if pooled) and c0.*, c1.*, ...: .bed .bim .fam .cov .pheno. Every 500th variant
+    has an effect on both traits. Does nothing where it has been done."""
     done = folder / f"{people}-{variants}-{missing}-{cohorts}-{seed}-{effect}"
     if done.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     rng = generator(seed, "gwas benchmark")
     parts = np.array_split(np.arange(people), cohorts)
-    places = [(folder / "all.bed", np.arange(people))]
+    places = [(folder / "all.bed", np.arange(people))] if pooled else []
     places += [(folder / f"c{i}.bed", part) for i, part in enumerate(parts)]
     files = [path.open("wb") for path, _ in places]
     for file in files:

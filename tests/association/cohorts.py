@@ -95,11 +95,13 @@ def sites(study, bases, salt=b"salt", apart=1):
     regression = study.regression
     wanted = Wanted(
         study.trait.column,
-        study.covariates if regression else (),
+        study.own_covariates if regression else (),
         study.sex and regression,
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
+        traitless=study.test is None,
+        scores=study.scores if regression else (),
     )
     return [
         Site(
@@ -109,9 +111,11 @@ def sites(study, bases, salt=b"salt", apart=1):
             ),
             wanted,
             salt,
+            limits=study.limits,
             least_cohorts=study.least_cohorts or 0,
             apart=apart,
             mixed=study.mixed,
+            study=study,
         )
         for base in bases
     ]
@@ -142,6 +146,6 @@ def found(study, bases, listed=None, masked=False):
 
 def study(test, **options):
     column = "QT" if test in ("linear", "mixed") else "CC"
-    covariates = () if test == "chi-square" else ("AGE", "DOSE")
+    covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
     facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
     return Study(**{"test": test, **facts, **options})

@@ -18,7 +18,7 @@ OWN = {*StudyPlan.own_affair, "seeds", "grid"}
 def test_a_key_that_came_later_counts_where_it_is_set():
     class LaterQuality(Quality):
         model_config = ConfigDict(frozen=True, extra="forbid")
-        info: float = 0.0
+        later: float = 0.0
 
     class Later(StudyPlan):
         quality: LaterQuality = LaterQuality()
@@ -26,9 +26,9 @@ def test_a_key_that_came_later_counts_where_it_is_set():
 
     plain = agreed(StudyPlan.model_validate(STUDY), OWN)
     assert agreed(Later.model_validate({**STUDY, "leaves": 0}), OWN) == plain
-    changed = {"leaves": 2, "quality": {"info": 0.3}}
+    changed = {"leaves": 2, "quality": {"later": 0.3}}
     told = agreed(Later.model_validate({**STUDY, **changed}), OWN)
-    assert told == {**plain, "leaves": 2, "quality": {**plain["quality"], "info": 0.3}}
+    assert told == {**plain, "leaves": 2, "quality": {**plain["quality"], "later": 0.3}}
 
 
 @pytest.mark.parametrize("place", FIRST)

@@ -80,3 +80,18 @@ def test_alleles_are_counted_in_the_file(tmp_path_factory, seed, variants, peopl
     chosen = rng.random((2, people)) < 0.6
     found = kernels.allele_counts(Bed(path, people, variants), index, chosen)
     assert (found == reference.allele_counts(rows[index], chosen)).all()
+
+
+def test_a_mapped_file_is_given_back_and_read_again(tmp_path, monkeypatch):
+    """With room for a few rows: the counts are those of the whole file, which stays unchanged."""
+    calls, _, rng = _rows(4, 9001, 41)
+    write_bed(tmp_path / "a.bed", calls)
+    before = (tmp_path / "a.bed").read_bytes()
+    chosen = rng.random((2, 41)) < 0.6
+    whole = kernels.allele_counts(Bed(tmp_path / "a.bed", 41, 9001), np.arange(9001), chosen)
+    for module in ("kernels", "bed"):
+        monkeypatch.setattr(f"cupola.association.{module}.MAPPED", 50)
+    bed = Bed(tmp_path / "a.bed", 41, 9001)
+    assert (kernels.allele_counts(bed, np.arange(9001), chosen) == whole).all()
+    assert (unpacked(bed.rows(slice(8000, 9001)), 41) == calls[8000:]).all()
+    assert (tmp_path / "a.bed").read_bytes() == before

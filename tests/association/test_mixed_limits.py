@@ -13,7 +13,7 @@ from cupola.association.structure import mixed_tasks
 from cupola.association.study_choices import Limits, Mixed
 from cupola.engines.in_process import InProcess
 from cupola.errors import DataError
-from cupola.federation import Declined
+from cupola.federation import Declined, Spec
 from cupola.federation.site import find_task
 
 NO_LIMIT = Limits(effective=0.0)
@@ -206,7 +206,7 @@ def test_a_study_of_too_few_people_is_refused_before_any_genotype(tmp_path):
     data = _data(120, 50)
     made = Study(tmp_path, data, np.array_split(np.arange(120), 3))
     made.program.study = made.study.model_copy(update={"people_per_column": 20})
-    with pytest.raises(DataError, match="13 sums over them 30 times"):
+    with pytest.raises(DataError, match=r"by 390 vectors over them \(13 in each of 30 sums"):
         made.until(mixed_tasks.CROSS)
 
 
@@ -225,8 +225,38 @@ def test_each_sum_is_about_one_set_of_residuals(standing):
     for at in (30, -1):
         with pytest.raises(Declined, match="asked-too-often"):
             made.told(_after(question, sum=at))
-    with pytest.raises(Declined, match="asked-otherwise-before"):
-        made.told(_after(question, sums=29))
+
+
+def test_no_more_vectors_than_the_plan_has(standing):
+    made, question, _ = standing
+    twice = {n: np.hstack([a, a]) for n, a in question.arrays.items()}
+    expects = {"products": Spec((1500, 26)), "squares": Spec((26,), bound=1e9)}
+    with pytest.raises(Declined, match="too-many-vectors"):
+        made.told(replace(question, arrays=twice, expects=expects))
+
+
+def test_many_random_signs_are_the_ld_matrix_unless_they_are_refused(tmp_path):
+    """Nobody knows the signs, but X'V V'X is nearly X'X all the same."""
+    data = _data(300, 30)
+    made = Study(tmp_path, data, np.array_split(np.arange(300), 3), heritability=None)
+    question = made.until(mixed_tasks.CROSS)
+    many = {**question.expects, "along": Spec((3, 20_000))}
+    with pytest.raises(Declined, match="too-many-vectors"):
+        made.told(replace(question, expects=many))
+    frequency = data.copies.mean(axis=1) / 2
+    x = _centred(data)[:, np.minimum(frequency, 1 - frequency) >= 0.1]
+    truth, off = x.T @ x, ~np.eye(x.shape[1], dtype=bool)
+    r = {}
+    for probes in (20, 20_000):
+        for cohort in made.cohorts:
+            cohort.mixed = Mixed.model_construct(
+                **{**made.study.mixed.model_dump(), "probes": probes}
+            )
+        told = made.told(replace(question, expects={**many, "along": Spec((3, probes))}))
+        signs = told["products"][:, 4:]
+        r[probes] = np.corrcoef((signs @ signs.T)[off], truth[off])[0, 1]
+    assert r[20_000] > 0.95
+    assert r[20] < 0.5
 
 
 def test_there_is_one_set_of_markers(standing):
@@ -283,4 +313,35 @@ def test_random_signs_are_the_same_whenever_they_are_asked_for(tmp_path):
 
 def test_the_book_counts_all_sums_that_the_plan_allows():
     chosen = study("mixed", mixed={"groups": 5, "calibration": 10, "sums": 15})
-    assert released_numbers(chosen) == (2 + 2 + 1 + 1) + 16 * 15
+    assert released_numbers(chosen) == (2 + 2 + 1 + 1) + 16 * 15 + 20
+
+
+def _clones(data):
+    """Everybody is one of three people, but for a few calls: relationship as strong as it gets."""
+    rng = np.random.default_rng(8)
+    data.copies[:] = data.copies[:, np.arange(len(data)) % 3]
+    other = rng.random(data.copies.shape) < 0.002
+    data.copies[other] = rng.integers(0, 3, other.sum())
+    return data
+
+
+@pytest.mark.parametrize("made_up", [_clones, _outlier, lambda data: data])
+@pytest.mark.parametrize("h2", [0.95, None])
+def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
+    data = made_up(_data(300, 120, chromosomes=(1, 2, 23, 24, 26)))
+    made = Study(tmp_path, data, np.array_split(np.arange(300), 3), heritability=h2, maf=0.0)
+    for cohort in made.cohorts:
+        cohort.limits = NO_LIMIT
+    largest = {}
+    while (question := made.next()) is not None:
+        specs = {n: s for n, s in question.expects.items() if s.bound is not None}
+        if question.task.startswith("gwas m") and specs:
+            answers = [find_task(question.task)(made.engine.context(i), question).arrays
+                       for i in range(3)]  # fmt: skip
+            for name, spec in specs.items():
+                share = max(float(np.abs(a[name]).max(initial=0)) for a in answers) / spec.bound
+                key = (question.task, name)
+                largest[key] = max(largest.get(key, 0.0), share)
+        made.step()
+    assert len(largest) >= 10
+    assert max(largest.values()) <= 1.0, largest

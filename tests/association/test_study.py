@@ -361,3 +361,12 @@ def test_cohorts_of_given_sizes_are_cut_without_cases_or_a_table(tmp_path, monke
         bad = CliRunner().invoke(app, ["gwas", "split", "c0", "--sizes", sizes, "-o", "s"])
         assert bad.exit_code == 2
         assert "at least two cohorts" in bad.stderr
+
+
+def test_every_phase_of_a_study_has_words():
+    from cupola.association.study_parts import PARTS
+    from cupola.association.study_program import Association
+    from cupola.association.study_progress import WORDS
+
+    phases = set(Association(load(_study("."), of=StudyPlan).study(), 3)._phases) | set(PARTS)
+    assert phases - set(WORDS) == set()

@@ -185,3 +185,22 @@ def test_what_cohorts_are_told_is_foreseen(tmp_path):
     told = [entry for entry in entries if entry["kind"] == "tell" and entry["task"] != "list"]
     spent = sum(len(e["sites"]) * (e["bytes_down"] + e["bytes_up"]) for e in told)
     assert foresee_study(plan).told == spent > 0
+
+
+@pytest.mark.parametrize("sums", SUMS)
+@pytest.mark.parametrize("test", ["linear", "logistic", "score"])
+def test_components_as_covariates_send_at_most_what_was_foreseen(tmp_path, test, sums):
+    _cohorts(tmp_path)
+    found = {"count": 2, "block": 2, "sums": 4, "residual": 1e-9}  # all four are made
+    limits = {"people": 10, "directions": 1, "carriers": 1}
+    covariates = ["AGE", "PC1-2"]
+    facts = {"components": found, "limits": limits, "covariates": covariates, "sum": sums}
+    if test == "score":
+        test, facts = "logistic", {**facts, "score": {"below": 0.5}}
+    study = _study(tmp_path, test, **facts)
+    told, (down, up) = foresee_study(study), _sent(study, tmp_path)
+    rows = {row["task"]: row for row in told.rows}
+    assert rows["gwas directions"]["questions"] == 4
+    assert down <= told.down
+    assert up == told.up if test == "linear" else up <= told.up
+    assert down > (0.9 if test == "linear" else 0.1) * told.down

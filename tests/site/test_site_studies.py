@@ -41,6 +41,8 @@ def test_an_association_study_at_real_sites(tmp_path, opened, test):
     shown = preview(trial.site(1), trial.base / "study.toml", trial.base / "roster.json")
     assert {row["task"] for row in shown.answers} >= {"gwas people", "gwas counts", "gwas propose"}
     assert all(row["bytes"] > 0 and row["reveals"] for row in shown.answers)
+    # 50 people here, 6 vectors in up to 10 sums.
+    assert any("if all other sites helped" in line for line in shown.limits) == (test == "mixed")
     sites, third = trial.open()
     program, expected = in_process(plan, trial.base)
     states = []

@@ -136,7 +136,11 @@ class World:
         """A new draft; its id."""
         with self.app.state.sessions() as db:
             found = db.query(Account).filter_by(name=owner).one()
-            made = self.service(db).create(found, kind, {**forms()[kind].start, **changes})
+            start = {
+                **forms()[kind].start,
+                "sum": {"kind": "plain"},
+            }  # of as few sites as a test has
+            made = self.service(db).create(found, kind, {**start, **changes})
             db.commit()
             return made.id
 

@@ -13,7 +13,7 @@ When = Mapping[str, list[str]]
 @dataclass(frozen=True)
 class Entry:
     """A key of a plan that a form asks for. about, kind (choice, flag, whole, number, list, words,
-    text), options (value, label) and default: where the plan's schema does not say them."""
+    text), options (value, label) and default: in the place of what the plan's schema says."""
 
     key: str
     label: str
@@ -30,13 +30,18 @@ class Form:
     """A form for plans. about: what a study of it finds out. start: what a new one begins with.
     groups: heading, and keys below it. mark: a key by which a plan that names no kind is known.
     brings: values of other keys that come with a value of a key: {"recipe": {"dp-sgd":
-    {"privacy.mechanism": "dp-sgd"}}}. refuses: why a plan is not of this form (key, reason)."""
+    {"privacy.mechanism": "dp-sgd"}}}. refuses: why a plan is not of this form (key, reason).
+    title: what it is called, if not by its name. leads: sentences below headings. folded: headings
+    of groups that are shown when they are asked for."""
 
     about: str
     start: Mapping[str, Any]
     groups: tuple[tuple[str, tuple[Entry, ...]], ...]
     mark: str = ""
     brings: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    title: str = ""
+    leads: Mapping[str, str] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
 
     def refuses(self, plan: Any) -> tuple[str, str] | None:  # noqa: ARG002
         return None

@@ -210,7 +210,7 @@ class PlanHeader(BaseModel):
         words = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(axes, leaves)]
         for place in itertools.product(*(range(len(values)) for values in axes.values())):
             chosen = {key: axes[key][i] for key, i in zip(axes, place)}
-            parts = [f"{w}={_word(v, i)}" for w, v, i in zip(words, chosen.values(), place)]
+            parts = [f"{w}={folder_word(v, i)}" for w, v, i in zip(words, chosen.values(), place)]
             yield ",".join(parts), chosen
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def checked(thing: Any, check: Any) -> Any:
     return thing
 
 
-def _word(value: Any, place: int) -> str:
+def folder_word(value: Any, place: int) -> str:
     """A value as part of a folder's name; tables and long lists by their place."""
     if isinstance(value, dict):
         value = value.get("name", value.get("kind", place))

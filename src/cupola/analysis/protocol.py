@@ -403,6 +403,11 @@ class Analysis(WebHooks, Generic[P]):
 
         return sections(run)
 
+    def sections_of_runs(self, runs: Sequence[RunFolder], where: Path) -> list[str] | None:  # noqa: ARG002
+        """The same for a plan that stands for many runs, with links relative to the folder `where`;
+        None: a comparison of their metrics."""
+        return None
+
 
 @dataclass
 class Hosted:

@@ -140,7 +140,7 @@ def _rounds(
 ) -> Rounds:
     if plan.many:
         raise PlanError(
-            f"plan '{plan.name}' stands for several runs (seeds or grid); "
+            f"plan '{plan.name}' stands for several runs (seeds, a grid or traits); "
             "use cupola.run_all(plan), or pick one of plan.expand()"
         )
     place = free_folder(plan) if folder is None else Path(folder)

@@ -18,7 +18,7 @@ FIRST: Mapping[str, frozenset[str]] = {
         "test", "trait", "covariates", "sex", "sex_on_x", "ambiguous_sex", "trend",
         "covariate_rows", "quality", "newton", "vif", "people_per_column", "limits", "one_sided",
         "largest", "rare", "chunk", "fingerprints", "kind", "name", "seed", "sum", "variants",
-        "variants_hash", "confidence", "ssf", "parquet",
+        "variants_hash", "confidence",
     }),
     "trait": frozenset({"column", "kind"}),
     "quality": frozenset({"maf", "missing", "hardy_weinberg", "person_missing", "unknown_strand"}),

@@ -31,7 +31,6 @@ from cupola.federation.program import State
 from cupola.secure.differences import parts
 
 if TYPE_CHECKING:
-    from cupola.association.files import Variants
     from cupola.association.study_choices import Study
     from cupola.association.study_program import Association
     from cupola.federation.message import Arrays
@@ -171,16 +170,16 @@ def everywhere(state: State) -> np.ndarray:
     return np.ones(len(state.arrays["reason"]), bool) if pattern is None else pattern == 0
 
 
-def loaded_people(state: State, variants: Variants) -> tuple[np.ndarray, np.ndarray]:
-    """People, and males among them, of the cohorts that have each variant."""
+def loaded_people(state: State, index: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+    """People, and males among them, of the cohorts that have each variant of an index."""
     people = state.values["people"]
     if "pattern" not in state.arrays:
-        whole = np.ones(len(variants), np.int64)
+        whole = np.ones(len(state.arrays["reason"][index]), np.int64)
         return people["loaded"] * whole, people["males"] * whole
     groups = np.array(state.values["group_people"], np.int64)
     patterns = np.array(state.values["patterns"], np.int64)
     loaded, males, _ = (patterns[:, :, None] * groups).sum(axis=1).T
-    pattern = state.arrays["pattern"]
+    pattern = state.arrays["pattern"][index]
     return loaded[pattern], males[pattern]
 
 

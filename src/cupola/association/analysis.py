@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from cupola.analysis.disclosure import learned
 from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
@@ -49,9 +51,9 @@ class AssociationResult(Result):
     tested: int = 0
     inflation: float | None = None
     mixed: Facts | None = None
-    hits: Mapping[str, int] = MappingProxyType({})
-    left_out: Mapping[str, int] = MappingProxyType({})
-    without_result: Mapping[str, int] = MappingProxyType({})
+    hits: Mapping[str, int] = Field(default_factory=dict)
+    left_out: Mapping[str, int] = Field(default_factory=dict)
+    without_result: Mapping[str, int] = Field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     shared_people: tuple[tuple[str, str, int], ...] = ()
 
@@ -243,6 +245,11 @@ class AssociationAnalysis(Analysis[StudyPlan]):
 
         return sections(run, self._table)
 
+    def sections_of_runs(self, runs: Sequence[RunFolder], where: Path) -> list[str] | None:
+        from cupola.association.many_studies import sections
+
+        return sections(runs, where)
+
     def parties(self) -> list[tuple[str, str]]:
         return learned(
             self.plan.sum,
@@ -327,5 +334,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     def search_table(cls, path: Path, search: str, page: int) -> TablePage:
         from cupola.association.hit_index import HINT, read
 
-        found = read(path, search, page).column_at("P", 2)
+        # What a phone shows without moving sideways: the variant, how sure, how strong.
+        found = read(path, search, page).column_at("SNP", 0).column_at("P", 1)
+        found = found.column_at("BETA", 2).column_at("OR", 2)
         return replace(found, title="Variants by p-value", hint=HINT, row="variant")

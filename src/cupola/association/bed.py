@@ -6,6 +6,7 @@ A row is a variant; the lowest two bits of its first byte are the first person's
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ MAGIC = b"\x6c\x1b\x01"
 COPIES = np.array([2, 0, 1, 0], np.int8)  # of a1, by call
 MISSING = 1
 _DOSAGE = np.array([2.0, np.nan, 1.0, 0.0])
+MAPPED = 1 << 26  # bytes of a file that are mapped into memory before they are given back
 WORD = 8  # bytes: rows handed to kernels are whole 64-bit words
 
 
@@ -51,6 +53,15 @@ class Bed:
                 f"{expected:,} (do .bim and .fam belong to it?)",
             )
         self._rows = np.memmap(path, np.uint8, "r", offset=3, shape=(variants, self.width))
+        self._read = 0
+
+    def was_read(self, size: int) -> None:
+        """Some bytes more are mapped. What was read is given back now and then: a file larger than
+        memory would fill it, and look as if this process did."""
+        self._read += size
+        if self._read > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
+            self._rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            self._read = 0
 
     @property
     def flat(self) -> np.ndarray:
@@ -63,6 +74,7 @@ class Bed:
         rows = self._rows[stretch(index)]
         result = np.empty((len(rows), -(-self.width // WORD) * WORD), np.uint8)
         result[:, : self.width] = rows
+        self.was_read(rows.size)
         result[:, self.width :] = 0
         if self.people % 4:  # PLINK writes zeros there; others may not
             result[:, self.width - 1] &= (1 << 2 * (self.people % 4)) - 1

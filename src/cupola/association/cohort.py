@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association.files import (
     CohortError,
+    People,
     Variants,
     fam_trait,
     numbers,
@@ -43,6 +44,8 @@ class Wanted:
     file. sex: also the .fam file's sex, as PLINK's --sex. ambiguous_sex: whether people of unknown
     sex keep their trait (--allow-no-sex). mind: the most calls a person may miss. kinship: of two
     people at least so much related one is left out. dosages: whether genotypes are read as dosages.
+    traits: all that are studied in these people, each by itself. least_cell: of the study's limits.
+    traitless: whether the study has no trait. scores: covariates that the study itself makes.
     """
 
     trait: str | None = None
@@ -52,6 +55,10 @@ class Wanted:
     mind: float = 1.0
     kinship: float = 1.0
     dosages: bool = False
+    traits: tuple[str, ...] = ()
+    least_cell: int = 0
+    traitless: bool = False
+    scores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ class Cohort:
 
     loaded: who counts at all. male, female: by .fam. trait: NaN where missing, as read (0 is
     missing if the trait turns out to be binary). covariates: (people, c), NaN where missing.
-    relatives: a table of pairs, if the study leaves relatives out.
+    relatives: a table of pairs, if the study leaves relatives out. few_alike: people whose traits
+    would tell them apart (see `trait_patterns`).
     """
 
     files: Files
@@ -87,6 +95,7 @@ class Cohort:
     trait: np.ndarray
     covariates: np.ndarray
     relatives: bytes | None = None
+    few_alike: bytes | None = None
 
     @property
     def trait_file(self) -> Path:
@@ -96,6 +105,7 @@ class Cohort:
         """File and line of a person's covariate, or of the trait, which comes after them; and its
         name. For messages: the file is read again."""
         names = [*self.wanted.covariates, *(["sex"] if self.wanted.sex else [])]
+        names += self.wanted.scores
         name = (names[column : column + 1] or [self.wanted.trait or "trait"])[0]
         path = self.files.cov if column < len(self.wanted.covariates) else self.trait_file
         if path in (None, self.files.fam) or name == "sex":
@@ -165,11 +175,14 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         gone = left_out(pairs)
         loaded[gone] = False
         relatives = as_lines(pairs, people.person, gone)
-    if wanted.trait is None:
+    if wanted.traitless:
+        trait = np.full(len(people), np.nan)
+    elif wanted.trait is None:
         trait = fam_trait(people, files.fam)
     else:
         trait = _numbers(files, wanted, "pheno", people.person, (wanted.trait,))[0]
-    if not wanted.ambiguous_sex and not (people.sex > 0).any():
+    sexless = not (people.sex > 0).any() and not wanted.traitless
+    if sexless and not wanted.ambiguous_sex:
         raise CohortError(
             "sex-unknown",
             str(files.fam),
@@ -178,12 +191,21 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         )
     if not wanted.ambiguous_sex:
         trait = np.where(people.sex == 0, np.nan, trait)
-    if not (loaded & ~np.isnan(trait)).any():
+    if not wanted.traitless and not (loaded & ~np.isnan(trait)).any():
         raise CohortError("trait-nobody", str(_source(files, wanted)), "nobody has a trait")
+    for name in wanted.traits:  # of which this study is about one
+        path = _table_file(files, wanted, "pheno")
+        require_column(path, read_columns(path, "pheno"), name, "pheno")
+    if (twice := _made_twice(files, wanted)) is not None:
+        raise twice
     columns = _numbers(files, wanted, "cov", people.person, wanted.covariates)
     if wanted.sex:
         columns.append(np.where(people.sex == 0, np.nan, people.sex == 1))
     covariates = np.stack(columns, axis=1) if columns else np.zeros((len(people), 0))
+    few = _few_alike(files, wanted, people, loaded, covariates)
+    loaded &= ~few
+    if not loaded.any():
+        raise CohortError("traits-nobody", str(_source(files, wanted)), "all traits are rare")
     return Cohort(
         files,
         wanted,
@@ -196,7 +218,28 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         trait,
         covariates,
         relatives,
+        _names(people, few) if few.any() else None,
     )
+
+
+def _few_alike(
+    files: Files, wanted: Wanted, people: People, loaded: np.ndarray, covariates: np.ndarray
+) -> np.ndarray:
+    """Who takes no part, because differences of several traits' totals would tell of few."""
+    if len(wanted.traits) < 2 or not wanted.least_cell:
+        return np.zeros(len(loaded), bool)
+    from cupola.association.trait_patterns import few_alike
+
+    traits = _numbers(files, wanted, "pheno", people.person, wanted.traits)
+    sex = people.sex > 0 if not wanted.ambiguous_sex else np.ones(len(loaded), bool)
+    whole = ~np.isnan(covariates).any(axis=1)
+    return few_alike(traits, np.column_stack([loaded, sex, whole]), wanted.least_cell)
+
+
+def _names(people: People, chosen: np.ndarray) -> bytes:
+    """A table of people for the cohort's own eyes."""
+    names = [people.person[i].replace(" ", "\t") for i in np.flatnonzero(chosen)]
+    return "\n".join(["FID\tIID", *names, ""]).encode()
 
 
 def _source(files: Files, wanted: Wanted) -> Path:
@@ -206,7 +249,7 @@ def _source(files: Files, wanted: Wanted) -> Path:
 def problems(files: Files, wanted: Wanted) -> list[str]:
     """What a cohort lacks of what a study wants, from the first lines of its tables and the form of
     its genotypes: a line for each, for the cohort's own eyes."""
-    traits = () if wanted.trait is None else (wanted.trait,)
+    traits = dict.fromkeys([*([] if wanted.trait is None else [wanted.trait]), *wanted.traits])
     found = []
     for what, names in (("pheno", traits), ("cov", wanted.covariates)):
         for name in names:
@@ -215,12 +258,29 @@ def problems(files: Files, wanted: Wanted) -> list[str]:
                 require_column(path, read_columns(path, what), name, what)
             except CohortError as error:
                 found.append(str(error))
+    found += [] if (twice := _made_twice(files, wanted)) is None else [str(twice)]
     if not wanted.dosages:
         try:
             require_hard_calls(files.bed)
         except CohortError as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
+
+
+def _made_twice(files: Files, wanted: Wanted) -> CohortError | None:
+    """Of a covariate that the study makes and the cohort's table has as well: which one is meant
+    nobody can know."""
+    if not wanted.scores or files.cov is None:
+        return None
+    twice = [name for name in read_columns(files.cov, "cov") if name in wanted.scores]
+    if not twice:
+        return None
+    return CohortError(
+        "cov-ambiguous",
+        str(files.cov),
+        f"has a column {twice[0]}, and the study computes {twice[0]} itself ([components]): rename "
+        "the column, or let the study do without [components]",
+    )
 
 
 def _table_file(files: Files, wanted: Wanted, what: str) -> Path:

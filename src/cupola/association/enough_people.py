@@ -19,11 +19,12 @@ def require_people(study: Study, tested: int) -> None:
             f"columns needs {least:,} (people_per_column = {study.people_per_column}): with "
             "fewer, the totals could tell single genotypes; use fewer covariates or more people"
         )
-    systems, sums = study.mixed.systems, study.mixed.sums
-    if study.test == "mixed" and study.people_per_column and tested < systems * sums:
+    mixed = study.mixed
+    if study.test == "mixed" and study.people_per_column and tested < mixed.vectors:
         raise DataError(
-            f"{tested:,} people have trait and covariates, but the mixed model may ask for "
-            f"{systems} sums over them {sums} times: from as many as there are people, genotypes "
-            "would follow; use fewer groups, markers of calibration, or sums (mixed), "
+            f"{tested:,} people have trait and covariates, but the mixed model may multiply "
+            f"markers by {mixed.vectors:,} vectors over them ({mixed.systems} in each of "
+            f"{mixed.sums} sums, {mixed.signs} of random signs): from as many as there are people, "
+            "genotypes would follow; use fewer groups, markers of calibration, or sums (mixed), "
             "test = 'linear', or more people"
         )

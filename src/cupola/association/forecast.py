@@ -153,6 +153,11 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.components is not None:
+        found.append(f"components may be found before {plan.components.sums} sums")
+        found.append("every common variant is taken for a marker, withheld by nobody")
+    if plan.scores:
+        found.append("means of components are not known yet")
     if plan.clump:
         found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.study().scored:
@@ -183,11 +188,18 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
     analysis = AssociationAnalysis(plan)
     host = analysis.host()
     program = analysis.program(host)
-    reach = _StudyRehearsal(analysis, host, (*ANSWERED, FINGERPRINTS).__contains__)
+    reach = _StudyRehearsal(analysis, host, _answered(plan).__contains__)
     try:
         return rehearse_answered(program, reach, program.skip), reach
     except FederationError as error:
         raise Simulated().explained(host, error) from None
+
+
+def _answered(plan: StudyPlan) -> tuple[str, ...]:
+    """What cohorts answer in a rehearsal. They have no components there: what takes those is left
+    open."""
+    takes_scores = ("gwas moments", "gwas shared") if plan.scores else ()
+    return tuple(task for task in (*ANSWERED, FINGERPRINTS) if task not in takes_scores)
 
 
 class _StudyRehearsal(AnsweredRehearsal):
@@ -206,12 +218,13 @@ class _StudyRehearsal(AnsweredRehearsal):
         return answered
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
-        if self.parties is not None and "shift" in question.options:
+        unknown = self.parties is not None or not self.answered("gwas moments")
+        if unknown and "shift" in question.options:
             self._slack(question, len(sites))
         return super()._answers(question, sites)
 
     def computed(self, task: str) -> bool:
-        return task in ANSWERED
+        return task in ANSWERED and self.answered(task)
 
     def blank(self, question: Question) -> Arrays:
         hashes = question.task == FINGERPRINTS
@@ -219,7 +232,8 @@ class _StudyRehearsal(AnsweredRehearsal):
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
 
     def _slack(self, question: Question, sites: int) -> None:
-        """Totals of masked sums are rounded: means may have other digits there."""
+        """Totals of masked sums are rounded, and components are not known: means may have other
+        digits there."""
         numbers = [*(question.options["shift"] or ()), *(question.options["width"] or ())]
         more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
         self.row(question.task, "sum")["down"] += sites * more

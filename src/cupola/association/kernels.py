@@ -6,20 +6,21 @@ Install numba with `pip install 'cupola[gwas]'`; without it everything works, sl
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupola.association import reference
-from cupola.association.bed import MISSING, WORD, Bed, mask_of, unpacked
+from cupola.association.bed import MAPPED, MISSING, WORD, Bed, mask_of, unpacked
 from cupola.association.many_threads import over
 
 if TYPE_CHECKING:
     from cupola.association.genotypes import Genotypes
 
 _CHUNK = 4096
+_PEOPLE = 2048  # of a logistic regression, computed at a time: their columns stay in the cache
 
 
 @lru_cache(maxsize=1)
@@ -60,8 +61,18 @@ def allele_counts(bed: Genotypes, local: np.ndarray, chosen: np.ndarray) -> np.n
     found = np.empty((len(local), len(chosen), 2), np.int32)
     masks = np.stack([mask_of(group) for group in chosen])
     at, count = local.astype(np.int64), _compiled().allele_counts
-    over(len(at), lambda part: count(bed.flat, bed.width, at[part], masks, found[part]))
+    step = max(_CHUNK, MAPPED // bed.width)
+    for start in range(0, len(at), step):
+        rows, into = at[start : start + step], found[start : start + step]
+        over(len(rows), partial(_count, count, bed, masks, rows, into))
+        bed.was_read(len(rows) * bed.width)
     return found
+
+
+def _count(
+    count: Any, bed: Bed, masks: np.ndarray, rows: np.ndarray, found: np.ndarray, part: slice
+) -> None:
+    count(bed.flat, bed.width, rows[part], masks, found[part])
 
 
 def call_sums(rows: np.ndarray, two: np.ndarray, one: np.ndarray) -> np.ndarray:
@@ -109,14 +120,19 @@ def logistic_sums(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not has_numba():
         return reference.logistic_sums(rows, people, scale, fixed, y, beta)
-    whole = np.zeros((fixed.shape[1] + 3, 4 * rows.shape[1]))
+    from cupola.association.compiled_logistic import logistic_sums as add
+
+    blocks = max(1, -(-4 * rows.shape[1] // _PEOPLE))
+    places = -(-4 * rows.shape[1] // (32 * blocks)) * 32
+    whole = np.zeros((fixed.shape[1] + 3, blocks * places))
     whole[:, people] = np.vstack([fixed.T, y, scale, np.ones(len(people))])
-    columns = np.ascontiguousarray(whole[:-3])
-    y, scale, included = whole[-3:]
-    i, j = np.triu_indices(len(columns))
-    facts = (included, scale, columns, columns[i] * columns[j], y)
-    rows, beta = np.ascontiguousarray(rows), np.ascontiguousarray(beta)
-    (k, p), add = beta.shape, _compiled().logistic_sums
+    whole = np.ascontiguousarray(whole.reshape(-1, blocks, places).transpose(1, 0, 2))
+    columns = np.ascontiguousarray(whole[:, :-3])
+    y, scale, included = (np.ascontiguousarray(whole[:, i]) for i in (-3, -2, -1))
+    i, j = np.triu_indices(columns.shape[1])
+    facts = (included, scale, columns, columns[:, i] * columns[:, j], y)
+    rows = np.pad(rows, ((0, 0), (0, blocks * places // 4 - rows.shape[1])))
+    beta, (k, p) = np.ascontiguousarray(beta), beta.shape
     found = np.empty((k, p)), np.empty((k, p * (p + 1) // 2)), np.empty((k, 2))
 
     def work(part: slice) -> None:

@@ -116,6 +116,16 @@ def told_of(sums: Arrays) -> tuple[Arrays, np.ndarray]:
 def described(study: Study, people: int, numbers: int) -> list[str]:
     """The limits that are on in a study, a line each. numbers: per variant, of so many people."""
     limits, found = study.limits, []
+    if len(study.trait.columns) > 1:
+        found.append(
+            f"{len(study.trait.columns)} traits of the same people: their totals differ by those "
+            "who have one and not another"
+            + (
+                f"; who is like fewer than {limits.least_cell} in all of them takes no part"
+                if limits.least_cell
+                else ", however few (limits.least_cell = 0)"
+            )
+        )
     if study.least_cohorts is not None:
         found.append(
             f"variants in at least {study.least_cohorts} cohorts are tested there: all parties "
@@ -135,8 +145,8 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"part with {study.mixed.people} tested people at least"
         )
         found.append(
-            f"at most {study.mixed.sums} sums about {study.mixed.systems} vectors: what markers "
-            "have in common is known on a space of so many dimensions, of as many as people"
+            f"markers are multiplied by {study.mixed.vectors:,} vectors over people at most: what "
+            "they have in common is known on a space of so many dimensions, of as many as people"
         )
     if limits.least_cell:
         found.append(

@@ -71,6 +71,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         mixed=plan.mixed,
+        study=plan.study(),
         released=_released(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",
@@ -172,6 +173,12 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
         genotypes = plan.trend or plan.quality.hardy_weinberg > 0
         lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
         found.append(f"this site would withhold {lost:,} variants for small counts")
+    here, vectors = int(site.cohort.loaded.sum()), plan.mixed.vectors
+    if plan.test == "mixed" and here < vectors:
+        found.append(
+            f"sums about {vectors:,} vectors would tell what markers have in common in this site's "
+            f"{here:,} people altogether, if all other sites helped the coordinator"
+        )
     if plan.regression:
         most = own.rules.limits.released
         try:

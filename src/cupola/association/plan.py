@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -11,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from cupola.analysis.explain import explain
 from cupola.analysis.folder_lock import read_lines
-from cupola.analysis.header import Engine, PlanHeader, Track, is_elsewhere
+from cupola.analysis.header import Engine, PlanHeader, Track, folder_word, is_elsewhere
 from cupola.analysis.plan_file import load
 from cupola.association.cohort import Files, Wanted
 from cupola.association.output_choices import About, TableKind, with_old_keys
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import OF_MARKERS, Study
 from cupola.errors import PlanError
 from cupola.secure.sum_choice import Sum
 
@@ -102,11 +103,20 @@ class StudyPlan(PlanHeader, Study):
         "engine", "track", "checkpoint_seconds", "folder", "salt", "cohorts",
     )  # fmt: skip
     later: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"tables": ["plink"], "about": About().model_dump(mode="json", exclude_none=True)}
+        {
+            "dosages": False,
+            "quality.info": 0.0,
+            "trait.columns": [],
+            "tables": ["plink"],
+            "about": About().model_dump(mode="json", exclude_none=True),
+            **{f"limits.{key}": default for key, default in OF_MARKERS.items()},
+        }
     )
 
     kind: Literal["association"] = "association"
     """Of the analysis."""
+    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}$")
     """Of the study; the file's name without it."""
     seed: int = 1
@@ -160,7 +170,7 @@ class StudyPlan(PlanHeader, Study):
             raise ValueError("cohorts: name at least one ([[cohorts]])")
         if len(set(names)) < len(names):
             raise ValueError("cohorts: two have the same name")
-        if twice := [name for name in self.covariates if self.covariates.count(name) > 1]:
+        if twice := [name for name in self.named if self.named.count(name) > 1]:
             raise ValueError(f"covariates: '{twice[0]}' stands there twice: nothing could be told")
         if self.sum.changes:
             raise ValueError("sum.changes: every total of a study is of all its cohorts")
@@ -213,18 +223,41 @@ class StudyPlan(PlanHeader, Study):
         regression = self.regression
         return Wanted(
             self.trait.column,
-            self.covariates if regression else (),
+            self.own_covariates if regression else (),
             self.sex and regression,
             self.ambiguous_sex,
             self.quality.person_missing,
             self.quality.kinship,
             self.dosages,
+            self.trait.columns,
+            self.limits.least_cell,
+            traitless=self.test is None,
+            scores=self.scores if regression else (),
         )
+
+    @property
+    def many(self) -> bool:
+        """Whether it stands for many runs: seeds, a grid, several traits."""
+        return super().many or (bool(self.trait.columns) and self.trait.column is None)
+
+    def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Label and settings of every run, traits innermost."""
+        several = self.trait.columns if self.trait.column is None else ()
+        for label, chosen in super().settings():
+            if not several:
+                yield label, chosen
+            for place, column in enumerate(several):
+                word = re.sub(r"[^A-Za-z0-9._-]+", "_", folder_word(column, place))
+                one = f"{label},trait={word}" if label else f"trait={word}"
+                facts = {"trait.column": column, "name": f"{self.name}.{word}"}  # of its tables
+                yield one, {**chosen, **facts}
 
     def to_dict(self, *, lasting: bool = False) -> dict[str, Any]:
         """lasting: tables had keys of their own, and runs under way are known by them."""
         found = super().to_dict(lasting=lasting)
-        if not lasting or self.many:
+        if self.many:  # else the folder of the file that it is kept in
+            return {**found, "folder": self.folder}
+        if not lasting:
             return found
         facts = list(found.items())
         after = list(found).index("confidence") + 1

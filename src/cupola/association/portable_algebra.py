@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 _CACHE = 1 << 15  # numbers worked on at once: they stay in the processor's cache
+_SWEEPS = 40  # of rotations, at most; ten are enough for matrices of some hundred rows
+_NEGLIGIBLE = 1e-27  # squares beside the diagonal, over squares on it
 
 
 def inverse(matrices: np.ndarray) -> np.ndarray:
@@ -88,4 +90,55 @@ def combined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     found = np.zeros((a.shape[0], b.shape[1]))
     for j in range(a.shape[1]):
         found += a[:, j : j + 1] * b[j]
+    return found
+
+
+def eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of a symmetric matrix (p, p), the largest first, and their vectors as columns.
+
+    Jacobi's rotations (Golub and Van Loan, section 8.5), in rounds of pairs that share no index:
+    those of a round are one operation over all rows, then one over all columns. Each vector's
+    largest entry is positive.
+    """
+    p = len(matrix)
+    even = p + p % 2
+    a = np.zeros((even, even))  # an odd matrix has a row and column of zeros on top
+    a[:p, :p] = matrix
+    vectors = np.eye(even)
+    for _ in range(_SWEEPS):
+        before = total(total((a - np.diag(np.diagonal(a))) ** 2))
+        if before <= _NEGLIGIBLE * total(np.diagonal(a) ** 2):
+            break
+        for i, j in _rounds(even):
+            _rotate(a, vectors, i, j)
+    values = np.diagonal(a)[:p].copy()
+    order = np.argsort(-values, kind="stable")
+    vectors = vectors[:p, :p][:, order]
+    largest = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(p)]
+    return values[order], vectors * np.where(largest < 0, -1.0, 1.0)
+
+
+def _rotate(a: np.ndarray, vectors: np.ndarray, i: np.ndarray, j: np.ndarray) -> None:
+    """Make a[i, j] zero, for pairs that share no index, in place."""
+    off = a[i, j]
+    with np.errstate(all="ignore"):
+        theta = (a[j, j] - a[i, i]) / (2 * off)
+        t = np.where(theta < 0, -1.0, 1.0) / (np.abs(theta) + np.sqrt(theta * theta + 1))
+    t = np.where(np.isfinite(t) & (off != 0), t, 0.0)
+    c = 1 / np.sqrt(t * t + 1)
+    s = t * c
+    for x in (a, a.T, vectors.T):
+        upper, lower = x[i].copy(), x[j].copy()
+        x[i] = c[:, None] * upper - s[:, None] * lower
+        x[j] = s[:, None] * upper + c[:, None] * lower
+
+
+def _rounds(p: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """All pairs of p (even) indices, in p - 1 rounds of p / 2, as a tournament is planned."""
+    ring = list(range(p))
+    found = []
+    for _ in range(p - 1):
+        first, second = np.array(ring[: p // 2]), np.array(ring[: p // 2 - 1 : -1])
+        found.append((np.minimum(first, second), np.maximum(first, second)))
+        ring = [ring[0], ring[-1], *ring[1:-1]]
     return found

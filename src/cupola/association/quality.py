@@ -83,7 +83,8 @@ def filtered(program: Association, state: State) -> np.ndarray:
     rate = frequency(alleles)
     minor = np.minimum(rate, 1 - rate)
     observed = pooled(alleles)[1]
-    missing = 1 - observed / np.maximum(program.expected_alleles(state), 1)
+    expected = program.expected_alleles(state, slice(None))
+    missing = 1 - observed / np.maximum(expected, 1)
     if chosen.maf > 0:
         reason[(reason == KEPT) & ~(minor >= chosen.maf)] = R_MAF
     if chosen.missing < 1:

@@ -102,7 +102,7 @@ class Asker:
             options={
                 "binary": study.binary,
                 "regression": study.regression,
-                "one_sided": study.one_sided or study.quantitative,
+                "one_sided": study.one_sided or study.quantitative or study.test is None,
             },
             expects={"people": Spec((10,), "int", MOST_PEOPLE)},
             reveals="numbers of people: cases, controls, without trait, males among them, tested; "

@@ -100,7 +100,9 @@ class Regression:
 
     def skip(self) -> State:
         """The state after a question about variants, for a rehearsal: each of them is asked about
-        for as long as a variant may be."""
+        for as long as a variant may be, and about the model without one for as long as that."""
+        if self.part == "shared":
+            return self._skip_shared()
         if self.study.test == "linear":
             return self._store(self._nothing(fit.OK))
         k, p, newton = len(self.chunk.index), self.fixed + 1, self.study.newton
@@ -119,6 +121,17 @@ class Regression:
         if self.part in ("sums", "newton") and newton.firth:
             return self._go_on(work, part="firth", iteration=0)
         return self._store(self._nothing(fit.OK))
+
+    def _skip_shared(self) -> State:
+        p = self.fixed
+        if self.study.test == "linear":
+            return self._remember(products=[1.0] * ((p + 1) * (p + 2) // 2), done=True)
+        spent = 0 if self.null is None else self.null["iterations"]
+        facts = {"beta": [0.0] * p, "iterations": spent + 1, "broken": False}
+        if spent < NULL_ITERATIONS:
+            return self._remember(**facts, done=False)
+        sums = {"gradient": [0.0] * p, "information": [1.0] * (p * (p + 1) // 2)}
+        return self._remember(**facts, **sums, done=True)
 
     @classmethod
     def tasks(cls, study: Study) -> tuple[str, ...]:
@@ -155,7 +168,7 @@ class Regression:
     def _missing(self) -> bool:
         """Whether anybody lacks a call in this chunk: all of a cohort that lacks a variant do."""
         observed = self.state.arrays["alleles"][self.chunk.index, :, 1].sum(axis=1, dtype=np.int64)
-        expected = self.program.expected_alleles(self.state)[self.chunk.index]
+        expected = self.program.expected_alleles(self.state, self.chunk.index)
         lacking = ~agreed_variants.everywhere(self.state)[self.chunk.index]
         return bool((observed < expected).any() or lacking.any())
 

@@ -21,8 +21,8 @@ from cupola.pages.any_run import sections as run_sections
 from cupola.pages.folder import RunFolder
 
 _TOP = 20
-_SHOWN = ("SNP", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "COHORTS", "F_A", "F_U", "BETA",
-          "OR", "SE", "STAT", "CHISQ", "P")  # fmt: skip
+_SHOWN = ("SNP", "P", "OR", "BETA", "SE", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "COHORTS",
+          "F_A", "F_U", "STAT", "CHISQ")  # fmt: skip
 
 
 def sections(run: RunFolder, table: Table | None = None) -> list[str]:

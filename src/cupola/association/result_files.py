@@ -109,7 +109,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
             for s in range(1, len(MEANINGS))
             if s not in SCORED and (found.status == s).any()
         },
-        "limits": plan.limits.model_dump(),
+        "limits": plan.limits_told,
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
         "inflation": inflation(found),

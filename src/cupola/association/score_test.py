@@ -128,6 +128,8 @@ class ScoreTest(Regression):
 
     def skip(self) -> State:
         """As if twice as many went on as do by chance."""
+        if self.part == "shared":
+            return self._skip_shared()
         k = len(self.chunk.index)
         go_on = np.zeros(k, bool)
         go_on[: int(np.ceil(self.study.score.gone_on * k))] = True

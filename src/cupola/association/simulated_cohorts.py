@@ -53,6 +53,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
             mixed=plan.mixed,
+            study=plan.study(),
         )
         for cohort in plan.cohorts
     ]

@@ -7,8 +7,8 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cupola.association.limits import Released
 from cupola.association.study_choices import Limits, Mixed, Study
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
-from cupola.federation.message import Declined, Question
+from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
 
@@ -33,7 +33,7 @@ _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 FINGERPRINTS = "gwas fingerprints"
-UNLISTED, RELATIVES = "unlisted.tsv", "relatives.tsv"
+UNLISTED, RELATIVES, FEW_ALIKE = "unlisted.tsv", "relatives.tsv", "few_alike.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
 
@@ -49,8 +49,8 @@ def released_numbers(study: Study) -> int:
     if not study.regression:
         return 0
     columns = len(study.columns) + 2 + study.sex_on_x
-    if study.test == "mixed":  # of a marker; cohorts' signs are their own
-        return columns + 1 + study.mixed.systems * study.mixed.sums
+    if study.test == "mixed":  # of a marker
+        return columns + 1 + study.mixed.vectors
     first = (columns + 1) * study.scored
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
@@ -70,7 +70,8 @@ class Site:
     told. log: what went wrong, in full; none of it crosses the border. memory, folder: where a real
     cohort keeps what it was asked, so that a new process does not answer it all again in other
     forms. own_log: where it keeps the log. unlisted: its variants that the list does not have, so
-    far. tables: others for its own eyes, by the name of their file.
+    far. tables: others for its own eyes, by the name of their file. study: what it has agreed to.
+    scores: its people's components, once they are known, (loaded people, components).
     """
 
     files: Files
@@ -91,6 +92,8 @@ class Site:
     own_log: Callable[[str], None] | None = None
     unlisted: Variants | None = None
     tables: dict[str, bytes] = field(default_factory=dict)
+    study: Study | None = None
+    scores: np.ndarray | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
     _index: Index | None = None
@@ -103,7 +106,8 @@ class Site:
         """Another process opens the cohort for itself."""
         limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed,
                   self.least_cohorts, self.apart)  # fmt: skip
-        return Site, (self.files, self.wanted, self.salt, self.proposes, *limits)
+        made = partial(Site, study=self.study)
+        return made, (self.files, self.wanted, self.salt, self.proposes, *limits)
 
     @property
     def cohort(self) -> Cohort:
@@ -112,7 +116,22 @@ class Site:
                 self._cohort = open_cohort(self.files, self.wanted)
                 if self._cohort.relatives is not None:
                     self.keep_table(RELATIVES, self._cohort.relatives)
+                if self._cohort.few_alike is not None:
+                    self.keep_table(FEW_ALIKE, self._cohort.few_alike)
             return self._cohort
+
+    def take_scores(self, kept: Arrays) -> None:
+        """Components that were kept in an earlier step: some are covariates from now on."""
+        if self.scores is not None or "scores" not in kept or self.study is None:
+            return
+        cohort, components = self.cohort, self.study.components
+        self.scores = kept["scores"]
+        if self.wanted.scores and components is not None:
+            chosen = [components.names.index(name) for name in self.wanted.scores]
+            columns = np.full((len(cohort.person), len(chosen)), np.nan)
+            columns[cohort.loaded] = self.scores[:, chosen]
+            whole = np.concatenate([cohort.covariates, columns], axis=1)
+            self._cohort = replace(cohort, covariates=whole)
 
     @property
     def index(self) -> Index:
@@ -293,6 +312,7 @@ def guarded(function: Callable[[Site, SiteContext, Question], Any]) -> Callable[
     def run(site: SiteContext, question: Question) -> Any:
         own: Site = site.data
         try:
+            own.take_scores(site.recall(question))
             return function(own, site, question)
         except CohortError as error:
             own.complain(str(error))

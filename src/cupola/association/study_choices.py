@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cupola.association.component_choices import Components
 
 CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
 
@@ -18,8 +21,22 @@ class Trait(_Choice):
 
     column: str | None = None
     """Column of the .pheno files; without it the .fam files' sixth column."""
+    columns: tuple[str, ...] = ()
+    """Several columns of the .pheno files, any of which a person may lack: a run each, in a folder
+    of its own. With `column` as well: that run alone."""
     kind: Literal["auto", "binary", "quantitative"] = "auto"
     """auto: binary if no cohort has another value than 1, 2, 0 and missing, as PLINK decides."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Trait:
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ValueError(f"columns: '{twice[0]}' stands there twice")
+        if self.columns and self.column not in (None, *self.columns):
+            raise ValueError(
+                f"column = '{self.column}' is none of columns = {list(self.columns)}: give columns "
+                "alone for a run each, or one of them as column"
+            )
+        return self
 
 
 class Quality(_Choice):
@@ -82,6 +99,16 @@ class Mixed(_Choice):
         """Right-hand sides at most: one for each group, one with nothing left out."""
         return self.groups + 1 + self.calibration
 
+    @property
+    def signs(self) -> int:
+        """Vectors of random signs."""
+        return 0 if self.heritability is not None else self.probes
+
+    @property
+    def vectors(self) -> int:
+        """Over people, with which markers are multiplied, at most."""
+        return self.systems * self.sums + self.signs
+
 
 class Score(_Choice):
     """The score test, which may come before a logistic regression is fitted."""
@@ -114,6 +141,24 @@ class Limits(_Choice):
     outliers: float = Field(default=0.0, ge=0)
     """A person's standardised covariates are shortened to this many times the usual length (the
     root of their number). 0: never."""
+    people: int = Field(default=200, ge=1)
+    """A cohort with fewer people takes no part in a study with components."""
+    directions: float = Field(default=0.5, gt=0)
+    """A cohort refuses components that may ask for more directions (sums times block) than this
+    many times its people."""
+    carriers: int = Field(default=10, ge=0)
+    """A cohort withholds a marker of which it has from 1 copy of the rarer allele to one less than
+    this; then no cohort uses it. 0: none."""
+    ld_copies: int = Field(default=50, ge=1)
+    """A cohort adds nothing to products of two markers if it has fewer copies of the rarer allele
+    of one."""
+
+
+#: Limits that are about markers, with their defaults.
+OF_MARKERS = {
+    key: Limits.model_fields[key].default
+    for key in ("people", "directions", "carriers", "ld_copies")
+}
 
 
 class Clump(_Choice):
@@ -138,7 +183,7 @@ class Clump(_Choice):
 class Study(_Choice):
     """The statistical side of a study: what every cohort is asked."""
 
-    test: Literal["chi-square", "linear", "logistic", "mixed"]
+    test: Literal["chi-square", "linear", "logistic", "mixed"] | None
     """PLINK: --assoc, --linear, --logistic. mixed: a linear mixed model (BOLT: --lmmInfOnly)."""
     trait: Trait = Trait()
     """What is studied, below."""
@@ -187,6 +232,9 @@ class Study(_Choice):
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""
 
+    components: Components | None = None
+    """Principal components of all people, below; as covariates by name (PC1-10)."""
+
     @model_validator(mode="after")
     def _of_dosages(self) -> Study:
         if not self.dosages:
@@ -208,6 +256,11 @@ class Study(_Choice):
                 "dosages = true: Hardy-Weinberg equilibrium is tested in hard calls; leave "
                 "quality.hardy_weinberg out (quality.info filters badly imputed variants)"
             )
+        if self.components is not None:
+            raise ValueError(
+                "dosages = true: components are computed from hard calls; leave [components] out, "
+                "and name columns of the .cov files as covariates"
+            )
         if self.quality.kinship < 1:
             raise ValueError(
                 "dosages = true: kinship is computed from hard calls; leave quality.kinship out; "
@@ -217,12 +270,30 @@ class Study(_Choice):
 
     @property
     def binary(self) -> bool | None:
-        """Whether the trait is binary, if that is stated."""
+        """Whether the trait is binary, if that is stated. Without a test there is no trait."""
+        if self.test is None:
+            return False
         return None if self.trait.kind == "auto" else self.trait.kind == "binary"
 
     @property
     def regression(self) -> bool:
-        return self.test != "chi-square"
+        return self.test not in ("chi-square", None)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Covariates that the study names, one by one: PC1-10 is ten."""
+        return tuple(name for one in self.covariates for name in expanded(one))
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Those of them that are components of this study."""
+        known = () if self.components is None else self.components.names
+        return tuple(name for name in self.named if name in known)
+
+    @property
+    def own_covariates(self) -> tuple[str, ...]:
+        """Those of them that stand in the .cov files."""
+        return tuple(name for name in self.named if name not in self.scores)
 
     @property
     def quantitative(self) -> bool:
@@ -236,15 +307,21 @@ class Study(_Choice):
 
     @property
     def columns(self) -> list[str]:
-        """Covariates, by name."""
+        """Covariates, by name, in the order of their columns."""
         if not self.regression:
             return []
-        return [*self.covariates, *(["SEX"] if self.sex else [])]
+        return [*self.own_covariates, *(["SEX"] if self.sex else []), *self.scores]
+
+    @property
+    def limits_told(self) -> dict[str, Any]:
+        """The limits that this study has."""
+        others = set() if self.components is not None else {*OF_MARKERS}
+        return self.limits.model_dump(exclude=others)
 
     @property
     def before_variants(self) -> tuple[str, ...]:
         """Phases between people and the list of variants."""
-        return ("standardise",) if self.regression else ()
+        return ("standardise",) if self.regression and not self.scores else ()
 
     @property
     def after_variants(self) -> tuple[str, ...]:
@@ -255,9 +332,24 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        test: tuple[str, ...] = ("test",) if self.regression else ()
+        found = [] if self.components is None else ["components"]
+        found += ["standardise"] if self.scores else []
         if self.test == "mixed":
-            test = ("mixed", "mixed test")
-        if self.scored:
-            test = ("score", "saddle" if self.score.then == "saddle-point" else "test")
-        return (*test, *(("clump",) if self.clump else ()))
+            found += ["mixed", "mixed test"]
+        elif self.scored:
+            found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
+        elif self.regression:
+            found += ["test"]
+        return (*found, *(("clump",) if self.clump else ()))
+
+
+def expanded(name: str) -> tuple[str, ...]:
+    """PC1-10 and PC1-PC10 are ten names; any other is itself.
+
+    >>> expanded("PC2-4"), expanded("AGE")
+    (('PC2', 'PC3', 'PC4'), ('AGE',))
+    """
+    found = re.fullmatch(r"PC([1-9][0-9]{0,2})-(?:PC)?([1-9][0-9]{0,2})", name)
+    if found is None or int(found[1]) > int(found[2]):
+        return (name,)
+    return tuple(f"PC{i}" for i in range(int(found[1]), int(found[2]) + 1))

@@ -117,7 +117,7 @@ def sections(facts: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             text(row["task"]),
-            ("" if row["sure"] else unsure) + times(row["times"]),
+            ("" if row["sure"] or row["times"] == 1 else unsure) + times(row["times"]),
             *(size(row[key]) for key in ("down", "up", "total")),
         )
         for row in facts["rows"]
@@ -131,7 +131,7 @@ def sections(facts: Mapping[str, Any]) -> list[str]:
                 ("For each variant", each, "to and from all sites"),
             ]
         ),
-        page.table(head, rows),
+        page.table(head, rows, stacked=True),
         f'<p class="note">{text(_note(facts))}</p>',
         party_table(facts["parties"]),
     ]

@@ -116,9 +116,11 @@ class Association:
         variant passed the filters, somebody lacked a call at each, and none converged."""
         if state.values["phase"] in PARTS:
             return self.part(state).skip()
+        if state.values["phase"] == "standardise":
+            return self._moments(state, Total({"sums": np.ones(len(state.values["shift"]))}))
         question = self._ask_counts(state)[1]
         chunk, people = self.chunks(state)[state.values["at"]], state.values["people"]["loaded"]
-        both = self.expected_alleles(state)[chunk.index] - 1
+        both = self.expected_alleles(state, chunk.index) - 1
         state = replace(state, values={**state.values, "rehearsed": True})
         return self._counts(state, Total(quality.imagined(question.expects, both, people)))
 
@@ -145,7 +147,7 @@ class Association:
         groups, males, (tested, cases, not_binary, quantitative) = told[:3], told[3:6], told[6:]
         mixed = study.binary is None and 0 < not_binary < self.sites
         binary = not_binary == 0 if study.binary is None else study.binary
-        if not study.quantitative and not binary:
+        if study.test is not None and not study.quantitative and not binary:
             raise DataError(
                 f"test = '{study.test}' needs a binary trait (1 control, 2 case), but the trait "
                 f"has other values in {not_binary} of {self.sites} cohorts"
@@ -370,11 +372,11 @@ class Association:
             state.values["phase"] = "done"
         return state
 
-    def expected_alleles(self, state: State) -> np.ndarray:
-        """Alleles of all loaded people of the cohorts that have a variant, were no call missing."""
-        variants = self.variants(state)
-        n, males = agreed_variants.loaded_people(state, variants)
-        kind = kinds(variants.chromosome)
+    def expected_alleles(self, state: State, index: np.ndarray | slice) -> np.ndarray:
+        """Alleles of all loaded people of the cohorts that have a variant, were no call missing: of
+        the variants of an index, since all are many."""
+        n, males = agreed_variants.loaded_people(state, index)
+        kind = kinds(self.variants(state).chromosome[index])
         return np.choose(kind, [2 * n, 2 * n - males, males, n]).astype(np.int64)
 
     # Parts after the counts

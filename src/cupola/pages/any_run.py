@@ -161,7 +161,7 @@ def ledger_section(run: RunFolder) -> str:
         "Every question the sites answered. Nothing else crossed a site's border. Unless sums are "
         "masked, the coordinator's machine receives each answer before it is added up."
     )
-    return page.section("Who learned what", lead, page.table(head, rows))
+    return page.section("Who learned what", lead, page.table(head, rows, stacked=True))
 
 
 def _name(site: Any) -> str:

@@ -81,17 +81,25 @@ def chips(items: Sequence[tuple[str, str]]) -> str:
     return f'<div class="chips">{cells}</div>'
 
 
-def table(head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> str:
-    """A table; head is (text, is a number), cells are HTML (escape them)."""
+def table(
+    head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], stacked: bool = False
+) -> str:
+    """A table; head is (text, is a number), cells are HTML (escape them). stacked: on a phone a row
+    is a block of labelled lines, so that nothing is beyond the edge."""
+    labels = [f' data-label="{text(name)}"' if stacked else "" for name, _ in head]
     top = "".join(f'<th scope="col"{_n(number)}>{text(name)}</th>' for name, number in head)
     lines = []
     for row in rows:
         cells = [f'<th scope="row"{_n(head[0][1])}>{row[0]}</th>']
-        cells += [f"<td{_n(number)}>{cell}</td>" for cell, (_, number) in zip(row[1:], head[1:])]
+        cells += [
+            f"<td{_n(number)}{label}>{cell}</td>"
+            for cell, (_, number), label in zip(row[1:], head[1:], labels[1:])
+        ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = "".join(lines)
     inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="table"><table>{inner}</table></div>'
+    kind = "table stacked" if stacked else "table"
+    return f'<div class="{kind}"><table>{inner}</table></div>'
 
 
 def facts(items: Iterable[tuple[str, str]]) -> str:

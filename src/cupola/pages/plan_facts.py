@@ -25,12 +25,12 @@ def task_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """What each task sends, over all sites."""
     head = [("question", False), ("asked", True), ("to sites", True), ("from sites", True)]
     cells = [(text(r["task"]), times(r["questions"]), size(r["down"]), size(r["up"])) for r in rows]
-    return page.table(head, cells)
+    return page.table(head, cells, stacked=True)
 
 
 def party_table(parties: Iterable[Mapping[str, str]]) -> str:
     rows = [(text(row["party"]), text(row["learns"])) for row in parties]
-    table = page.table([("party", False), ("learns", False)], rows)
+    table = page.table([("party", False), ("learns", False)], rows, stacked=True)
     return page.figure("Who learns what", table)
 
 

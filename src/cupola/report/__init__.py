@@ -43,9 +43,7 @@ def write(
         with trusting(trust):
             html = _run_page(runs[0], analysis or _analysis_in(runs[0], trust))
     else:
-        from cupola.report.compare_page import compare_page  # which loads torch
-
-        html = compare_page(runs, folder.resolve().name, folder)
+        html = _page_of_runs(runs, folder, trust)
     return save(html, folder / "report.html")
 
 
@@ -106,6 +104,23 @@ def _run_page(run: RunFolder, analysis: Analysis[Any]) -> str:
     where = ("simulated", "warn") if run.result.get("simulated", True) else (real, "")
     chips = [(run.status, _STATUS.get(run.status, "")), where, *analysis.chips(run)]
     return page.page(run.name, analysis.title, page.chips(chips), analysis.sections(run))
+
+
+def _page_of_runs(runs: Sequence[RunFolder], folder: Path, trust: bool) -> str:
+    """The report of several runs: as their analysis has it, or a comparison."""
+    name, sections = folder.resolve().name, None
+    if len({kind_of(run.plan) for run in runs}) == 1:
+        with trusting(trust):
+            analysis = _analysis_in(runs[0], trust)
+            sections = analysis.sections_of_runs(runs, folder)
+    if sections is None:
+        from cupola.report.compare_page import compare_page  # which loads torch
+
+        return compare_page(runs, name, folder)
+    done = sum(run.status in ("finished", "stopped") for run in runs)
+    state = "good" if done == len(runs) else "warn"
+    chips = page.chips([(f"{done} of {len(runs)} finished", state)])
+    return page.page(name, analysis.title, chips, sections)
 
 
 def _analysis_in(run: RunFolder, trust: bool) -> Analysis[Any]:

@@ -117,9 +117,10 @@ def _row_sums(halves: list[np.ndarray], v: np.ndarray) -> np.ndarray:
 
 
 def _value(pieces: np.ndarray) -> int:
-    """sum of pieces[i, k] * 2^(11 (i + k))."""
-    return sum(
-        int(number) << (_WIDTH * (i + k))
-        for i, line in enumerate(pieces.tolist())
-        for k, number in enumerate(line)
-    )
+    """sum of pieces[i, k] * 2^(11 (i + k)): a number of rows of 2 n places, read as rows of one
+    place less, has those of one i + k below each other."""
+    n = len(pieces)
+    shifted = np.zeros((n, 2 * n), np.int64)
+    shifted[:, :n] = pieces  # below 2^53, and so are whole; a sum of 12 is below 2^57
+    alike = shifted.reshape(-1)[: n * (2 * n - 1)].reshape(n, -1).sum(axis=0)
+    return sum(number << (_WIDTH * power) for power, number in enumerate(alike.tolist()))

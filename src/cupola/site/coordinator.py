@@ -149,7 +149,10 @@ def checked(job: Job, modules: Iterable[str] | None = None) -> PlanHeader:
     if not _STUDY.fullmatch(job.study):
         raise PlanError(f"a study's name has letters, digits, '.', '-' and '_': '{job.study}'")
     if plan.many:
-        raise PlanError("a plan with seeds or a grid stands for several runs: submit one of them")
+        raise PlanError(
+            "a plan with seeds, a grid or several traits stands for several runs: submit one of "
+            "them (--set trait.column=NAME)"
+        )
     analysis = analysis_of(plan)
     analysis.require_real()
     if plan.sum.masked and job.roster is None:

@@ -82,7 +82,7 @@ def read_proposal(source: Path | str, modules: Iterable[str] = ()) -> Proposal:
     _refuse_code(given, set(modules))
     plan: PlanHeader = load(given, elsewhere=True)
     if plan.many:
-        raise PlanError("a plan for real sites stands for one run (no seeds, no grid)")
+        raise PlanError("a plan for real sites stands for one run (no seeds, no grid, one trait)")
     return Proposal(plan, text)
 
 

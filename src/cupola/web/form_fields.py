@@ -17,6 +17,8 @@ from cupola.training.meanings import meanings
 from cupola.web.kinds import analysis_named, forms
 from cupola.web.plans import leaves
 
+_BROAD = 36  # letters
+
 
 @dataclass(frozen=True)
 class Field:
@@ -37,6 +39,11 @@ class Field:
         return "f-" + self.key.replace(".", "-")
 
     @property
+    def broad(self) -> bool:
+        """Whether its choices are sentences, which take a line of the form."""
+        return any(len(label) > _BROAD for _, label in self.options)
+
+    @property
     def when_json(self) -> str:
         return json.dumps(self.when)
 
@@ -50,15 +57,23 @@ class Field:
             parts = [p.strip() for p in re.split(between, text.strip("[]")) if p.strip()]
             plain = [p.strip("\"'") for p in parts]
             return plain if self.kind == "words" else [_number(p) for p in plain]
+        if self.kind == "choice" and text in ("true", "false"):  # a flag that is on by default
+            return text == "true"
         return _number(text) if self.kind in ("whole", "number") else text
 
 
 @dataclass(frozen=True)
 class Group:
-    """Fields under one heading."""
+    """Fields under one heading; folded: shown when they are asked for."""
 
     title: str
     fields: tuple[Field, ...]
+    lead: str = ""
+    folded: bool = False
+
+    def concerned(self, said: Mapping[str, Any]) -> bool:
+        """Whether anything is said of its fields."""
+        return any(said.get(field.key) for field in self.fields)
 
 
 def _number(text: str) -> Any:
@@ -78,7 +93,12 @@ def groups(kind: str) -> tuple[Group, ...]:
         return ()
     schema = analysis_named(kind).Plan.model_json_schema()
     return tuple(
-        Group(title, tuple(_field(entry, schema) for entry in entries))
+        Group(
+            title,
+            tuple(_field(entry, schema) for entry in entries),
+            form.leads.get(title, ""),
+            title in form.folded,
+        )
         for title, entries in form.groups
     )
 
@@ -101,7 +121,7 @@ def _field(entry: Entry, schema: dict[str, Any]) -> Field:
     shown = entry.kind or ("choice" if options else types.get(_type(found), "text"))
     start = found.get("default") if entry.default is None else entry.default
     default = "" if start is None or isinstance(start, dict) else _plain(start)
-    about = described or entry.about or _meaning(entry.key)
+    about = entry.about or described or _meaning(entry.key)
     return Field(entry.key, entry.label, shown, about, default, options, entry.when, entry.needed)
 
 

@@ -191,6 +191,8 @@ class StudyService:
                     raise
                 study.roster = None  # the coordinator is told why when starting it by hand
                 return None
+            except Wrong:  # too few for its sums, say: who joins has done nothing wrong
+                return None
             finally:
                 self.db.commit()
 

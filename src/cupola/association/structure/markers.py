@@ -1,10 +1,13 @@
 """Which variants of a list are markers, and how cohorts are told.
 
-The mean of a marker is that of all people loaded. Without a call a person counts as the mean.
+The mean of a marker is that of all people who are counted. Without a call a person counts as the
+mean. A cohort with few copies of a marker's rarer allele withholds it, if the study asks for that:
+sums over its carriers would be sums over few people. Then no cohort uses the marker.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +15,14 @@ import numpy as np
 
 from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
-from cupola.association.design import AUTOSOME
+from cupola.association.design import AUTOSOME, calls
+from cupola.association.kernels import genotype_counts
+from cupola.association.limits import WITHHELD, small, without
 from cupola.association.quality import pooled
 from cupola.association.questions import Chunk
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
+from cupola.association.study_choices import Study
 from cupola.association.tasks import listed_rows
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import State
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 
 MARKERS = "gwas markers"
 LAST = 22  # chromosome of which there are markers
+_KINDS = 4  # of people whom a cohort may leave uncounted (see `tasks.counted`)
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,12 @@ class Markers:
 
     @classmethod
     def of(cls, program: Association, state: State, maf: float) -> Markers:
-        """The markers of a study after its filters: those with at least this minor frequency."""
+        """The markers of a study after its filters: those with at least this minor frequency that
+        no cohort lacks."""
         variants = program.variants(state)
         a1, both = pooled(state.arrays["alleles"])
         told = (state.arrays["reason"] == KEPT) & everywhere(state) & (both > 0)
-        told &= (variants.chromosome >= 1) & (variants.chromosome <= LAST)
+        told &= (variants.chromosome >= 1) & (variants.chromosome <= LAST) & everywhere(state)
         frequency = np.where(told, a1, 0) / np.maximum(both, 1)
         minor = np.minimum(frequency, 1 - frequency)
         index = np.flatnonzero(told & (minor > 0) & (minor >= maf))
@@ -72,41 +81,88 @@ class Markers:
         then."""
         return 4 * self.frequency * (1 - self.frequency)
 
-    def question(self, people: int, what: str, maf: float) -> Question:
-        """Tells cohorts the markers; asks for the sums of their squares over all people loaded."""
-        chunk = Chunk(0, self.whole, AUTOSOME, self.index)
+    def most_squares(self, people: int, study: Study, sites: int) -> np.ndarray:
+        """The most that squares of a marker add up to at one cohort. people: all that are counted.
+        Of those counted they are n 4pq in all; those who are not counted may add 4 each; and a
+        little slack for rounding."""
+        return 1.01 * people * self.most + 4 * uncounted(study, sites) + 10
+
+    def question(
+        self, people: int, what: str, maf: float, carriers: int = 0, more: int = 0
+    ) -> Question:
+        """Tells cohorts the markers; asks for the sums of their squares over all people loaded.
+        carriers: from which number on copies of the rarer allele are not few at a cohort; 0: any.
+        more: people whom cohorts have and did not count, at most (`uncounted`)."""
+        chunk, k = Chunk(0, self.whole, AUTOSOME, self.index), len(self)
+        expects = {"squares": Spec((k,), "float", 1.01 * people + 4 * more + 10)}
+        if carriers:
+            expects[WITHHELD] = Spec((k,), "int", 1)
         return Question(
             MARKERS,
             {**chunk.arrays(), "mean": self.mean},
-            {"start": 0, "stop": self.whole, "kind": AUTOSOME, "what": what, "maf": maf},
-            {"squares": Spec((len(self),), "float", 1.01 * people + 10)},
-            reveals="per marker, the variance of the genotype over all people",
-        )
+            {"start": 0, "stop": self.whole, "kind": AUTOSOME, "what": what, "maf": maf,
+             "carriers": carriers},
+            expects,
+            reveals="per marker, the variance of the genotype over all people"
+            + ("; in how many cohorts few people carry it" if carriers else ""),
+        )  # fmt: skip
+
+
+def uncounted(study: Study, sites: int) -> int:
+    """People whom cohorts have and do not count, at most: fewer than `least_cell` of each kind."""
+    return _KINDS * study.limits.least_cell * sites
 
 
 @task(MARKERS)
 @guarded
 def markers(own: Site, site: SiteContext, question: Question) -> Contribution:
-    """Remember markers and their means; sums of squares of the centred genotypes."""
-    own.pin(("markers", question.options["what"]), question.options["maf"])
+    """Remember markers and their means; sums of squares of the centred genotypes. A study has one
+    set of markers for each purpose."""
+    what, least = question.options["what"], int(question.options["carriers"])
     local, swapped = listed_rows(own, site, question)
     mean = question.arrays["mean"].astype(np.float64)
     if mean.shape != local.shape or not ((mean > 0) & (mean < 2)).all():
         raise Declined("question-not-understood")
+    told = hashlib.blake2b(question.arrays["variants"].tobytes() + mean.tobytes()).hexdigest()
+    own.pin(("markers", what), [question.options["maf"], least, told])
     kept: Arrays = {"marker_row": local.astype(np.int32), "marker_swapped": swapped,
                     "marker_mean": mean}  # fmt: skip
     site.keep(question, {**site.recall(question), **kept})
     made = Centred(own.cohort, local, swapped, mean, np.flatnonzero(own.cohort.loaded))
-    return Contribution({"squares": made.squares()})
+    arrays: Arrays = {"squares": made.squares()}
+    if WITHHELD in question.expects:
+        arrays = without(site, question, arrays, small(rarer_copies(made), least))
+    return Contribution(arrays)
+
+
+def rarer_copies(made: Centred) -> np.ndarray:
+    """Copies of each marker's rarer allele at this cohort."""
+    cohort, chosen = made.cohort, np.zeros((1, len(made.cohort.person)), bool)
+    chosen[0, made.people] = True
+    found = np.zeros(len(made), np.int64)
+    for start in range(0, len(made), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        rows = calls(cohort, made.local[part], made.swapped[part], AUTOSOME)
+        two, one, none = genotype_counts(rows, chosen)[:, 0].T
+        found[part] = np.minimum(2 * two + one, 2 * none + one)
+    return found
 
 
 def recalled(
     own: Site, site: SiteContext, question: Question, people: np.ndarray | None = None
 ) -> Centred:
-    """The markers that this cohort was told. people: of the .fam file; all loaded ones without."""
+    """The markers that this cohort was told; of them those that a question keeps ('kept', a bit
+    each), if it says so: the same ones in all questions of a purpose. people: of the .fam file; all
+    loaded ones without."""
     kept = site.recall(question)
     if "marker_row" not in kept:
         raise Declined("variants-not-agreed")
     chosen = np.flatnonzero(own.cohort.loaded) if people is None else people
-    rows = (kept["marker_row"].astype(np.int64), kept["marker_swapped"])
-    return Centred(own.cohort, *rows, kept["marker_mean"], chosen)
+    local, swapped = kept["marker_row"].astype(np.int64), kept["marker_swapped"]
+    mean, bits = kept["marker_mean"], question.arrays.get("kept")
+    if bits is not None:
+        told = hashlib.blake2b(bits.tobytes()).hexdigest()
+        own.pin(("kept markers", question.options["what"]), told)
+        some = np.unpackbits(bits, count=len(local)).astype(bool)
+        local, swapped, mean = local[some], swapped[some], mean[some]
+    return Centred(own.cohort, local, swapped, mean, chosen)

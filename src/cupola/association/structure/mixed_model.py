@@ -25,7 +25,7 @@ from cupola.association.structure.conjugate_gradients import (
     converged,
     heritability,
 )
-from cupola.association.structure.markers import LAST, MARKERS, Markers
+from cupola.association.structure.markers import LAST, MARKERS, Markers, uncounted
 from cupola.association.structure.mixed_questions import MixedAsker
 from cupola.association.structure.mixed_tasks import CROSS, RESIDUAL, SOLUTION, SPREAD
 from cupola.errors import DataError
@@ -76,10 +76,6 @@ class MixedModel:
         made = self.program.asker(self.state)
         return MixedAsker(made, len(self.markers), self._columns(AUTOSOME))
 
-    @property
-    def probes(self) -> int:
-        return 0 if self.choice.heritability is not None else self.choice.probes
-
     def _array(self, name: str) -> np.ndarray:
         return self.state.arrays[f"mixed/{name}"]
 
@@ -90,9 +86,10 @@ class MixedModel:
             return self.program.asker(self.state).shared(kind, self._columns(kind), None)
         if self.part == "markers":
             people = self.state.values["people"]["loaded"]
-            return self.markers.question(people, "mixed", self.choice.maf)
+            more = uncounted(self.study, self.program.sites)
+            return self.markers.question(people, "mixed", self.choice.maf, more=more)
         if self.part == "cross":
-            return self.asker.cross(self.probes)
+            return self.asker.cross(self.choice.signs)
         if self.part == "spread":
             return self.asker.spread(self._array("probes") * self._array("unit")[:, None])
         h = self.facts["heritability"]
@@ -328,12 +325,13 @@ class MixedModel:
     def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
         choice, p = program.study.mixed, 1 + len(program.columns(AUTOSOME))
         m = int(((variants.chromosome >= 1) & (variants.chromosome <= LAST)).sum())
-        made, probes = MixedAsker(asker, m, p), 0 if choice.heritability else choice.probes
+        made, probes = MixedAsker(asker, m, p), choice.signs
         on_x = 1 + len(program.columns(SEX_X))
         yield "sum", asker.shared(SEX_X, on_x, None), 1
         half = np.full(m, 0.5)
         told = Markers(np.arange(m), variants.chromosome[:m], half, len(variants))
-        yield "sum", told.question(asker.people, "mixed", choice.maf), 1
+        more = uncounted(program.study, program.sites)
+        yield "sum", told.question(asker.people, "mixed", choice.maf, more=more), 1
         yield "sum", made.cross(probes), 1
         if probes:
             yield "sum", made.spread(np.zeros((m, probes))), 1

@@ -32,9 +32,7 @@ class MixedAsker:
     def _question(
         self, task: str, arrays: Arrays, expects: dict[str, Spec], reveals: str, **more: Any
     ) -> Question:
-        mixed = self.asker.study.mixed
-        options = {**self.asker._test(AUTOSOME), "systems": mixed.systems,
-                   "sums": mixed.sums, **more}  # fmt: skip
+        options = {**self.asker._test(AUTOSOME), **more}
         how = rounded(self.asker.study)
         return Question(task, arrays, options, expects, reveals=reveals, protection=how)
 

@@ -28,11 +28,8 @@ def _ready(own: Site, site: SiteContext, question: Question) -> tuple[Design, Ce
     """The tested people and their markers, of which there is one set; Declined where there are too
     few people."""
     made = own.design(replace(question, options={**question.options, "kind": AUTOSOME}))
-    options, least = question.options, own.mixed.people
-    own.pin("mixed", [options["systems"], options["sums"]])
-    asked = int(options["systems"]) * int(options["sums"])
-    few = own.people_per_column > 0 and int(options["tested"]) < asked
-    if len(made.people) < least or few or int(options["sums"]) > own.mixed.sums:
+    few = own.people_per_column > 0 and int(question.options["tested"]) < own.mixed.vectors
+    if len(made.people) < own.mixed.people or few:
         raise Declined("too-few-people")
     found = recalled(own, site, question, made.people)
     own.pin(("mixed", "markers"), _digest(found.local, found.swapped, found.mean))
@@ -46,18 +43,21 @@ def _digest(*arrays: np.ndarray) -> str:
     return found.hexdigest()
 
 
-def _coefficients(question: Question, name: str, rows: int) -> np.ndarray:
+def _coefficients(question: Question, name: str, rows: int, most: int) -> np.ndarray:
     given = question.arrays[name].astype(np.float64)
     if given.ndim != 2 or len(given) != rows or not np.isfinite(given).all():
         raise Declined("coefficients-refused")
+    if given.shape[1] > most:
+        raise Declined("too-many-vectors")
     return given
 
 
 def _vectors(own: Site, question: Question, made: Design, markers: Centred) -> np.ndarray:
     """X a + y s + Z c for the cohort's people, (people, vectors)."""
-    a = _coefficients(question, "markers", len(markers))
-    c = _coefficients(question, "covariates", made.columns.shape[1])
-    s = _coefficients(question, "trait", 1)
+    most = own.mixed.systems
+    a = _coefficients(question, "markers", len(markers), most)
+    c = _coefficients(question, "covariates", made.columns.shape[1], most)
+    s = _coefficients(question, "trait", 1, most)
     found = markers.times(a) + made.columns @ c + made.y[:, None] * s
     return _many(own, found)
 
@@ -78,7 +78,10 @@ def _many(own: Site, vectors: np.ndarray) -> np.ndarray:
 def cross(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Products of markers with covariates, trait and random signs; their squares."""
     made, markers = _ready(own, site, question)
-    signs = _signs(own, site, len(made.people), question.expects["along"].shape[1])
+    count = question.expects["along"].shape[1]
+    if count > own.mixed.signs:  # X'V V'X is nearly X'X where there are many
+        raise Declined("too-many-vectors")
+    signs = _signs(own, site, len(made.people), count)
     whole = np.column_stack([made.columns, _many(own, made.y[:, None]), signs])
     about = {"products": markers.transposed(whole), "squares": markers.squares()}
     return Contribution({**on_grid(about, own.limits.grid), "along": made.columns.T @ signs})
@@ -101,7 +104,8 @@ def spread(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Squared lengths of X a."""
     _, markers = _ready(own, site, question)
     own.pin(("mixed", "spread"), _digest(question.arrays["markers"]))
-    found = _many(own, markers.times(_coefficients(question, "markers", len(markers))))
+    a = _coefficients(question, "markers", len(markers), own.mixed.signs)
+    found = _many(own, markers.times(a))
     return Contribution({"squares": (found**2).sum(axis=0)})
 
 

@@ -37,7 +37,7 @@ class MixedTest:
         self.fixed = 1 + len(program.columns(self.chunk.kind))
         a1, both = pooled(state.arrays["alleles"][self.chunk.index])
         self.frequency = np.where(both > 0, a1 / np.maximum(both, 1), 0.0)
-        self.missing = bool((both < program.expected_alleles(state)[self.chunk.index]).any())
+        self.missing = bool((both < program.expected_alleles(state, self.chunk.index)).any())
         self.column = self._column()
 
     def _column(self) -> np.ndarray:

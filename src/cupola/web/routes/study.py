@@ -125,7 +125,8 @@ def _form(
     values = {k: str(v) for k, v in typed.items()} if typed else form_fields.filled(kind, given)
     return page(
         request, "form.html", status=status, kind=kind, study=study, text=to_text(given),
-        about=forms()[kind].about if kind in forms() else "", groups=form_fields.groups(kind),
+        about=forms()[kind].about if kind in forms() else "",
+        title=forms()[kind].title if kind in forms() else "", groups=form_fields.groups(kind),
         brings=json.dumps(form_fields.brought(kind)), values=values, problems=at,
     )  # fmt: skip
 

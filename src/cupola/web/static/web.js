@@ -17,6 +17,8 @@ for (const form of document.querySelectorAll('[data-plan]')) {
     const input = box.querySelector('input,select');
     box.hidden = !applies && !box.classList.contains('wrong');
     input.disabled = box.hidden;
+    const group = box.closest('section');
+    group.hidden = ![...group.querySelectorAll('.field')].some(f => !f.hidden);
   });
   form.addEventListener('input', show);
   show();

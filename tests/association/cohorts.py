@@ -100,6 +100,7 @@ def sites(study, bases, salt=b"salt", apart=1):
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
+        founders=study.quality.founders and not study.trend,
         traitless=study.test is None,
         scores=study.scores if regression else (),
     )
@@ -147,5 +148,6 @@ def found(study, bases, listed=None, masked=False):
 def study(test, **options):
     column = "QT" if test in ("linear", "mixed") else "CC"
     covariates = () if test in ("chi-square", None) else ("AGE", "DOSE")
-    facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0}
+    facts = {"trait": {"column": column}, "covariates": covariates, "people_per_column": 0,
+             "fingerprints": False}  # fmt: skip
     return Study(**{"test": test, **facts, **options})

@@ -131,7 +131,7 @@ def test_filters_count_the_people_of_the_cohorts_that_have_a_variant(tmp_path):
     assert REASONS[state.arrays["reason"][3]] == "missing calls"
     kept = np.delete(np.arange(M), 3)
     assert not state.arrays["reason"][kept].any()
-    expected = program.expected_alleles(state)
+    expected = program.expected_alleles(state, np.arange(M))
     assert (state.arrays["alleles"].sum(axis=1)[:, 1] <= expected).all()
 
 

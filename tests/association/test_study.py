@@ -162,7 +162,6 @@ def test_cohorts_without_cases_and_with_other_files(tmp_path):
         ({"cohorts": [{"name": "a", "beds": "x"}]}, "beds is unknown"),
         ({"cohorts": [{"name": "a"}]}, "cohort 'a' needs bfile (or bed, bim and fam), pfile,"),
         ({"sum": {"kind": "masked", "minimum": 4}}, "no masked sum can be told"),
-        ({"fingerprints": True}, "fingerprints need a salt"),
         ({"covariates": ["AGE", "DOSE", "AGE"]}, "covariates: 'AGE' stands there twice"),
     ],
 )
@@ -337,9 +336,10 @@ def test_how_far_a_study_is_is_told_in_steps_and_variants(tmp_path):
     study = _study(tmp_path, "logistic", chunk=8)
     cupola.run(study, tmp_path / "out", progress=told.append, report=False)
     steps = list(dict.fromkeys((now.step, now.said) for now in told))
-    assert [step for step, _ in steps] == [(2, 5), (3, 5), (4, 5), (5, 5), (5, 5)]
+    assert [step for step, _ in steps] == [(2, 6), (3, 6), (4, 6), (5, 6), (6, 6), (6, 6)]
     assert [said for _, said in steps[2:]] == [
-        "counting alleles", "testing variants", "writing the tables",
+        "looking for people in two cohorts", "counting alleles", "testing variants",
+        "writing the tables",
     ]  # fmt: skip
     assert [now.done for now in told if now.part == "test"] == [0, 8]
     assert {now.whole for now in told if now.part in ("counts", "test")} == {10}

@@ -46,7 +46,7 @@ def _sent(study, folder):
     "more",
     [
         {},
-        {"trend": True, "fingerprints": True, "salt": "s"},
+        {"trend": True, "fingerprints": False},
         {"limits": {"least_cell": 9}},
     ],
 )

@@ -93,10 +93,11 @@ def test_a_masked_study_of_three_hospitals_one_of_them_killed(trial, tmp_path):
         assert "real cohorts" in (folder / "report.html").read_text()
     assert found["simulated"] is False
     same_as_plink(hapmap.table(real))
-    # Nothing but what hospitals put on the list left unmasked, and nobody's files are known.
+    # Nothing but what hospitals put on the list, and hashes, left unmasked; nobody's files are
+    # known.
     for folder in folders.values():
         unmasked = {task for task, to in asked(folder, "hapmap") if "unmasked" in to}
-        assert unmasked == {"gwas propose"}
+        assert unmasked == {"gwas propose", "gwas fingerprints"}
     assert str(folders["hospital-a"]) not in (copies[1] / "plan.toml").read_text()
     told = {task for task, _ in asked(folders["hospital-b"], "hapmap")}
     assert told <= {row["task"] for row in shown.answers}

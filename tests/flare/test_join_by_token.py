@@ -14,12 +14,14 @@ from pathlib import Path
 
 import hapmap
 import numpy as np
+import psutil  # which nvflare needs, too
 import pytest
 import tomli_w
 from patience import wait
 from ports import free_ports
-from test_association_study import same_as_plink
+from test_association_study import asked, same_as_plink
 
+import cupola
 from cupola.site import spent
 from cupola.web.launcher import holder
 
@@ -27,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SITES = ["north", "south", "west"]
 CHROMIUM = next((p for n in ("chromium", "google-chrome") if (p := shutil.which(n))), None)
 ROUNDS = 30
+TABLES = ("hapmap.assoc.logistic", "hapmap.dropped.tsv")
 FORM = {
     "name": "outcome",
     "rounds": ROUNDS,
@@ -163,6 +166,7 @@ class Lead:
         page = self.page
         page.click("text=New study")
         page.click(f"a.card:has-text('{kind}')")
+        page.eval_on_selector_all("details", "all => all.forEach(one => one.open = true)")
         for key, value in fields.items():
             place = "#f-" + key.replace(".", "-")
             if page.locator(f"select{place}").count():
@@ -309,7 +313,8 @@ def opened(machines, name):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.skipif(not hapmap.THERE, reason="set CUPOLA_DATA to the folder with gwas")
 def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, tmp_path):
-    """Two sites join by the command, the third by its own page; the table is PLINK's."""
+    """Two sites join by the command, the third by its own page. One is killed in the middle and
+    joins again by the same words. The tables are those of one place, byte for byte, and PLINK's."""
     api = pytest.importorskip("playwright.sync_api")
     base, password = server
     folders = {name: tmp_path / name for name in SITES}
@@ -331,12 +336,14 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
                 "chunk": 64,
             },
         )
+        lead.click("text=Change the plan")  # what no field says stands in the text
+        lead.fill("#text", lead.input_value("#text") + "\n[engine]\ntimeout = 8.0\n")
+        lead.click("button:has-text('Save the text')")
         where, tokens = one.invite()
-        for name in SITES[:2]:
-            machines.start(
-                name, "site", "join", base, tokens[name], "--folder", name, "--yes",
-                "--data", f"hm3={name}/hm3", "--unmasked-tasks", "gwas propose",
-            )  # fmt: skip
+        data = ["--data", "hm3={0}/hm3"]
+        for task in ("gwas propose", "gwas fingerprints"):
+            data += ["--unmasked-tasks", task]
+        join(machines, base, tokens, *data, names=SITES[:2])
         machines.start(
             "university", "compensator", "join", base, tokens["university"],
             "--folder", "university", "--yes",
@@ -356,12 +363,20 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
         assert fingerprint in lead.inner_text("#roster")
         lead.wait_for_selector("#foreseen:has-text('Sent in all')")  # by itself, too
         west.click("button:has-text('All have the same')")
-        lead.goto(f"{where}/runs/1")
+        wait(lambda: lead.goto(f"{where}/runs/1").ok)
+        lead.wait_for_selector("#phase:has-text('step 5 of 5, testing variants')")
+        wait(lambda: newton_answers(folders["north"]) >= 2)
+        killed(machines, "north")
+        join(machines, base, tokens, names=["north"])
         lead.wait_for_selector("h2:has-text('Top hits')")  # the live page moves on by itself
-        with lead.expect_download() as got:
-            lead.click("a:has-text('hapmap.assoc.logistic')")
+        assert newton_answers(folders["north"]) > 2  # it was in the middle
+        lead.set_viewport_size({"width": 390, "height": 800})
+        assert beyond_the_edge(lead, "h2:has-text('Top hits') ~ .table", ("SNP", "P")) == []
         (tmp_path / "got").mkdir()
-        got.value.save_as(tmp_path / "got" / "hapmap.assoc.logistic")
+        for name in TABLES:
+            with lead.expect_download() as got:
+                lead.click(f"a:has-text('{name}')")
+            got.value.save_as(tmp_path / "got" / name)
         west.wait_for_selector("text=The study has finished")
         one.browser.close()
     assert one.foreign == []
@@ -369,12 +384,44 @@ def test_an_association_study_in_a_browser_gives_plinks_table(server, machines, 
     ours = hapmap.table(tmp_path / "got")
     assert len(ours) > 100
     same_as_plink(ours)
-    told = (tmp_path / "got" / "hapmap.assoc.logistic").read_bytes()
     for name in SITES[:2]:
         assert machines.children[name].wait(300) == 0, machines.said(name)
-    for folder in folders.values():
-        (own,) = (folder / "results").iterdir()
-        assert (own / "hapmap.assoc.logistic").read_bytes() == told
+    here = hapmap.write_study(tmp_path / "hapmap.toml", folders, chunk=64)
+    cupola.run(here, tmp_path / "here", report=False)
+    for name in TABLES:
+        told = (tmp_path / "here" / name).read_bytes()
+        assert (tmp_path / "got" / name).read_bytes() == told, name
+        for folder in folders.values():
+            (own,) = (folder / "results").iterdir()
+            assert (own / name).read_bytes() == told, (folder, name)
+
+
+def newton_answers(folder):
+    """How many questions of the test a site has answered, by its own ledger."""
+    kept = [path.name.rpartition("-")[0] for path in (folder / "studies").glob("*-*")]
+    return [task for study in kept for task, _ in asked(folder, study)].count("gwas newton")
+
+
+def killed(machines, name):
+    """A machine that loses its power: the command, FLARE's client and the job it runs."""
+    child = machines.children[name]
+    started = psutil.Process(child.pid).children(recursive=True)
+    for process in [child, *started]:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            process.kill()
+    child.wait()
+
+
+def beyond_the_edge(page, table, columns):
+    """Columns of a table that a page of this width does not show whole."""
+    return page.eval_on_selector(
+        table,
+        """(box, wanted) => [...box.querySelectorAll('thead th')]
+            .filter(th => wanted.includes(th.textContent))
+            .filter(th => th.getBoundingClientRect().right > box.getBoundingClientRect().right + 1)
+            .map(th => th.textContent)""",
+        list(columns),
+    )
 
 
 def reached(api, page, url):

@@ -240,6 +240,7 @@ def test_a_plan_hides_nothing_from_who_reads_it(change):
     [
         (made.PLAN, "2ce7a76832d231269e03ec8d24f95de5b5ec5dc88a7c21008e314a471a8cc511"),
         ({"name": "t", "test": "chi-square", "trait": {"column": "A"}, "sum": "masked",
+          "fingerprints": False,  # its default then
           "cohorts": [{"name": name} for name in "abc"]},
          "ce50375244e90369428e6db8c555c415ed422fec486284d95fdbc6810f7228a2"),
     ],

@@ -69,7 +69,7 @@ def test_an_association_study_at_real_sites(tmp_path, opened, test):
     assert told <= {row["task"] for row in shown.answers}
     unmasked = [line["task"] for line in read_ledger(trial.site(1), trial.study)
               if line["to"] == "coordinator, unmasked" and "bytes" in line]  # fmt: skip
-    assert unmasked == ["gwas propose"]  # that it has nothing to add
+    assert unmasked == ["gwas propose", "gwas fingerprints"]  # that it has nothing to add
 
 
 def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, opened):
@@ -88,7 +88,8 @@ def test_what_is_wrong_with_a_cohorts_files_stays_in_its_own_log(tmp_path, opene
 
 def test_a_study_asks_what_its_test_needs_and_nothing_else():
     names = [{"name": name} for name in "abc"]
-    facts = {"test": "chi-square", "cohorts": names, "variants": "public.bim"}
+    facts = {"test": "chi-square", "cohorts": names, "variants": "public.bim",
+             "fingerprints": False}  # fmt: skip
     proposal = read_proposal(tomli_w.dumps(facts))
     assert proposal.analysis.asks("gwas counts")
     for task in ("gwas newton", "gwas propose", "gwas fingerprints", "train"):

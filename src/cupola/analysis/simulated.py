@@ -39,7 +39,7 @@ class Simulated:
         """The coordinator sees codes; here the sites' own logs are at hand, too."""
         told: list[str] = getattr(host, "complaints", list)()
         if isinstance(error, FederationError) and told:
-            return DataError("; ".join(told))
+            return DataError("\n".join(told))
         return error
 
     def keep_logs(self, host: Host, folder: Path) -> None:

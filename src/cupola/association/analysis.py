@@ -15,7 +15,6 @@ from cupola.analysis.forms import Form, TablePage
 from cupola.analysis.protocol import Analysis, NoData, OwnSite, SiteRules, Watch
 from cupola.analysis.result import Facts, Result
 from cupola.association import own_cohort, results, study_progress
-from cupola.association.accounting import counted_lines
 from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.file_sets import file_set, file_sets
@@ -28,7 +27,6 @@ from cupola.association.study_parts import tasks_of
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
 from cupola.association.tasks import UNMASKED
-from cupola.base.formatting import duration, size
 from cupola.federation.program import State
 
 if TYPE_CHECKING:
@@ -129,6 +127,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             pinned=plan.variants_hash,
             seed=plan.seed,
             apart=plan.apart,
+            names=self.site_names,
         )
         return self.association
 
@@ -264,25 +263,17 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return check(self.plan)
 
     def check_lines(self, facts: Mapping[str, Any]) -> list[str]:
-        from cupola.association.forecast import check_lines
+        from cupola.association.told_in_words import check_lines
 
         return check_lines(facts)
 
     def show(self, run: Run, quiet: bool) -> list[Any]:
         del quiet
-        found, people = run.result, run.result["people"]
-        lines = [
-            f"{found.tested:,} of {found.variants:,} variants tested in {people['tested']:,} "
-            f"people of {len(found.cohorts)} cohorts; {found.hits['5e-8']:,} hits below 5e-8, "
-            f"inflation {found.inflation or float('nan'):.3f}",
-            f"{size(found.bytes_down + found.bytes_up)} sent, {duration(found.seconds)}",
-            *counted_lines(found),
-        ]
-        lines += [
-            f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
-            for a, b, n in found.shared_people
-        ]
-        return [*lines, *(str(run.folder / file) for file in (*found.files, "report.html"))]
+        from cupola.association.told_in_words import result_lines
+
+        lines = result_lines(run.result, self.plan.name, self.plan.sum.kind)
+        files = (*run.result.files, "report.html")
+        return [*lines, *(str(run.folder / file) for file in files)]
 
     # In the web
 

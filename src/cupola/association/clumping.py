@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupola.association import chi_square, pvalues
+from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.limits import WITHHELD, told_of
@@ -127,7 +128,7 @@ def chosen(program: Association, state: State) -> tuple[list[Pairs], int]:
     clump = program.study.clump
     assert clump is not None
     reason = state.arrays["reason"]
-    kept = np.flatnonzero(reason == KEPT)
+    kept = np.flatnonzero((reason == KEPT) & everywhere(state))
     if state.values.get("rehearsed"):  # no results: as if one region were full of hits
         return ([_one_region(kept[:MOST])] if len(kept) > 1 else []), 0
     return choose(program.variants(state)[kept], kept, statistics(program, state), clump)
@@ -167,9 +168,10 @@ def possible(variants: Variants) -> np.ndarray:
 
 
 def statistics(program: Association, state: State) -> np.ndarray:
-    """The square of z or t, or chi-square, of each variant that is tested, in the list's order; NaN
-    without a result. Of saddle points that of the score. By +, -, *, / alone."""
-    kept = np.flatnonzero(state.arrays["reason"] == KEPT)
+    """The square of z or t, or chi-square, of each variant that is tested and that no cohort lacks,
+    in the list's order; NaN without a result. Of saddle points that of the score. By +, -, *, /
+    alone."""
+    kept = np.flatnonzero((state.arrays["reason"] == KEPT) & everywhere(state))
     if not program.study.regression:
         return chi_square.statistic(state.arrays["alleles"][kept])
     z = np.full(len(state.arrays["reason"]), np.nan)

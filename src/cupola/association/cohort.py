@@ -46,6 +46,7 @@ class Wanted:
     people at least so much related one is left out. dosages: whether genotypes are read as dosages.
     traits: all that are studied in these people, each by itself. least_cell: of the study's limits.
     traitless: whether the study has no trait. scores: covariates that the study itself makes.
+    founders: whether genotypes are counted in founders only.
     """
 
     trait: str | None = None
@@ -59,6 +60,7 @@ class Wanted:
     least_cell: int = 0
     traitless: bool = False
     scores: tuple[str, ...] = ()
+    founders: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Cohort:
     loaded: who counts at all. male, female: by .fam. trait: NaN where missing, as read (0 is
     missing if the trait turns out to be binary). covariates: (people, c), NaN where missing.
     relatives: a table of pairs, if the study leaves relatives out. few_alike: people whose traits
-    would tell them apart (see `trait_patterns`).
+    would tell them apart (see `trait_patterns`). child: who has a parent, if the .fam file says.
     """
 
     files: Files
@@ -96,6 +98,7 @@ class Cohort:
     covariates: np.ndarray
     relatives: bytes | None = None
     few_alike: bytes | None = None
+    child: np.ndarray | None = None
 
     @property
     def trait_file(self) -> Path:
@@ -219,6 +222,7 @@ def open_cohort(files: Files, wanted: Wanted) -> Cohort:
         covariates,
         relatives,
         _names(people, few) if few.any() else None,
+        people.child,
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 AUTOSOME, SEX_X, SEX_Y, MITO = range(4)
 _LOW = np.uint64(0x5555555555555555)
 ALL_MISSING = 0x55  # four calls
+FEWEST_CHILDREN = 10  # of whom the difference to everybody's counts may tell
 
 
 def kinds(chromosome: np.ndarray) -> np.ndarray:
@@ -43,6 +44,21 @@ def haploid(cohort: Cohort, kind: int) -> np.ndarray:
 def present(cohort: Cohort, kind: int) -> np.ndarray:
     """Who has this chromosome and counts."""
     return cohort.loaded & cohort.male if kind == SEX_Y else cohort.loaded
+
+
+def founders(cohort: Cohort, groups: np.ndarray) -> np.ndarray:
+    """Of groups of people (groups, people) those without parents. A group's few children count as
+    founders: the difference to everybody's alleles would be theirs alone."""
+    young = groups & children(cohort)
+    enough = young.sum(axis=1, keepdims=True) >= FEWEST_CHILDREN
+    return groups & ~(young & enough)
+
+
+def children(cohort: Cohort) -> np.ndarray:
+    """Who is no founder, if that matters to the study."""
+    nobody = np.zeros(len(cohort.person), bool)
+    told = cohort.wanted.founders and cohort.child is not None
+    return nobody if cohort.child is None or not told else cohort.child
 
 
 def calls(cohort: Cohort, local: np.ndarray, swapped: np.ndarray, kind: int) -> np.ndarray:

@@ -77,12 +77,14 @@ class Variants:
 @dataclass(frozen=True)
 class People:
     """A .fam file. person: 'FID IID'. sex: 1 male, 2 female, 0 unknown. trait: as written. first:
-    the line of the first person."""
+    the line of the first person. child: who has a father or a mother, in the data or not; None if
+    the file does not say."""
 
     person: list[str]
     sex: np.ndarray
     trait: list[str]
     first: int = 1
+    child: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.person)
@@ -265,7 +267,7 @@ def read_people(path: Path) -> People:
 
         return vcf_people(path)
     seen: dict[str, int] = {}
-    sex, trait = [], []
+    sex, trait, child = [], [], []
     for number, fields in numbered_lines(path, "fam"):
         if len(fields) < 6:
             raise CohortError(
@@ -274,9 +276,10 @@ def read_people(path: Path) -> People:
         enter(seen, path, number, fields[:2], "fam")
         sex.append({"1": 1, "2": 2}.get(fields[4], 0))
         trait.append(fields[5])
+        child.append(fields[2:4] != ["0", "0"])
     if not seen:
         raise CohortError("fam-empty", str(path), "holds no people")
-    return People(list(seen), np.array(sex, np.uint8), trait)
+    return People(list(seen), np.array(sex, np.uint8), trait, child=np.array(child))
 
 
 def read_table(path: Path, what: str) -> Table:

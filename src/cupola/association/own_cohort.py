@@ -15,6 +15,7 @@ from cupola.analysis.preview import Preview, answer_row
 from cupola.analysis.protocol import OwnSite, SiteRules
 from cupola.association.cohort import Files, problems
 from cupola.association.files import Variants, read_people, read_variants
+from cupola.association.fingerprints import NO_SALT
 from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
@@ -168,6 +169,8 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
     people = int(site.cohort.loaded.sum()) * len(roster.sites)
     numbers = released_numbers(plan)
     found = described(plan, people, numbers)
+    if plan.fingerprints and not own.rules.salt:
+        found.insert(0, f"WARNING: {NO_SALT}")
     if plan.limits.least_cell:
         binary = site.cohort.looks_binary if plan.binary is None else plan.binary
         genotypes = plan.trend or plan.quality.hardy_weinberg > 0

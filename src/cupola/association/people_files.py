@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cupola.association.files import CohortError, People, numbered_lines, read_table
+from cupola.association.files import CohortError, People, Table, numbered_lines, read_table
 
 _SEX = {"1": 1, "M": 1, "m": 1, "2": 2, "F": 2, "f": 2}
 _NOT_TRAITS = {"FID", "IID", "SID", "PAT", "MAT", "SEX", "MISSING"}
@@ -42,7 +42,14 @@ def read_named_people(path: Path) -> People | None:
         sex.astype(np.uint8),
         table.values.get(chosen, ["-9"] * len(person)),
         first=3 if sample else 2,
+        child=_children(table) if not sample else None,
     )
+
+
+def _children(table: Table) -> np.ndarray:
+    """Who has a father or a mother (PAT, MAT)."""
+    parents = [table.values[n] for n in table.names if n.upper() in ("PAT", "MAT")]
+    return np.array([any(p[i] != "0" for p in parents) for i in range(len(table.lines))], bool)
 
 
 def _bare(path: Path) -> People:

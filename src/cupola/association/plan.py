@@ -129,7 +129,8 @@ class StudyPlan(PlanHeader, Study):
     variants_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the public list, as `cupola gwas list` prints it; real cohorts take no other."""
     salt: str | None = None
-    """For fingerprints: what real cohorts share, and do not tell the coordinator."""
+    """For fingerprints: what real cohorts share, and do not tell the coordinator (each in its own
+    settings). A simulation without it draws one from the seed."""
     sum: Sum = Field(default_factory=Sum)
     """'plain' or 'masked', or a table with kind, protocol and minimum, as in plans."""
     engine: Engine = Engine(quorum=1.0)
@@ -164,7 +165,7 @@ class StudyPlan(PlanHeader, Study):
         return {**rest, "engine": {"quorum": 1.0, **moved, **engine}}
 
     @model_validator(mode="after")
-    def _possible(self, info: ValidationInfo) -> StudyPlan:
+    def _possible(self) -> StudyPlan:
         names = [cohort.name for cohort in self.cohorts]
         if not names:
             raise ValueError("cohorts: name at least one ([[cohorts]])")
@@ -186,10 +187,12 @@ class StudyPlan(PlanHeader, Study):
                 f"sum.minimum = {self.sum.minimum}, but there are {len(names)} cohorts: "
                 "no masked sum can be told"
             )
+        if self.heterogeneity and self.test == "mixed":
+            raise ValueError("heterogeneity: cohorts fit no mixed model of their own")
+        if self.heterogeneity and len(names) < 2:
+            raise ValueError("heterogeneity is between cohorts: there is one")
         if problem := self._too_few_cohorts(len(names)):
             raise ValueError(problem)
-        if self.fingerprints and not self.salt and not is_elsewhere(info):
-            raise ValueError("fingerprints need a salt that cohorts share (salt = '...')")
         return self
 
     def _too_few_cohorts(self, sites: int) -> str:
@@ -233,6 +236,7 @@ class StudyPlan(PlanHeader, Study):
             self.limits.least_cell,
             traitless=self.test is None,
             scores=self.scores if regression else (),
+            founders=self.quality.founders and not self.trend,
         )
 
     @property

@@ -165,9 +165,9 @@ class Asker:
     def fingerprints(self) -> Question:
         return Question(
             FINGERPRINTS,
-            expects={"hashes": Spec((self.people, HASH), "int")},
+            expects={"hashes": Spec((self.people, HASH), "int"), "salt": Spec((1,), "int", 255)},
             reveals="hashes of people's ids under a salt that the coordinator does not know: how "
-            "many people two cohorts share",
+            "many people two cohorts share, and whether all have one salt",
             decides=False,
         )
 

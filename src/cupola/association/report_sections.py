@@ -12,6 +12,7 @@ import numpy as np
 from cupola.association.accounting import missing, mixed_line, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
+from cupola.association.people_quality import FAR, MISSING, F
 from cupola.association.pvalues import HALF_CHI2
 from cupola.association.result_files import DROPPED
 from cupola.base.formatting import count, duration, number, size, text
@@ -37,6 +38,7 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _plots(table, result),
         _hits(table),
         _quality(run),
+        _people(run),
         traffic(run),
         ledger_section(run),
         plan_section(run),
@@ -51,7 +53,7 @@ def results_in(run: RunFolder) -> Table:
 def _warnings(run: RunFolder) -> str:
     told = list(run.result.get("warnings") or [])
     for a, b, n in run.result.get("shared_people") or []:
-        told.append(f"{count(n, 'person')} in both cohorts '{a}' and '{b}'")
+        told.append(f"Cohorts '{a}' and '{b}' share {n:,} people")
     return "".join(f'<p class="alert">{text(line)}</p>' for line in told)
 
 
@@ -115,6 +117,44 @@ def _hits(table: Table) -> str:
     rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
     head = [(name, name not in ("SNP", "A1")) for name in columns]
     return page.section("Top hits", f"The {len(rows)} smallest p-values.", page.table(head, rows))
+
+
+def _people(run: RunFolder) -> str:
+    """Missing calls, inbreeding and sex, where the study asks for them."""
+    told = run.result.get("people_quality") or {}
+    if not told:
+        return ""
+    missing = [f"below {MISSING[0]:.1%}", *(f"from {edge:.1%}" for edge in MISSING)]
+    f = [f"below {F[0]:g}", *(f"from {edge:g}" for edge in F)]
+    shown = [i for i, n in enumerate(told["f"]) if n]
+    f_rows = [(f[i], _bar(told["f"][i], max(told["f"]))) for i in shown]
+    rows = [(name, _bar(n, max(told["missing"]))) for name, n in zip(missing, told["missing"])]
+    known, wrong = told["sex"]
+    facts = [("sex that does not fit chromosome X", f"{wrong:,} of {known:,} with calls on it")]
+    facts += [
+        (f"autosomal variants more than {edge:g} from the pooled frequency", f"{n:,}")
+        for edge, n in zip(FAR, told["far"])
+    ]
+    lead = (
+        "People by share of calls they miss, and by inbreeding coefficient F from homozygous calls "
+        "(PLINK's --missing and --het, by pooled frequencies); high F: relatives as parents or "
+        "another population, low F: mixed samples. Variants are counted in each cohort. Who it is "
+        "stands in each cohort's own people.tsv."
+    )
+    if held := told["held_back"][0]:
+        lead += f" Too small counts of {count(held, 'cohort')} are left out."
+    sizes = [("missing calls", False), ("people", False)]
+    tables = page.pair(page.table(sizes, rows), page.table([("F", False), sizes[1]], f_rows))
+    return page.section("Quality of people", lead, tables, page.facts(facts))
+
+
+def _bar(n: int, most: int) -> str:
+    wide = 100 * n / max(1, most)
+    return (
+        f'<span style="display:inline-block;width:5em">{n:,}</span><span class="f0" style="display:'
+        f'inline-block;height:.7em;width:{0.06 * wide:.2f}em;background:currentColor;opacity:.5">'
+        "</span>"
+    )
 
 
 def _quality(run: RunFolder) -> str:

@@ -112,6 +112,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
         "limits": plan.limits_told,
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
+        "people_quality": state.values.get("people_quality") or {},
         "inflation": inflation(found),
         "hits": {"5e-8": int((p < 5e-8).sum()), "bonferroni": int((p < bonferroni).sum())},
         "bonferroni": bonferroni,

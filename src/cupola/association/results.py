@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from cupola.association import chi_square, fit, pvalues
+from cupola.association import chi_square, fit, heterogeneity, pvalues
 from cupola.association.agreed_variants import cohorts_with
 from cupola.association.agreement import KEPT, places
 from cupola.association.bed import stretch
@@ -105,6 +105,8 @@ def results(program: Association, state: State) -> Results:
         columns, status = chi_square.allelic(alleles)
         if program.study.trend and genotypes is not None:
             columns |= chi_square.trend(genotypes)
+    if program.study.heterogeneity:
+        columns |= heterogeneity.columns(program, state, kept)
     cohorts = cohorts_with(state)
     found = Results(
         variants,

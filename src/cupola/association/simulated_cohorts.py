@@ -17,8 +17,13 @@ class SimulatedCohorts(StudyHost):
     listed: Variants | None = None
 
     def complaints(self) -> list[str]:
-        """The last line of each cohort's own log."""
-        return [_named(site, line) for site in self.cohorts for line in site.log[-1:]]
+        """The last line of each cohort's own log; cohorts that share files say it once."""
+        said: dict[str, list[str]] = {}
+        for site in self.cohorts:
+            for line in site.log[-1:]:
+                told = line.removeprefix(f"cohort '{site.files.name}': ")
+                said.setdefault(told, []).append(site.files.name)
+        return [_named(names, line) for line, names in said.items()]
 
     def keep_logs(self, folder: Path) -> None:
         """What cohorts complained of, and tables for their own eyes: variants that are on no list,
@@ -40,11 +45,12 @@ class SimulatedCohorts(StudyHost):
 def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
     """The cohorts of a study, opened when they are first asked."""
     base = Path(plan.folder)
+    salt = plan.salt or f"of a simulation with seed {plan.seed}"
     sites = [
         Site(
             cohort.files(base),
             plan.wanted,
-            salt=plan.salt.encode() if plan.fingerprints and plan.salt else None,
+            salt=salt.encode() if plan.fingerprints else None,
             proposes=plan.variants is None,
             rare=plan.rare,
             iterations=most_iterations(plan),
@@ -60,6 +66,8 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
     return SimulatedCohorts(sites, read_variants(base / plan.variants) if plan.variants else None)
 
 
-def _named(site: Site, line: str) -> str:
-    prefix = f"cohort '{site.files.name}'"
-    return line if line.startswith(prefix) else f"{prefix}: {line}"
+def _named(names: list[str], line: str) -> str:
+    if line.startswith(f"cohort '{names[0]}'"):
+        return line
+    told = ", ".join(f"'{name}'" for name in names)
+    return f"cohort{'s' if len(names) > 1 else ''} {told}: {line}"

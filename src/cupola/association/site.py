@@ -51,7 +51,7 @@ def released_numbers(study: Study) -> int:
     columns = len(study.columns) + 2 + study.sex_on_x
     if study.test == "mixed":  # of a marker
         return columns + 1 + study.mixed.vectors
-    first = (columns + 1) * study.scored
+    first = (columns + 1) * study.scored + 3 * study.heterogeneity
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
     return first + (columns + 1) * (1 if study.test == "linear" else most_iterations(study))

@@ -48,6 +48,9 @@ class Quality(_Choice):
     """Largest share of people without a call at a variant (PLINK: --geno)."""
     hardy_weinberg: float = Field(default=0.0, ge=0, lt=1)
     """Least exact p of Hardy-Weinberg equilibrium in controls (quantitative trait: in all)."""
+    founders: bool = True
+    """Hardy-Weinberg equilibrium is tested in founders, people without father and mother in the
+    .fam file, as PLINK does; not with the trend test, whose genotypes are everybody's."""
     person_missing: float = Field(default=1.0, ge=0, le=1)
     """Largest share of calls a person may miss, decided by the cohort alone (PLINK: --mind)."""
     kinship: float = Field(default=1.0, gt=0, le=1)
@@ -59,6 +62,9 @@ class Quality(_Choice):
     info: float = Field(default=0.0, ge=0, le=1)
     """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
     r2)."""
+    report: bool = False
+    """Also count people by missing calls, heterozygosity and sex by chromosome X, and variants far
+    from the pooled frequency (PLINK: --missing, --het, --check-sex)."""
 
 
 class Newton(_Choice):
@@ -224,10 +230,15 @@ class Study(_Choice):
     differences of totals must tell of at least sum.minimum cohorts."""
     chunk: int = Field(default=4096, ge=8, le=1 << 17)
     """Variants in one question."""
+    heterogeneity: bool = False
+    """Also Cochran's Q and I^2 between cohorts, from sums of their own effects."""
     clump: Clump | None = None
     """Put linked hits together, below; `clump = {}` does it as PLINK does by default."""
-    fingerprints: bool = False
+    fingerprints: bool = True
     """Look for people in more than one cohort, by hashes under a salt that cohorts share."""
+    shared: Literal["warn", "stop"] = "warn"
+    """What happens if cohorts share people: a warning, or the study stops before any genotype is
+    counted; both with the number for each pair of cohorts."""
     dosages: bool = False
     """Genotypes are expected copies of an allele (imputed: .pgen, BGEN, VCF), not hard calls;
     linear and logistic, autosomes."""
@@ -332,7 +343,8 @@ class Study(_Choice):
     @property
     def parts(self) -> tuple[str, ...]:
         """Phases after the counts, in their order."""
-        found = [] if self.components is None else ["components"]
+        found = ["quality report"] if self.quality.report else []
+        found += [] if self.components is None else ["components"]
         found += ["standardise"] if self.scores else []
         if self.test == "mixed":
             found += ["mixed", "mixed test"]
@@ -340,6 +352,7 @@ class Study(_Choice):
             found += ["score", "saddle" if self.score.then == "saddle-point" else "test"]
         elif self.regression:
             found += ["test"]
+        found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
 
 

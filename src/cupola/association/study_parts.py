@@ -19,6 +19,8 @@ PARTS = {
     "test": "regression:Regression",
     "mixed": "structure.mixed_model:MixedModel",
     "mixed test": "structure.mixed_test:MixedTest",
+    "quality report": "quality_report:QualityReport",
+    "heterogeneity": "heterogeneity:Heterogeneity",
     "clump": "clumping:Clumping",
 }
 

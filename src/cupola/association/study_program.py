@@ -6,14 +6,20 @@ A chunk's results are an array of their own in the state. Kinds of chromosomes a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from cupola.association import agreed_variants, quality, study_progress, variant_list_codec
+from cupola.association import (
+    agreed_variants,
+    fingerprints,
+    quality,
+    study_progress,
+    variant_list_codec,
+)
 from cupola.association.agreement import KEPT, R_CELL
 from cupola.association.design import SEX_X, kinds
 from cupola.association.enough_people import require_people
@@ -40,7 +46,7 @@ class Association:
     differ between machines. public: there is such a list; a site that follows the program is told
     it by the coordinator. pinned: its `variant_list_codec.fingerprint`, if the study names it.
     seed: of what all parties draw alike, by `base.randomness`. apart: the fewest cohorts of which
-    differences of totals may tell, the minimum of masked sums.
+    differences of totals may tell, the minimum of masked sums. names: of the cohorts, for messages.
 
     State values: 'phase', 'people' (totals by name), 'binary', 'shift' and 'width' (of covariates,
     then trait), 'at' (where in the phase), 'null' (kind -> model without a genotype), 'warnings',
@@ -57,6 +63,7 @@ class Association:
     pinned: str | None = None
     seed: int = 1
     apart: int = 1
+    names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.public = self.public or self.listed is not None
@@ -301,14 +308,13 @@ class Association:
 
     def _fingerprints(self, state: State, reply: Reply) -> State:
         answers = cast(dict[int, Contribution], reply)
-        sets = {s: set(map(bytes, a.arrays["hashes"].astype(np.uint8))) for s, a in answers.items()}
-        shared = [
-            [a, b, len(sets[a] & sets[b])]
-            for a in sorted(sets)
-            for b in sorted(sets)
-            if a < b and sets[a] & sets[b]
-        ]
-        return state.next(phase=self.after("fingerprints"), at=0, shared_people=shared)
+        names = self.names or [str(i + 1) for i in range(self.sites)]
+        pairs = fingerprints.shared(answers)
+        if self.study.shared == "stop":
+            fingerprints.require_nobody(pairs, names)
+        warnings = [*state.values["warnings"], *fingerprints.not_compared(answers, names)]
+        after = self.after("fingerprints")
+        return state.next(phase=after, at=0, shared_people=pairs, warnings=warnings)
 
     # Counts and quality
 

@@ -19,9 +19,12 @@ WORDS = {
     "counts": "counting alleles",
     "score": "score test of all variants",
     "saddle": "saddle-point approximation",
+    "components": "finding principal components",
     "test": "testing variants",
     "mixed": "fitting the mixed model",
     "mixed test": "testing variants",
+    "quality report": "looking at the quality of people",
+    "heterogeneity": "adding up cohorts' own effects",
     "clump": "asking which hits are linked",
     "done": "writing the tables",
 }

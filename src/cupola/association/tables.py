@@ -75,6 +75,18 @@ def columns_of(
 ) -> list[list[Column]]:
     """The lines of each variant: one, or one for the genotype and one for each covariate. firth:
     also, whether they are Firth's."""
+    lines = _lines(found, test, confidence)
+    c = found.columns
+    if "I" in c:
+        more = [Column("Q", 8, c["Q"]), Column("I", 7, c["I"])]
+        lines = [[*line, *more, Column("COHORTS", 8, c["COHORTS"], 0)] for line in lines]
+    if firth:
+        fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
+        lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]
+    return lines
+
+
+def _lines(found: Results, test: str, confidence: float) -> list[list[Column]]:
     if test == "chi-square":
         c, place = found.columns, _place(found.variants)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -92,9 +104,6 @@ def columns_of(
     lines = [_coefficient(found, test, "ADD", beta, error, confidence)]
     for row in found.covariates:
         lines.append(_coefficient(found, test, row.name, row.beta, row.error, confidence))
-    if firth:
-        fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
-        lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]
     return lines
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from cupola.association import agreement, dosage_sums, kernels, variant_list_codec
 from cupola.association.cohort import Cohort
-from cupola.association.design import Design, calls, haploid, kinds, present
+from cupola.association.design import Design, calls, children, founders, haploid, kinds, present
 from cupola.association.files import CohortError
 from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
@@ -248,21 +248,26 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
         alleles[local < 0] = 0
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
         return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
-    people = np.concatenate([asked & ~single, asked & single])
+    people = [asked & ~single, asked & single]
+    at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
+    if options["genotypes"] and children(cohort).any():
+        people.append(founders(cohort, asked[at]) & ~single)
+    masks = np.concatenate(people)
     parts = [slice(start, start + _BLOCK) for start in range(0, len(local), _BLOCK)]
     found = np.concatenate(
-        [kernels.genotype_counts(calls(cohort, local[p], swapped[p], kind), people) for p in parts]
+        [kernels.genotype_counts(calls(cohort, local[p], swapped[p], kind), masks) for p in parts]
     )
-    pair, alone = np.split(found, 2, axis=1)
+    pair, alone, founding = np.split(found, [len(asked), 2 * len(asked)], axis=1)
     a1 = 2 * pair[..., 0] + pair[..., 1] + alone[..., 0]
     # Added up one by one: numpy's sum over an axis of three is slow.
     both = 2 * (pair[..., 0] + pair[..., 1] + pair[..., 2]) + alone[..., 0] + alone[..., 2]
     arrays: Arrays = {"alleles": np.stack([a1, both], axis=2)}
     if options["genotypes"]:
-        at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
-        arrays["genotypes"] = pair[:, at]
-        # Alleles less genotypes are those of people with a single copy.
-        return _sized(site, question, _cells(own, site, question, arrays, alone[:, at][..., ::2]))
+        founding = founding if len(people) > 2 else pair[:, at]
+        arrays["genotypes"] = founding
+        # Alleles less genotypes are those of children and of people with a single copy.
+        more = (alone[:, at][..., ::2], pair[:, at] - founding)
+        return _sized(site, question, _cells(own, site, question, arrays, *more))
     return _sized(site, question, _cells(own, site, question, arrays))
 
 

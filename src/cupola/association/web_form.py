@@ -18,6 +18,7 @@ MIXED: When = {"test": ["mixed"]}
 WEIGHTED: When = {"test": ["logistic", "mixed"]}
 LOGISTIC: When = {"test": ["logistic"]}
 CHI_SQUARE: When = {"test": ["chi-square"]}
+COMPONENTS: When = {"!components.count": [""]}
 MASKED: When = {"sum.kind": ["masked"]}
 
 _SERVER = "the server and the sites decide it"
@@ -41,10 +42,10 @@ LEFT_OUT: Mapping[str, str] = {
     "sum.change": "of trainings",
     "sum.samples": "of trainings",
     "sum.bits": "a study knows its bounds",
+    "components.variants": "a list of names: in the plan's text",
     "newton.tolerance": _TEXT,
     "vif": _TEXT,
     "largest": _TEXT,
-    "fingerprints": "needs a salt that the sites have agreed on by another way",
 }
 
 _TESTS = (
@@ -58,6 +59,7 @@ _TRAITS = (
     ("binary", "yes or no: 2 with, 1 without"),
     ("quantitative", "a measured quantity"),
 )
+_SHARED = (("warn", "a warning"), ("stop", "the study stops before it counts genotypes"))
 _SUMS = (
     ("masked", "Masked: no hospital's numbers are seen, only the total"),
     ("plain", "Plain: the coordinator sees each hospital's numbers"),
@@ -83,6 +85,9 @@ _CORRECTED = (
           "matters for the trait beside the genes, such as AGE. Few are best: each column needs 20 "
           "people, and more columns tell more of single people."),
     Entry("sex", "Correct for sex", REGRESSION, about="From the .fam files."),
+    Entry("components.count", "Components of ancestry", default="",
+          about="So many principal components are computed from all hospitals' genotypes, by sums. "
+          "As covariates they are called PC1-10, beside AGE and others. Usual: 10. Empty: none."),
 )  # fmt: skip
 _FIT = (
     Entry("quality.maf", "Rarest variant: share of its rarer allele",
@@ -92,13 +97,20 @@ _FIT = (
     Entry("quality.hardy_weinberg", "Least Hardy-Weinberg p",
           about="Variants whose genotypes fit worse in people without the disease are left out: "
           "most are genotyping errors. Usual: 1e-6 (PLINK: `--hwe`)."),
+    Entry("quality.founders", "In founders only",
+          about="People whose parents are in the data say little about equilibrium."),
     Entry("quality.person_missing", "Most missing calls of a person, share",
           about="People with more are left out by their hospital. Usual: 0.05 (PLINK: `--mind`)."),
+    Entry("quality.report", "Report on the quality of people"),
     Entry("quality.kinship", "Relatives: most kinship in a hospital",
           about="Of two people with at least this kinship their hospital leaves one out. 0.177: "
           "parents, children, siblings; 0.0884: second degree, too (plink2: `--king-cutoff`)."),
     Entry("quality.unknown_strand", "A/T and C/G variants", options=_STRANDS,
           about="Their strand cannot be told: leave them out unless all hospitals used one chip."),
+    Entry("fingerprints", "Look for people in two hospitals",
+          about="By hashes of ids that nobody reads without the hospitals' common salt."),
+    Entry("shared", "If hospitals share people", {"fingerprints": ["true"]}, options=_SHARED,
+          about="Either way you learn how many, for each pair of hospitals."),
     Entry("least_cohorts", "Fewest hospitals with a variant",
           about="Variants that some hospitals lack are tested in the others, if so many have them. "
           "Empty: all must have it."),
@@ -125,9 +137,30 @@ _TABLES = (
     Entry("covariate_rows", "Covariates' coefficients, too", FITTED,
           about="The result keeps them for every variant."),
 )  # fmt: skip
+_COMPONENTS = (
+    Entry("components.maf", "Least frequency of markers", COMPONENTS),
+    Entry(
+        "components.prune.r2",
+        "Pruning: largest r²",
+        COMPONENTS,
+        default="",
+        about="Of two neighbouring markers whose squared correlation is larger one is left out. "
+        "Empty: no pruning.",
+    ),
+    Entry("components.prune.window", "Pruning: markers in a window", COMPONENTS),
+    Entry("components.prune.step", "Pruning: step", COMPONENTS),
+    Entry("components.density", "A picture of all people", COMPONENTS),
+    Entry("components.block", "Directions in a sum", COMPONENTS),
+    Entry("components.sums", "Most sums", COMPONENTS),
+    Entry("components.residual", "Largest residual", COMPONENTS),
+)
 _SINGLE_PEOPLE = (
     Entry("people_per_column", "Fewest people a column", REGRESSION),
     Entry("limits.effective", "Least effective people", WEIGHTED),
+    Entry("limits.people", "Fewest people of a cohort, for components"),
+    Entry("limits.directions", "Most directions a person, for components"),
+    Entry("limits.carriers", "Fewest carriers of a marker"),
+    Entry("limits.ld_copies", "Fewest copies, for correlations of markers"),
     Entry("limits.grid", "Totals rounded to", REGRESSION),
     Entry("limits.outliers", "Covariates shortened to", REGRESSION),
     Entry("rare", "Fewest copies of a variant that a hospital names"),
@@ -148,6 +181,11 @@ _STATISTICS = (
     Entry("chunk", "Variants a question"),
 )  # fmt: skip
 _CLUMPS = (
+    Entry(
+        "heterogeneity",
+        "Do hospitals differ in their effects (Cochran's Q)?",
+        {"test": ["chi-square", "linear", "logistic"]},
+    ),
     Entry("clump.p1", "Largest p of a hit"),
     Entry("clump.p2", "Largest p of others"),
     Entry("clump.r2", "Least r²"),
@@ -169,6 +207,7 @@ _GROUPS = (
     ("People and variants that are good enough", _FIT),
     ("How hospitals are protected", _PROTECTED),
     ("Results", _TABLES),
+    ("More: components of ancestry", _COMPONENTS),
     ("More: mixed model", _MIXED),
     ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),

@@ -68,10 +68,7 @@ class Replay:
 
     def check(self, question: Question, site: int | None = None) -> None:
         """Declined unless this is the question that is due, and due to this site."""
-        ask = self.due()
-        if ask is not None and not ask.question.decides and question.step > self.state.step:
-            self._advance({})  # what others were told changes nothing
-            ask = self.due()
+        ask = self.pass_over(question.step)
         if ask is None:
             raise Declined(OVER)
         if question.step > self.state.step:
@@ -84,11 +81,20 @@ class Replay:
 
     def hear(self, step: int, reply: Reply) -> None:
         """The authentic answer to the question that is due; one that was heard before is none."""
-        if self.due() is None or step < self.state.step:
+        if self.pass_over(step) is None or step < self.state.step:
             return
         if step > self.state.step:
             raise Declined(f"the total of step {self.state.step} was not told to this site")
         self._advance(reply)
+
+    def pass_over(self, step: int) -> Ask | None:
+        """What is due, once a question before the step is passed over that decides nothing: its
+        answers, which others were told, change no other question."""
+        ask = self.due()
+        if ask is not None and not ask.question.decides and step > self.state.step:
+            self._advance({})
+            ask = self.due()
+        return ask
 
     def _advance(self, reply: Reply) -> None:
         self._ask = None

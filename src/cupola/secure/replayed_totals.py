@@ -87,6 +87,8 @@ def hear(site: SiteContext, question: Question) -> Contribution:
     if replay is None:
         raise Declined("this site does not follow this study")
     ask = replay.due()
+    if ask is not None and not ask.question.decides:
+        ask = replay.pass_over(question.step)
     if ask is None or question.step < replay.step:
         return Contribution({})  # heard before, or of no use
     if question.step > replay.step:

@@ -13,8 +13,6 @@ from cupola.analysis.session import run_all
 from cupola.base.chain import read_result
 from cupola.errors import PlanError
 
-pytestmark = pytest.mark.slow
-
 TESTS = {
     "chi-square": {"test": "chi-square", "trait": {"column": "CC"}, "covariates": []},
     "linear": {"test": "linear", "trait": {"column": "QT"}, "covariates": ["AGE"]},
@@ -41,6 +39,10 @@ CHOICES = {
     "saddle point": {"score": {"below": 0.2, "then": "saddle-point"}},
     "least cell": {"limits": {"least_cell": 2}},
     "rounded": {"limits": {"grid": 0.01, "outliers": 3.0}},
+    "components": {
+        "covariates": ["AGE", "PC1-2"],
+        "components": {"count": 2, "block": 3, "sums": 4, "residual": 0.05},
+    },
     "clump": {"clump": {"p1": 0.2, "p2": 0.5}},
     "fingerprints": {"fingerprints": True, "salt": "secret"},
     "tables": {"tables": ["plink", "ssf", "regenie", "ldsc", "parquet"]},
@@ -74,15 +76,25 @@ def whole(folder, *parts):
     return found
 
 
-PAIRS = [
-    pytest.param(test, one, two, id=f"{test}: {one}, {two}")
-    for test in TESTS
-    for one, two in itertools.combinations_with_replacement(CHOICES, 2)
-]
+PAIRS = list(itertools.combinations_with_replacement(CHOICES, 2))
+#: The tests take turns: every pair in one of them here, in all by `-m long`.
+IN_TURN = [(list(TESTS)[i % len(TESTS)], *pair) for i, pair in enumerate(PAIRS)]
+LONG = [(test, *pair) for test in TESTS for pair in PAIRS if (test, *pair) not in IN_TURN]
 
 
-@pytest.mark.parametrize(("test", "one", "two"), PAIRS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("test", "one", "two"), IN_TURN)
 def test_two_choices(files, tmp_path, test, one, two):
+    go_together(files, tmp_path, test, one, two)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("test", "one", "two"), LONG)
+def test_two_choices_in_every_test(files, tmp_path, test, one, two):
+    go_together(files, tmp_path, test, one, two)
+
+
+def go_together(files, tmp_path, test, one, two):
     given = whole(files, TESTS[test], CHOICES[one], CHOICES[two])
     try:
         plan = load(given)
@@ -91,7 +103,7 @@ def test_two_choices(files, tmp_path, test, one, two):
         return
     run_all(plan, tmp_path / "run")
     result = read_result(tmp_path / "run")
-    assert result["tested"] > 0
+    assert result["variants"] > 0
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     sent = result["bytes_down"] + result["bytes_up"]
     assert sent <= foreseen["bytes"]["total"]
@@ -99,6 +111,18 @@ def test_two_choices(files, tmp_path, test, one, two):
         assert sent == foreseen["bytes"]["total"]
 
 
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_goes_with_some_test(files, choice):
+    refused = []
+    for test in TESTS.values():
+        try:
+            load(whole(files, test, CHOICES[choice]))
+        except PlanError as error:
+            refused.append(str(error))
+    assert len(refused) < len(TESTS), refused
+
+
+@pytest.mark.slow
 def test_choices_that_do_not_change_a_result(files, tmp_path):
     """However sums are made and cohorts are reached, tables are the same."""
     for test in TESTS:

@@ -27,8 +27,31 @@ import speed  # noqa: E402
 import turns  # noqa: E402
 from simulate import simulate  # noqa: E402
 
+BLOCK = 20_000  # variants that are drawn
 TESTS = ("chi-square", "score")
 APART = 'engine = { kind = "processes", timeout = 600, quorum = 1.0 }\n'
+
+
+def tiled(folder: Path, people: int, variants: int) -> None:
+    """Genotypes of some variants again and again, under names and positions of their own."""
+    some = min(variants, BLOCK)
+    simulate(folder / "block", people, some, pooled=False)
+    for path in sorted((folder / "block").glob("c*")):
+        whole = folder / path.name
+        if whole.exists():
+            continue
+        with whole.open("wb") as file:
+            if path.suffix == ".bed":
+                calls = path.read_bytes()
+                file.write(calls[:3])
+                for start in range(0, variants, some):
+                    file.write(calls[3 : 3 + min(some, variants - start) * (len(calls) // some)])
+            elif path.suffix == ".bim":
+                for i in range(variants):
+                    place = 22 * i // variants, i, 1000 + 100 * i
+                    file.write(b"%d\trs%d\t0\t%d\tA\tG\n" % (place[0] + 1, *place[1:]))
+            else:
+                file.write(path.read_bytes())
 
 
 def children(parent: int) -> list[int]:
@@ -87,7 +110,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    simulate(options.data, options.people, options.variants, pooled=False)
+    tiled(options.data, options.people, options.variants)
     report: dict[str, Any] = {"people": options.people, "variants": options.variants, "mib": {}}
     for name in options.tests:
         path, out = speed.study(options.data, name), options.data / f"out-{name}"

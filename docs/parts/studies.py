@@ -40,10 +40,17 @@ def parts() -> str:
     return "\n\n".join([*tables, "In each `[[cohorts]]`:\n\n" + _keys(CohortFiles)])
 
 
+def genome() -> str:
+    from cupola.association.study_choices import WholeGenome
+
+    return _keys(WholeGenome, "whole_genome.")
+
+
 def site_limits() -> str:
     from cupola.site.settings import TotalLimits
 
     return _keys(TotalLimits, "limits.")
 
 
-PARTS = {"study-keys": study, "study-parts": parts, "site-limits": site_limits}
+PARTS = {"study-keys": study, "study-parts": parts, "site-limits": site_limits,
+         "genome-keys": genome}  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 from cupola.association import Association, Files, Site, Study, StudyHost, Wanted, results
 from cupola.association.bed import write_bed
 from cupola.association.files import Variants
+from cupola.association.study_choices import WholeGenome
 from cupola.association.tasks import UNMASKED
 from cupola.engines import InProcess, masked_sums
 from cupola.federation import drive
@@ -112,6 +113,7 @@ def sites(study, bases, salt=b"salt", apart=1):
             ),
             wanted,
             salt,
+            whole_genome=study.whole_genome or WholeGenome(),
             limits=study.limits,
             least_cohorts=study.least_cohorts or 0,
             apart=apart,

@@ -94,4 +94,8 @@ def test_a_mapped_file_is_given_back_and_read_again(tmp_path, monkeypatch):
     bed = Bed(tmp_path / "a.bed", 41, 9001)
     assert (kernels.allele_counts(bed, np.arange(9001), chosen) == whole).all()
     assert (unpacked(bed.rows(slice(8000, 9001)), 41) == calls[8000:]).all()
+    some = rng.permutation(9001)[:50]
+    assert (unpacked(bed.rows(some), 41) == calls[some]).all()
+    assert (unpacked(bed.rows(slice(None)), 41) == calls).all()
+    assert len(bed.rows(slice(5, 5))) == 0
     assert (tmp_path / "a.bed").read_bytes() == before

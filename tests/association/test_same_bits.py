@@ -22,6 +22,20 @@ TESTS = {
     "chi-square": study("chi-square", quality={"hardy_weinberg": 0.05}, chunk=8),
     "linear": study("linear", chunk=8, quality={"hardy_weinberg": 0.01}),
     "logistic": study("logistic", chunk=8),
+    "whole genome": study(
+        "logistic",
+        chunk=8,
+        whole_genome={
+            "block": 4,
+            "folds": 3,
+            "components_elsewhere": True,
+            "people": 0,
+            "own_people": 0,
+            "carriers": 3,
+            "people_per_marker": 0,
+            "people_per_prediction": 0,
+        },
+    ),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
     "mixed": study("mixed", chunk=8, mixed={"people": 0, "maf": 0.1, "calibration": 5}),
     "score": study("logistic", chunk=8, score={"below": 0.3}),
@@ -159,6 +173,46 @@ def test_bits_are_those_of_one_matrix_by_itself(seed, p, k):
     slow = [functools.reduce(operator.add, (row * vectors[i]).tolist()) for row in whole[i]]
     assert _bits(product[i]) == _bits(np.array(slow))
     assert _bits(sums[i]) == _bits(np.array(slow[0]))
+
+
+@examples(max_examples=10, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), p=st.integers(1, 90), k=st.integers(1, 9))
+def test_solutions_are_lapacks_and_bits_those_of_one_system_by_itself(seed, p, k):
+    many = _matrices(seed, k, p)
+    right = np.random.default_rng(seed).normal(size=(k, p, 2))
+    whole = portable_algebra.solved(many, right)
+    width = np.sqrt(np.diagonal(many, axis1=1, axis2=2))[:, :, None]
+    lapack = np.linalg.solve(many, right)
+    assert np.abs((whole - lapack) * width).max() <= 1e-9 * np.abs(lapack * width).max()
+    i = seed % k
+    assert _bits(portable_algebra.solved(many[i : i + 1], right[i : i + 1])[0]) == _bits(whole[i])
+    assert _bits(portable_algebra.solved(np.asfortranarray(many), right)) == _bits(whole)
+    if p <= 25:
+        assert _bits(_slow_solution(many[i], right[i])) == _bits(whole[i])
+
+
+def _slow_solution(matrix, right):
+    """Elimination and substitution, one number after another."""
+    a, b = [[float(v) for v in row] for row in matrix], [[float(v) for v in row] for row in right]
+    p = len(a)
+    for j in range(p):
+        share = [a[j][i] / a[j][j] for i in range(p)]
+        for i in range(j + 1, p):
+            for n in range(j + 1, p):
+                a[i][n] -= share[i] * a[j][n]
+            b[i] = [x - share[i] * y for x, y in zip(b[i], b[j])]
+    for j in reversed(range(p)):
+        b[j] = [x / a[j][j] for x in b[j]]
+        for i in range(j):
+            b[i] = [x - a[i][j] * y for x, y in zip(b[i], b[j])]
+    return np.array(b)
+
+
+def test_a_system_without_a_solution_has_none():
+    bad = np.array([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 1.0], [1.0, 2.0]]])
+    found = portable_algebra.solved(bad, np.ones((2, 2, 1)))
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()
 
 
 def test_matrices_stay_as_they_are():

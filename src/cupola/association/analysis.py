@@ -49,6 +49,7 @@ class AssociationResult(Result):
     tested: int = 0
     inflation: float | None = None
     mixed: Facts | None = None
+    whole_genome: Facts | None = None
     hits: Mapping[str, int] = Field(default_factory=dict)
     left_out: Mapping[str, int] = Field(default_factory=dict)
     without_result: Mapping[str, int] = Field(default_factory=dict)

@@ -18,6 +18,7 @@ COPIES = np.array([2, 0, 1, 0], np.int8)  # of a1, by call
 MISSING = 1
 _DOSAGE = np.array([2.0, np.nan, 1.0, 0.0])
 MAPPED = 1 << 26  # bytes of a file that are mapped into memory before they are given back
+_AROUND = 1 << 16  # bytes that the system maps around one that is read
 WORD = 8  # bytes: rows handed to kernels are whole 64-bit words
 
 
@@ -59,7 +60,7 @@ class Bed:
         """Some bytes more are mapped. What was read is given back now and then: a file larger than
         memory would fill it, and look as if this process did."""
         self._read += size
-        if self._read > MAPPED and hasattr(mmap, "MADV_DONTNEED"):
+        if self._read >= MAPPED and hasattr(mmap, "MADV_DONTNEED"):
             self._rows._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
             self._read = 0
 
@@ -71,11 +72,17 @@ class Bed:
 
     def rows(self, index: np.ndarray | slice) -> np.ndarray:
         """Packed calls (k, words * 8), uint8; bits beyond the last person are 0."""
-        rows = self._rows[stretch(index)]
-        result = np.empty((len(rows), -(-self.width // WORD) * WORD), np.uint8)
-        result[:, : self.width] = rows
-        self.was_read(rows.size)
-        result[:, self.width :] = 0
+        index = stretch(index)
+        if isinstance(index, slice):
+            index, each = np.arange(*index.indices(self.variants)), self.width
+        else:  # rows that are far apart: around each some pages more are mapped
+            each = max(self.width, _AROUND)
+        result = np.zeros((len(index), -(-self.width // WORD) * WORD), np.uint8)
+        step = max(1, MAPPED // each)
+        for start in range(0, len(index), step):
+            part = index[start : start + step]
+            result[start : start + step, : self.width] = self._rows[stretch(part)]
+            self.was_read(len(part) * each)
         if self.people % 4:  # PLINK writes zeros there; others may not
             result[:, self.width - 1] &= (1 << 2 * (self.people % 4)) - 1
         return result

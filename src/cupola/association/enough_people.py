@@ -11,7 +11,9 @@ def require_people(study: Study, tested: int) -> None:
     """Refuse a study of so few people that totals could tell single genotypes."""
     if not study.regression:
         return
-    columns = len(study.columns) + 2 + study.sex_on_x
+    columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
+    if study.whole_genome and (objection := study.whole_genome.objection(tested)):
+        raise DataError(objection)
     least = fewest_people(columns, study.people_per_column)
     if tested < least:
         raise DataError(

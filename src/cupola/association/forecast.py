@@ -26,6 +26,7 @@ from cupola.association.limits import described
 from cupola.association.plan import StudyPlan
 from cupola.association.simulated_cohorts import SimulatedCohorts
 from cupola.association.site import FINGERPRINTS, StudyHost, released_numbers
+from cupola.association.structure.genome_tasks import foreseen
 from cupola.association.tasks import PROPOSE, smallest, withheld_for_cells
 from cupola.errors import FederationError
 from cupola.federation.message import Arrays, Question, blank
@@ -133,6 +134,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
             found.append("every variant is taken to pass the filters")
         if plan.sum.masked:
             found.append("means of covariates have more or fewer digits")
+    if plan.whole_genome is not None:
+        found.append("every common variant on an autosome is taken to be a marker")
     if plan.components is not None:
         found.append(f"components may be found before {plan.components.sums} sums")
         found.append("every common variant is taken for a marker, withheld by nobody")
@@ -161,6 +164,11 @@ def _limits(plan: StudyPlan, state: State, host: StudyHost) -> list[str]:
     for site in host.cohorts if least else ():
         lost = withheld_for_cells(site, least, state.values["binary"], genotypes)
         found.append(f"{site.files.name} would withhold {lost:,} variants for small counts")
+    whole = plan.whole_genome
+    if whole is not None:
+        tested, binary = state.values["people"]["tested"], state.values["binary"]
+        told = (foreseen(site, whole, tested, binary) for site in host.cohorts)
+        found += [f"{s.files.name}: {line}" for s, line in zip(host.cohorts, told)]
     return found
 
 
@@ -182,10 +190,11 @@ def _rehearsed(plan: StudyPlan) -> tuple[State, _StudyRehearsal]:
 
 
 def _answered(plan: StudyPlan) -> tuple[str, ...]:
-    """What cohorts answer in a rehearsal. They have no components there: what takes those is left
-    open."""
-    takes_scores = ("gwas moments", "gwas shared") if plan.scores else ()
-    return tuple(task for task in ANSWERED if task not in takes_scores)
+    """What cohorts answer in a rehearsal. They have no components and no predictions there: what
+    takes those is left open."""
+    left = ("gwas moments", "gwas shared") if plan.scores else ()
+    left += ("gwas shared",) if plan.whole_genome else ()
+    return tuple(task for task in ANSWERED if task not in left)
 
 
 class _StudyRehearsal(AnsweredRehearsal):

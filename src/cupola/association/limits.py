@@ -169,6 +169,13 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             + ("; information matrices tell more" if study.test == "logistic" else "")
         )
         found += [f"totals about variants {rounded(study)}"] if limits.grid else []
+    if study.whole_genome is not None:
+        block = study.whole_genome.size(people)
+        found.append(
+            f"the linkage of markers in blocks of {block} is told, over all people; markers with "
+            f"fewer than {study.whole_genome.carriers} copies of the rarer allele in a cohort are "
+            "left out, predictions of people stay with their cohort"
+        )
     if study.clump:
         found.append(
             "of pairs near hits, haplotypes are counted; a cohort withholds those with a variant "

@@ -20,6 +20,9 @@ from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
 from cupola.association.preview import outline
 from cupola.association.site import Site, most_iterations, released_numbers
+from cupola.association.structure.genome_tasks import foreseen
+from cupola.association.structure.step_ones import StepOnes
+from cupola.association.study_choices import WholeGenome
 from cupola.association.study_program import Association
 from cupola.association.tasks import UNMASKED, withheld_for_cells
 from cupola.errors import DataError
@@ -69,11 +72,13 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         iterations=most_iterations(plan),
         people_per_column=plan.people_per_column,
         limits=plan.limits,
+        whole_genome=plan.whole_genome or WholeGenome(),
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         mixed=plan.mixed,
         study=plan.study(),
         released=_released(plan, site),
+        step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
         folder=site.place / "asked",
         own_log=site.log,
@@ -109,6 +114,13 @@ def _released(plan: StudyPlan, site: OwnSite) -> Released | None:
     return Released(memory, site.study, released_numbers(plan), site.rules.limits.released)
 
 
+def _step_ones(plan: StudyPlan, site: OwnSite) -> StepOnes | None:
+    if plan.whole_genome is None:
+        return None
+    memory = Memory(site.book.with_suffix(".stepones.jsonl"))
+    return StepOnes(memory, site.study, plan.trait.column or "", plan.whole_genome.own_people)
+
+
 def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
     """Where a study would tell more of single people than the site's limits allow."""
     found, wanted = [], rules.limits
@@ -122,6 +134,14 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
         )
+    if plan.whole_genome is not None:
+        for key in ("people", "own_people", "carriers", "people_per_marker"):
+            ours, theirs = getattr(wanted, f"genome_{key}"), getattr(plan.whole_genome, key)
+            if theirs < ours:
+                found.append(
+                    f"the study's whole_genome.{key} is {theirs:g}; this site wants at least "
+                    f"{ours:g} (limits.genome_{key})"
+                )
     return found
 
 
@@ -176,6 +196,8 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
         genotypes = plan.trend or plan.quality.hardy_weinberg > 0
         lost = withheld_for_cells(site, plan.limits.least_cell, binary, genotypes)
         found.append(f"this site would withhold {lost:,} variants for small counts")
+    if plan.whole_genome is not None:
+        found.append(foreseen(site, plan.whole_genome, people, plan.binary))
     here, vectors = int(site.cohort.loaded.sum()), plan.mixed.vectors
     if plan.test == "mixed" and here < vectors:
         found.append(

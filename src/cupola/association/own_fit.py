@@ -15,6 +15,7 @@ from cupola.association.chi_square import allelic
 from cupola.association.design import Design, calls, fewest_people, haploid, present
 from cupola.association.limits import thin
 from cupola.association.site import LARGEST, Site, guarded
+from cupola.association.structure.predictions import design_of
 from cupola.association.tasks import _sized, groups, listed_rows
 from cupola.association.variant_sums import variant_sums
 from cupola.federation.message import Contribution, Question
@@ -50,15 +51,17 @@ def _effects(own: Site, site: SiteContext, question: Question) -> Effects:
     here = np.flatnonzero(rows >= 0)  # of what a cohort lacks it has no effect
     own.count(question, question.task, rows[here], len(own.cohort.variants), 1)
     b, w = np.zeros(len(rows)), np.zeros(len(rows))
-    b[here], w[here] = _estimates(own, question, rows[here], swapped[here])
+    b[here], w[here] = _estimates(own, site, question, rows[here], swapped[here])
     return b, w
 
 
-def _estimates(own: Site, question: Question, rows: np.ndarray, swapped: np.ndarray) -> Effects:
+def _estimates(
+    own: Site, site: SiteContext, question: Question, rows: np.ndarray, swapped: np.ndarray
+) -> Effects:
     kind, least = int(question.options["kind"]), max(LEAST_COPIES, own.limits.least_cell)
     if question.options["test"] == "chi-square":
         return _odds(own, rows, swapped, kind, least)
-    made = own.design(question)
+    made = design_of(own, site, question)
     made = replace(made, columns=made.columns[:, _varying(made.columns)])
     columns = made.columns.shape[1] + 1
     if len(made.people) < fewest_people(columns, own.people_per_column):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 _CACHE = 1 << 15  # numbers worked on at once: they stay in the processor's cache
+_STRIP = 64  # rows of an elimination at once
 _SWEEPS = 40  # of rotations, at most; ten are enough for matrices of some hundred rows
 _NEGLIGIBLE = 1e-27  # squares beside the diagonal, over squares on it
 
@@ -91,6 +92,43 @@ def combined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for j in range(a.shape[1]):
         found += a[:, j : j + 1] * b[j]
     return found
+
+
+def solved(matrices: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solutions (k, p, q) of symmetric positive definite systems (k, p, p), right sides (k, p, q).
+
+    Elimination without pivots, a third of the work of an inverse. Of a matrix that is not positive
+    definite the solution is NaN."""
+    k, p = matrices.shape[:2]
+    found = np.empty((p, right.shape[2], k))
+    block = max(1, _CACHE // (p * p))
+    for start in range(0, k, block):
+        part = slice(start, start + block)
+        a = np.array(matrices[part].transpose(1, 2, 0), np.float64, order="C", copy=True)
+        b = np.array(right[part].transpose(1, 2, 0), np.float64, order="C", copy=True)
+        found[:, :, part] = _eliminated(a, b)
+    return found.transpose(2, 0, 1)
+
+
+def _eliminated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Solutions (p, q, k) of (p, p, k) and (p, q, k), in their place. Of `a` only the upper
+    triangle is used below the row that is worked on."""
+    p, _, k = a.shape
+    fine = np.ones(k, bool)
+    with np.errstate(all="ignore"):
+        for j in range(p):
+            fine &= a[j, j] > 0
+            share = a[j, j + 1 :] / a[j, j]  # of row j in those below: the matrix is symmetric
+            for start in range(0, p - j - 1, _STRIP):  # what lies left of the diagonal stays
+                strip = slice(start, start + _STRIP)
+                here, row = slice(j + 1 + start, j + 1 + start + _STRIP), a[j, j + 1 + start :]
+                a[here, j + 1 + start :] -= share[strip, None] * row[None]
+            b[j + 1 :] -= share[:, None] * b[j][None]
+        for j in range(p - 1, -1, -1):
+            b[j] /= a[j, j]
+            b[:j] -= a[:j, j, None] * b[j][None]
+    b[:, :, ~fine] = np.nan
+    return b
 
 
 def eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

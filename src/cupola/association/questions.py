@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from cupola.association import agreement, variant_list_codec
+from cupola.association.design import AUTOSOME, kinds
+from cupola.association.files import Variants
 from cupola.association.fingerprints import HASH
 from cupola.association.limits import WITHHELD, rounded
 from cupola.association.site import FINGERPRINTS, LARGEST, MOST_TILT
@@ -22,17 +24,33 @@ from cupola.association.tasks import GROUPS, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
 
 MOST_PEOPLE = 10**8  # in one cohort
+_KINDS = 4  # of chromosomes
 COARSE = 1 << 17  # people up to which sums without the genotype do with 32 bits
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind."""
+    """Variants of one question: rows `index` of the list, all in [start, stop), of one kind.
+
+    prediction: of whole-genome regression, the column that the test takes along: the chromosome
+    that it leaves out (0: none), and its mean and width over all people."""
 
     start: int
     stop: int
     kind: int
     index: np.ndarray
+    prediction: tuple[int, float, float] | None = None
+
+    @property
+    def model(self) -> str:
+        """Chunks of one model share what does not depend on a variant."""
+        return f"{self.kind}" if self.prediction is None else f"{self.kind}/{self.prediction[0]}"
+
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """Options of a question about the model alone."""
+        more = {} if self.prediction is None else {"prediction": list(self.prediction)}
+        return {"kind": self.kind, **more}
 
     def arrays(self, chosen: np.ndarray | None = None) -> Arrays:
         """Which variants are meant (all of them, or those of a mask), a bit each."""
@@ -41,30 +59,51 @@ class Chunk:
         return {"variants": np.packbits(bits)}
 
 
+class Models:
+    """Of which model without a genotype each variant of a list is (see `Chunk.model`). prediction:
+    of whole-genome regression, as the state has it."""
+
+    def __init__(self, variants: Variants, prediction: Mapping[str, Any] | None) -> None:
+        kind = kinds(variants.chromosome)
+        self.prediction, left_out = prediction, np.zeros(len(kind), np.int64)
+        if prediction is not None:  # without markers a chromosome is tested with that of all
+            told = np.isin(variants.chromosome, prediction["chromosomes"]) & (kind == AUTOSOME)
+            left_out = np.where(told, variants.chromosome, 0)
+        self.code = _KINDS * left_out + kind
+
+    def chunk(self, start: int, stop: int, code: int, index: np.ndarray) -> Chunk:
+        left_out, kind = divmod(code, _KINDS)
+        column = None
+        if self.prediction is not None:
+            place = self.prediction["chromosomes"].index(left_out)
+            column = (left_out, self.prediction["mean"][place], self.prediction["width"][place])
+        return Chunk(start, stop, kind, index, column)
+
+
 def first_chunk(variants: int, size: int) -> Chunk:
     """The first chunk of so many variants."""
     stop = min(variants, size)
     return Chunk(0, stop, 0, np.arange(stop))
 
 
-def stretches(kept: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+def stretches(kept: np.ndarray, models: Models, size: int) -> list[Chunk]:
     """Those kept (variants,) of every `size` that follow one another on the list."""
-    pieces = []
+    pieces, code = [], models.code
     for start in range(0, len(kept), size):
         stop = min(start + size, len(kept))
-        for k in np.unique(kind[start:stop][kept[start:stop]]).tolist():
-            index = start + np.flatnonzero(kept[start:stop] & (kind[start:stop] == k))
-            pieces.append(Chunk(start, stop, int(k), index))
+        for m in np.unique(code[start:stop][kept[start:stop]]).tolist():
+            index = start + np.flatnonzero(kept[start:stop] & (code[start:stop] == m))
+            pieces.append(models.chunk(start, stop, m, index))
     return pieces
 
 
-def gathered(chosen: np.ndarray, kind: np.ndarray, size: int) -> list[Chunk]:
+def gathered(chosen: np.ndarray, models: Models, size: int) -> list[Chunk]:
     """Those chosen (variants,), `size` at a time, wherever they stand."""
     pieces = []
-    for k in np.unique(kind[chosen]).tolist():
-        alike = np.flatnonzero(chosen & (kind == k))
+    for m in np.unique(models.code[chosen]).tolist():
+        alike = np.flatnonzero(chosen & (models.code == m))
         for part in (alike[i : i + size] for i in range(0, len(alike), size)):
-            pieces.append(Chunk(int(part[0]), int(part[-1]) + 1, int(k), part))
+            pieces.append(models.chunk(int(part[0]), int(part[-1]) + 1, m, part))
     return pieces
 
 
@@ -92,8 +131,12 @@ class Asker:
 
     def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
-        place = {"kind": chunk} if isinstance(chunk, int) else _place(chunk)
+        place = {"kind": chunk} if isinstance(chunk, int) else {**_place(chunk), **chunk.of_model}
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
+
+    def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
+        """Options of a question about those tested on a kind of chromosome."""
+        return self._test(kind, **options)
 
     def people_question(self) -> Question:
         study = self.study
@@ -198,19 +241,20 @@ class Asker:
             + (_WITHHELD.format("counts are small") if self.study.limits.least_cell else ""),
         )  # fmt: skip
 
-    def shared(self, kind: int, columns: int, beta: np.ndarray | None) -> Question:
+    def shared(self, chunk: Chunk | int, columns: int, beta: np.ndarray | None) -> Question:
+        model = {"kind": chunk} if isinstance(chunk, int) else chunk.of_model
         if beta is None:
             whole = (columns + 1) * (columns + 2) // 2
             return Question(
                 "gwas shared",
-                options=self._test(kind),
+                options=self.of_people(**model),
                 expects={"products": Spec((whole,), "float", self.n)},
                 reveals="products of covariates and trait, summed over all tested people",
             )
         return Question(
             "gwas shared",
             {"beta": beta},
-            self._test(kind),
+            self.of_people(**model),
             {
                 "gradient": Spec((columns,), "float", self.n),
                 "information": Spec((columns * (columns + 1) // 2,), "float", self.n),

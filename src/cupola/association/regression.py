@@ -51,7 +51,7 @@ class Regression:
         rounding = (program.sites * self.study.limits.grid) ** 2
         self.tolerance = max(self.study.newton.tolerance, rounding)
         self.fixed = 1 + len(program.columns(self.chunk.kind))
-        self.null = state.values.get("null", {}).get(str(self.chunk.kind))
+        self.null = state.values.get("null", {}).get(self.chunk.model)
         self.part = state.values.get("part", "shared") if self._ready() else "shared"
 
     def _ready(self) -> bool:
@@ -73,9 +73,9 @@ class Regression:
             return None
         if self.part == "shared":
             if self.study.test == "linear":
-                return asker.shared(chunk.kind, self.fixed, None)
+                return asker.shared(chunk, self.fixed, None)
             beta = np.zeros(self.fixed) if self.null is None else np.array(self.null["beta"])
-            return asker.shared(chunk.kind, self.fixed, beta)
+            return asker.shared(chunk, self.fixed, beta)
         if self.part == "sums":
             if self.study.test == "linear":
                 return asker.linear(chunk, self.fixed, self._missing())
@@ -146,14 +146,14 @@ class Regression:
         chunk, chunks = first_chunk(len(variants), size), -(-len(variants) // size)
         fixed, k = 1 + len(program.columns(SEX_X)), len(chunk.index)
         if study.test == "linear":
-            yield "sum", asker.shared(chunk.kind, fixed, None), 1
+            yield "sum", asker.shared(chunk, fixed, None), 1
             yield "sum", asker.linear(chunk, fixed, True), chunks
             return
         everything, beta = np.ones(k, bool), np.zeros((k, fixed + 1), np.float32)
         if study.scored:
             chunks = max(1, round(study.score.gone_on * chunks))
         else:
-            yield "sum", asker.shared(chunk.kind, fixed, np.zeros(fixed)), None
+            yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
         yield "sum", asker.first(chunk, np.zeros(fixed), True), chunks
         yield "sum", asker.newton(chunk, everything, beta), None
         if study.newton.firth:
@@ -197,7 +197,7 @@ class Regression:
         return self._remember(beta=(before + step).tolist(), done=False, iterations=spent + 1)
 
     def _remember(self, **facts: object) -> State:
-        null = {**self.state.values.get("null", {}), str(self.chunk.kind): facts}
+        null = {**self.state.values.get("null", {}), self.chunk.model: facts}
         return self.state.next(null=null, part="sums")
 
     def _nothing(self, status: int) -> Arrays:

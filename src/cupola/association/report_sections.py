@@ -37,6 +37,7 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _headline(run),
         _plots(table, result),
         _hits(table),
+        *_whole_genome(run),
         _quality(run),
         _people(run),
         traffic(run),
@@ -117,6 +118,25 @@ def _hits(table: Table) -> str:
     rows = [[text(table.fields[i][table.head.index(c)]) for c in columns] for i in shown]
     head = [(name, name not in ("SNP", "A1")) for name in columns]
     return page.section("Top hits", f"The {len(rows)} smallest p-values.", page.table(head, rows))
+
+
+def _whole_genome(run: RunFolder) -> list[str]:
+    """What whole-genome regression was made of."""
+    facts = run.result.get("whole_genome")
+    if not facts:
+        return []
+    best = max(facts["explained"])
+    rows = [
+        ("markers", f"{facts['markers']:,} in {facts['blocks']:,} blocks"),
+        ("markers too rare in some cohort", f"{facts['withheld']:,}"),
+        ("of the trait predicted (cross-validated; somewhat too good)", f"{best:.1%}"),
+        ("heritability taken in the penalty", f"{facts['heritability']:g}"),
+    ]
+    lead = (
+        "Every variant was tested beside what the markers of all other chromosomes predict of the "
+        "trait. The predictions of people stayed with their cohorts."
+    )
+    return [page.section("Whole-genome regression", lead, page.facts(rows))]
 
 
 def _people(run: RunFolder) -> str:

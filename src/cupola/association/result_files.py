@@ -110,6 +110,7 @@ def summary(plan: StudyPlan, program: Association, state: State, found: Results)
             if s not in SCORED and (found.status == s).any()
         },
         "limits": plan.limits_told,
+        "whole_genome": state.values.get("genome_facts"),
         "agreement": state.values["own"] | state.values["found"],
         "warnings": state.values["warnings"],
         "people_quality": state.values.get("people_quality") or {},

@@ -46,11 +46,11 @@ class SaddlePoint:
     def __init__(self, program: Association, state: State) -> None:
         self.program, self.state = program, state
         self.chunk: Chunk = program.chunks(state)[state.values["at"]]
-        self.null = state.values["null"][str(self.chunk.kind)]
+        self.null = state.values["null"][self.chunk.model]
         # The rows of the array 'tilt/kind' that belong to this chunk.
         before = program.chunks(state)[: state.values["at"]]
-        start = sum(len(chunk.index) for chunk in before if chunk.kind == self.chunk.kind)
-        tilts = state.arrays[f"tilt/kind {self.chunk.kind}"]
+        start = sum(len(chunk.index) for chunk in before if chunk.model == self.chunk.model)
+        tilts = state.arrays[f"tilt/kind {self.chunk.model}"]
         self.tilt = tilts[start : start + len(self.chunk.index)]
         # U of either tail: with covariates at their estimates it is that of the residual genotype.
         self.goal = self.tilt[:, -2:-1] * np.array([1.0, -1.0])

@@ -6,6 +6,7 @@ import numpy as np
 
 from cupola.association.limits import on_grid, small, thin, without
 from cupola.association.site import LARGEST, MOST_TILT, Site, guarded
+from cupola.association.structure.predictions import design_of, model_of
 from cupola.association.tasks import (
     _bounded,
     _chosen,
@@ -25,9 +26,9 @@ SCORE, SADDLE = "gwas score", "gwas saddle"
 def score(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: genotype times weighted columns and residuals, squares, and what stands for
     those without a call, at the model without a genotype."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _bounded(question, (made.columns.shape[1],))
-    own.pin(("null", question.options["kind"]), beta.tolist())  # there is one such model
+    own.pin(("null", model_of(question)), beta.tolist())  # there is one such model
     weight, residual = _logistic(made.columns, made.y, beta)
     once = np.column_stack([made.columns * weight[:, None], residual])
     spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
@@ -50,9 +51,9 @@ def score(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def saddle(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: its score's cumulant generating function, slope and curvature at two points."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _bounded(question, (made.columns.shape[1],))
-    own.pin(("null", question.options["kind"]), beta.tolist())
+    own.pin(("null", model_of(question)), beta.tolist())
     tilt = question.arrays["tilt"].astype(np.float64)
     at = question.arrays["at"].astype(np.float64)
     if tilt.shape != (len(chosen), len(beta) + 1) or at.shape != (len(chosen), 2):

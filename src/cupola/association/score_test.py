@@ -112,7 +112,7 @@ class ScoreTest(Regression):
     def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
         size = program.study.chunk
         chunk, fixed = first_chunk(len(variants), size), 1 + len(program.columns(SEX_X))
-        yield "sum", asker.shared(chunk.kind, fixed, np.zeros(fixed)), None
+        yield "sum", asker.shared(chunk, fixed, np.zeros(fixed)), None
         yield "sum", asker.score(chunk, np.zeros(fixed), True), -(-len(variants) // size)
 
     def ask(self) -> Question | None:
@@ -200,7 +200,7 @@ class ScoreTest(Regression):
                 arrays.pop(f"chosen/{i}"),
             )
             if f"tilt/{i}" in arrays:
-                tilts.setdefault(f"tilt/kind {chunk.kind}", []).append(arrays.pop(f"tilt/{i}"))
+                tilts.setdefault(f"tilt/kind {chunk.model}", []).append(arrays.pop(f"tilt/{i}"))
         arrays |= {name: np.concatenate(parts) for name, parts in tilts.items()}
         arrays |= {"score": score, "chosen": chosen}
         phase = self.program.after("score")

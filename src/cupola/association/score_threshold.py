@@ -6,6 +6,8 @@ libraries differ in their last digits; here are only +, -, *, / and comparisons,
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _ROOT = 0.7978845608028654  # sqrt(2 / pi)
 _HALVINGS = 100
 _NEAR = 3.0  # up to here the series; beyond it the continued fraction
@@ -39,6 +41,7 @@ def _exp_minus(x: float) -> float:
     return value
 
 
+@lru_cache
 def threshold(p: float) -> float:
     """The z beyond which |Z| is with probability p; 0 for p = 1."""
     low, high = 0.0, 40.0

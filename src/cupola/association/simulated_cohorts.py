@@ -8,6 +8,7 @@ from pathlib import Path
 from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
+from cupola.association.study_choices import WholeGenome
 
 
 @dataclass
@@ -56,6 +57,7 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             iterations=most_iterations(plan),
             people_per_column=plan.people_per_column,
             limits=plan.limits,
+            whole_genome=plan.whole_genome or WholeGenome(),
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
             mixed=plan.mixed,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,12 +22,15 @@ from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.study_choices import Limits, Mixed, Study
+from cupola.association.study_choices import Limits, Mixed, Study, WholeGenome
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
+
+if TYPE_CHECKING:
+    from cupola.association.structure.step_ones import StepOnes
 
 _CHUNK = 4096
 FIRTH_ITERATIONS = 50
@@ -48,13 +51,22 @@ def released_numbers(study: Study) -> int:
     Information matrices, and what people without a call take off, are not among them."""
     if not study.regression:
         return 0
-    columns = len(study.columns) + 2 + study.sex_on_x
+    columns = len(study.columns) + 2 + study.sex_on_x + (study.whole_genome is not None)
     if study.test == "mixed":  # of a marker
         return columns + 1 + study.mixed.vectors
-    first = (columns + 1) * study.scored + 3 * study.heterogeneity
+    first = (columns + 1) * study.scored + _linked_numbers(study) + 3 * study.heterogeneity
     if study.score.then == "saddle-point":
         return first + 6 * study.newton.iterations
     return first + (columns + 1) * (1 if study.test == "linear" else most_iterations(study))
+
+
+def _linked_numbers(study: Study) -> int:
+    """Numbers per marker that step one of whole-genome regression tells: half a block's products,
+    those with covariates, and with the trait in each fold."""
+    whole = study.whole_genome
+    if whole is None:
+        return 0
+    return (whole.block or 400) // 2 + 1 + len(study.columns) + whole.folds
 
 
 @dataclass
@@ -71,7 +83,9 @@ class Site:
     cohort keeps what it was asked, so that a new process does not answer it all again in other
     forms. own_log: where it keeps the log. unlisted: its variants that the list does not have, so
     far. tables: others for its own eyes, by the name of their file. study: what it has agreed to.
-    scores: its people's components, once they are known, (loaded people, components).
+    scores: its people's components, once they are known, (loaded people, components). whole_genome:
+    the least people and carriers that whole-genome regression needs; step_ones: the book of whom
+    this data set has made it for. made: what was made of what it was told; anew after a restart.
     """
 
     files: Files
@@ -86,11 +100,14 @@ class Site:
     least_cohorts: int = 0
     apart: int = 1
     released: Released | None = None
+    whole_genome: WholeGenome = field(default_factory=WholeGenome)
+    step_ones: StepOnes | None = None
     log: list[str] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     folder: Path | None = None
     own_log: Callable[[str], None] | None = None
     unlisted: Variants | None = None
+    made: dict[Any, Any] = field(default_factory=dict)
     tables: dict[str, bytes] = field(default_factory=dict)
     study: Study | None = None
     scores: np.ndarray | None = None
@@ -106,7 +123,7 @@ class Site:
         """Another process opens the cohort for itself."""
         limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed,
                   self.least_cohorts, self.apart)  # fmt: skip
-        made = partial(Site, study=self.study)
+        made = partial(Site, study=self.study, whole_genome=self.whole_genome)
         return made, (self.files, self.wanted, self.salt, self.proposes, *limits)
 
     @property
@@ -226,8 +243,9 @@ class Site:
 
     def close(self) -> None:
         self.memory.close()
-        if self.released is not None:
-            self.released.close()
+        for book in (self.released, self.step_ones):
+            if book is not None:
+                book.close()
 
     def common(self, least: int) -> np.ndarray:
         """Rows of variants with known alleles and at least so many copies of the rarer one."""
@@ -260,7 +278,7 @@ class Site:
         key = (options["kind"], options["binary"], options["sex_on_x"], shift, width)
         self.pin("design", key[1:])
         own = int(self.cohort.tested(bool(options["binary"]), True).sum())
-        columns = len(shift) + 1 + bool(options["sex_on_x"])
+        columns = len(shift) + 1 + bool(options["sex_on_x"]) + ("prediction" in options)
         told = int(options["tested"])
         fewest = int(options.get("fewest", told))  # of the cohorts that have some variant
         self._require_people(told, fewest, own, columns)

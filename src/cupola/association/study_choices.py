@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cupola.association.component_choices import Components
 
+COMPONENT = re.compile(r"PC\d+(-(PC)?\d+)?", re.IGNORECASE)  # covariates of this name
 CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
 
 
@@ -167,6 +168,69 @@ OF_MARKERS = {
 }
 
 
+class WholeGenome(_Choice):
+    """Every test takes along what all other chromosomes' markers predict of the trait (REGENIE's
+    idea, by sums). Needs principal components among the covariates."""
+
+    use: bool = True
+    """Whether to take the rest of the genome into account; false: as if the table was not there."""
+    block: int = Field(default=0, ge=0, le=400)
+    """Most markers in a block. 0: 200, below 10,000 people 400."""
+    folds: int = Field(default=5, ge=2, le=20)
+    """Parts of each cohort's people; a prediction is made without the trait of its own part."""
+    heritability: float = Field(default=0.5, gt=0, lt=1)
+    """Taken in the penalty of blocks."""
+    stacked: tuple[float, ...] = Field(default=(0.01, 0.25, 0.5, 0.75, 0.99), min_length=1)
+    """Heritabilities among which cross-validation chooses the penalty of what is made of blocks."""
+    maf: float = Field(default=0.01, ge=0, lt=0.5)
+    """Least frequency of a marker's minor allele."""
+    components_elsewhere: bool = False
+    """The covariates hold principal components under names other than PC1, PC2 and so on, or none
+    are needed: without them tests are inflated."""
+    bits: Literal[32, 64] = 64
+    """Of the products of markers in masked sums; 32 change -log10 p by at most 0.001."""
+    people: int = Field(default=1000, ge=0)
+    """Fewest people, all cohorts together."""
+    own_people: int = Field(default=200, ge=0)
+    """Fewest people of a cohort, and fewest of all in a fold."""
+    carriers: int = Field(default=50, ge=0)
+    """Fewest copies of a marker's rarer allele in every cohort; other markers are not used."""
+    people_per_marker: float = Field(default=5.0, ge=0)
+    """Fewest people, all together, per marker of a block; of a cohort a fifth of it."""
+    people_per_prediction: float = Field(default=25.0, ge=0)
+    """Fewest people, all together, per block."""
+
+    def size(self, people: int) -> int:
+        """The most markers in a block of a study of so many people."""
+        return self.block or (200 if people >= 10_000 else 400)
+
+    def objection(self, people: int) -> str | None:
+        """Why so many people, of all cohorts, are too few."""
+        block = self.size(people)
+        least = {
+            f"whole_genome.people = {self.people}": self.people,
+            f"whole_genome.people_per_marker = {self.people_per_marker:g}, in blocks of "
+            f"{block}": self.people_per_marker * block,
+            f"whole_genome.own_people = {self.own_people}, in each of {self.folds} folds":
+                self.own_people * self.folds,
+        }  # fmt: skip
+        why, most = max(least.items(), key=lambda item: item[1])
+        if people >= most:
+            return None
+        return (
+            f"{people:,} people are tested, but whole-genome regression needs {most:,.0f} ({why}): "
+            "with fewer, products of markers could tell single genotypes; leave it out, or take "
+            "smaller blocks"
+        )
+
+    @field_validator("stacked")
+    @classmethod
+    def _shares(cls, stacked: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < share < 1 for share in stacked):
+            raise ValueError("heritabilities lie between 0 and 1")
+        return stacked
+
+
 class Clump(_Choice):
     """Which hits belong together, as PLINK 1.9's --clump says it."""
 
@@ -219,6 +283,8 @@ class Study(_Choice):
     """Fewest tested people per column of a regression; a study with fewer is refused."""
     limits: Limits = Limits()
     """What totals may tell about single people, below."""
+    whole_genome: WholeGenome | None = None
+    """Take the rest of the genome into account: a table `[whole_genome]`, below."""
     one_sided: bool = False
     """Whether a cohort without cases or without controls may take part."""
     largest: float = Field(default=1e6, gt=0)
@@ -346,6 +412,7 @@ class Study(_Choice):
         found = ["quality report"] if self.quality.report else []
         found += [] if self.components is None else ["components"]
         found += ["standardise"] if self.scores else []
+        found += ["whole-genome"] if self.whole_genome else []
         if self.test == "mixed":
             found += ["mixed", "mixed test"]
         elif self.scored:
@@ -354,6 +421,33 @@ class Study(_Choice):
             found += ["test"]
         found += ["heterogeneity"] if self.heterogeneity else []
         return (*found, *(("clump",) if self.clump else ()))
+
+    @field_validator("whole_genome")
+    @classmethod
+    def _used(cls, whole: WholeGenome | None) -> WholeGenome | None:
+        return whole if whole is not None and whole.use else None
+
+    @model_validator(mode="after")
+    def _beside_components(self) -> Study:
+        """Whole-genome regression without components is inflated where families are."""
+        whole = self.whole_genome
+        if whole is None:
+            return self
+        if self.test not in ("linear", "logistic"):
+            raise ValueError("whole_genome: goes with test = 'linear' or 'logistic'")
+        if self.dosages:
+            raise ValueError(
+                "whole_genome: markers are hard calls so far; leave dosages out, or use components"
+            )
+        named = any(COMPONENT.fullmatch(name) for name in self.covariates)
+        if not (named or whole.components_elsewhere):
+            raise ValueError(
+                "whole_genome: needs principal components among the covariates (PC1-10; of the "
+                ".cov files, or of the study: a table [components]); without them tests are "
+                "inflated. If they have other names, say so: "
+                "whole_genome.components_elsewhere = true"
+            )
+        return self
 
 
 def expanded(name: str) -> tuple[str, ...]:

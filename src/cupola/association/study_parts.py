@@ -13,6 +13,7 @@ from cupola.association.tasks import GROUPS, PROPOSE
 #: Where the part of a phase is; `Study.parts` says which a study has, and in which order. A new
 #: part is a line here. It is imported when it is needed.
 PARTS = {
+    "whole-genome": "structure.whole_genome:WholeGenomeRegression",
     "components": "structure.components:ComponentsPart",
     "score": "score_test:ScoreTest",
     "saddle": "saddle_point:SaddlePoint",

@@ -26,7 +26,7 @@ from cupola.association.enough_people import require_people
 from cupola.association.files import Variants
 from cupola.association.limits import told_of
 from cupola.association.part import Part
-from cupola.association.questions import Asker, Chunk, gathered, stretches
+from cupola.association.questions import Asker, Chunk, Models, gathered, stretches
 from cupola.association.study_choices import CASES, CONTROLS, OTHERS, Study
 from cupola.association.study_parts import PARTS, part_of
 from cupola.errors import DataError, PlanError
@@ -79,7 +79,7 @@ class Association:
         if self.study.scored and self.study.test != "logistic":
             raise PlanError(f"[score] goes with test = 'logistic', not '{self.study.test}'")
         self._list: tuple[np.ndarray, Variants] | None = None
-        self._chunked: tuple[int, int, np.ndarray, list[Chunk]] | None = None
+        self._chunked: tuple[tuple[int, int, bool], np.ndarray, list[Chunk]] | None = None
         self._phases: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
             "people": (self._ask_people, self._people),
             "standardise": (self._ask_moments, self._moments),
@@ -173,14 +173,8 @@ class Association:
         }  # fmt: skip
         require_people(study, people["tested"])
         width = len(study.columns) + 1
-        return state.next(
-            phase=self.after("people"),
-            at=0,
-            people=people,
-            binary=binary,
-            shift=[0.0] * width,
-            width=[1.0] * width,
-        )
+        facts: dict[str, Any] = {"binary": binary, "shift": [0.0] * width, "width": [1.0] * width}
+        return state.next(phase=self.after("people"), at=0, people=people, **facts)
 
     def _ask_moments(self, state: State) -> Any:
         values = state.values
@@ -319,15 +313,18 @@ class Association:
     # Counts and quality
 
     def chunks(self, state: State) -> list[Chunk]:
-        """The variants still in the study, in pieces of one kind of chromosome. Counts are small:
-        they come in longer pieces. After a score test only those that go on."""
+        """The variants still in the study, in pieces of one model; after a score test those that go
+        on. Counts are small: they come in longer pieces."""
         some = "chosen" in state.arrays
         which = state.arrays["chosen" if some else "reason"]
         size = self.study.chunk * (STRETCH if state.values["phase"] == "counts" else 1)
-        if self._chunked is None or self._chunked[:2] != (id(which), size):
-            kind = kinds(self.variants(state).chromosome)
-            pieces = gathered(which, kind, size) if some else stretches(which == KEPT, kind, size)
-            self._chunked = (id(which), size, which, pieces)
+        prediction = state.values.get("prediction")
+        key = (id(which), size, prediction is None)
+        if self._chunked is None or self._chunked[0] != key:
+            models = Models(self.variants(state), prediction)
+            cut = gathered if some else stretches
+            pieces = cut(which if some else which == KEPT, models, size)
+            self._chunked = (key, which, pieces)
         return self._chunked[-1]
 
     def groups(self, state: State) -> list[int]:
@@ -399,8 +396,9 @@ class Association:
 
     def columns(self, kind: int) -> list[str]:
         """Covariates on a kind of chromosome; the intercept and the genotype come on top."""
+        predicted = ["PREDICTION"] if self.study.whole_genome else []
         extra = ["SEX"] if kind == SEX_X and self.study.sex_on_x else []
-        return [*self.study.columns, *extra]
+        return [*self.study.columns, *predicted, *extra]
 
     def progress(self, state: State) -> tuple[str, int, int]:
         """What is under way, how much of it is done, and the whole."""

@@ -17,6 +17,7 @@ WORDS = {
     "groups": "finding who has which variants",
     "fingerprints": "looking for people in two cohorts",
     "counts": "counting alleles",
+    "whole-genome": "predicting from the whole genome",
     "score": "score test of all variants",
     "saddle": "saddle-point approximation",
     "components": "finding principal components",

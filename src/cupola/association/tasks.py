@@ -11,6 +11,7 @@ from cupola.association.files import CohortError
 from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
 from cupola.association.site import FINGERPRINTS, LARGEST, NULL_ITERATIONS, Site, guarded
+from cupola.association.structure.predictions import design_of, model_of
 from cupola.association.variant_sums import DosageSums, VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.site import SiteContext, task
@@ -323,14 +324,14 @@ def withheld_for_cells(own: Site, least: int, binary: bool, genotypes: bool) -> 
 
 @task("gwas shared")
 @guarded
-def shared(own: Site, site: SiteContext, question: Question) -> Contribution:  # noqa: ARG001
+def shared(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Sums that do not depend on a variant: linear, products of columns and trait; logistic,
     gradient and information of the model without a genotype."""
-    made = own.design(question)
+    made = design_of(own, site, question)
     if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
     beta = _bounded(question, (made.columns.shape[1],))
-    null = f"null {question.options['kind']}"
+    null = f"null {model_of(question)}"
     own.count(question, null, np.zeros(1, int), 1, NULL_ITERATIONS + 1)
     weight, residual = _logistic(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
@@ -348,7 +349,7 @@ def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.
 def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: people by copies, genotype times covariates and trait, and what people without a
     call take off the shared products."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     off = made.products[:, 1:] if question.options["missing"] else _nothing(made)
     if own.wanted.dosages:
         whole = np.column_stack([made.columns, made.y])
@@ -374,9 +375,9 @@ def _nothing(made: Design) -> np.ndarray:
 @guarded
 def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The first logistic iteration: weights are those of the model without a genotype."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _bounded(question, (made.columns.shape[1],))
-    own.pin(("null", question.options["kind"]), beta.tolist())  # there is one such model
+    own.pin(("null", model_of(question)), beta.tolist())  # there is one such model
     weight, residual = _logistic(made.columns, made.y, beta)
     spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
     off = _nothing(made)
@@ -402,7 +403,7 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Gradient and information of the log-likelihood at each variant's coefficients."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _coefficients(own, site, question, made, len(chosen))
     gradient, information, spread = chosen.logistic_sums(made, beta)
     own_columns = of_genotype(beta.shape[1])
@@ -425,7 +426,7 @@ def of_genotype(p: int) -> np.ndarray:
 @guarded
 def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The part that Firth's penalty adds to the gradient, given the pooled inverse information."""
-    chosen, made = _chosen(own, site, question), own.design(question)
+    chosen, made = _chosen(own, site, question), design_of(own, site, question)
     beta = _coefficients(own, site, question, made, len(chosen))
     inverse = question.arrays["inverse"]
     if inverse.shape != (len(beta), beta.shape[1] ** 2):

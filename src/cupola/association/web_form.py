@@ -18,6 +18,7 @@ MIXED: When = {"test": ["mixed"]}
 WEIGHTED: When = {"test": ["logistic", "mixed"]}
 LOGISTIC: When = {"test": ["logistic"]}
 CHI_SQUARE: When = {"test": ["chi-square"]}
+GENOME: When = {"whole_genome.use": ["true"], **FITTED}
 COMPONENTS: When = {"!components.count": [""]}
 MASKED: When = {"sum.kind": ["masked"]}
 
@@ -44,6 +45,18 @@ LEFT_OUT: Mapping[str, str] = {
     "sum.bits": "a study knows its bounds",
     "components.variants": "a list of names: in the plan's text",
     "newton.tolerance": _TEXT,
+    **{
+        f"whole_genome.{key}": _TEXT
+        for key in (
+            "block",
+            "folds",
+            "heritability",
+            "stacked",
+            "bits",
+            "people_per_marker",
+            "people_per_prediction",
+        )
+    },
     "vif": _TEXT,
     "largest": _TEXT,
 }
@@ -201,6 +214,15 @@ _MIXED = (
     Entry("mixed.probes", "Random signs for heritability", MIXED),
     Entry("mixed.people", "Fewest people of a cohort", MIXED),
 )
+_GENOME: tuple[Entry, ...] = (
+    Entry("whole_genome.use", "Take the rest of the genome into account", FITTED,
+          default="false"),
+    Entry("whole_genome.components_elsewhere", "No covariate is named PC1, PC2, ...", GENOME),
+    Entry("whole_genome.maf", "Least frequency of a marker", GENOME),
+    Entry("whole_genome.carriers", "Fewest carriers of a marker in a hospital", GENOME),
+    Entry("whole_genome.people", "Fewest people, all together", GENOME),
+    Entry("whole_genome.own_people", "Fewest people of a hospital", GENOME),
+)  # fmt: skip
 _GROUPS = (
     ("The study", _STUDY),
     ("Corrected for", _CORRECTED),
@@ -209,11 +231,14 @@ _GROUPS = (
     ("Results", _TABLES),
     ("More: components of ancestry", _COMPONENTS),
     ("More: mixed model", _MIXED),
+    ("More: whole-genome regression", _GENOME),
     ("More: hits that are one", _CLUMPS),
     ("More: what totals tell of single people", _SINGLE_PEOPLE),
     ("More: statistics", _STATISTICS),
 )
 _LEADS = {
+    "More: whole-genome regression": "Corrects for relatives and ancestry; needs principal "
+    "components among the covariates, and a thousand people.",
     "More: hits that are one": "Neighbours that are inherited together are listed as one hit.",
     "Corrected for": "Without it, variants that go with age, sex or ancestry can look like causes.",
     "People and variants that are good enough": "Empty: everything is kept.",

@@ -60,6 +60,14 @@ class TotalLimits(_Settings):
     released: Annotated[float, Field(gt=0)] = 0.6
     """Numbers per variant and person that regressions on a data set may tell, all studies
     together: columns times iterations over people."""
+    genome_people: Annotated[int, Field(ge=0)] = 1000
+    """The least whole_genome.people of a study."""
+    genome_own_people: Annotated[int, Field(ge=0)] = 200
+    """The least whole_genome.own_people of a study."""
+    genome_carriers: Annotated[int, Field(ge=0)] = 50
+    """The least whole_genome.carriers of a study."""
+    genome_people_per_marker: Annotated[float, Field(ge=0)] = 5.0
+    """The least whole_genome.people_per_marker of a study."""
 
 
 class PartySettings(_Settings):

@@ -42,9 +42,26 @@ CHOICES = {
     "components": {
         "covariates": ["AGE", "PC1-2"],
         "components": {"count": 2, "block": 3, "sums": 4, "residual": 0.05},
+        "limits": {"people": 1, "directions": 5.0, "carriers": 0},
     },
+    "whole genome": {
+        "whole_genome": {
+            "components_elsewhere": True,
+            "block": 8,
+            "folds": 2,
+            "maf": 0.05,
+            "people": 0,
+            "own_people": 0,
+            "carriers": 0,
+            "people_per_marker": 0,
+            "people_per_prediction": 0,
+        },
+    },
+    "heterogeneity": {"heterogeneity": True},
+    "quality report": {"quality": {"report": True}},
     "clump": {"clump": {"p1": 0.2, "p2": 0.5}},
-    "fingerprints": {"fingerprints": True, "salt": "secret"},
+    "no fingerprints": {"fingerprints": False},
+    "stop at shared people": {"shared": "stop"},
     "tables": {"tables": ["plink", "ssf", "regenie", "ldsc", "parquet"]},
     "small chunks": {"chunk": 8},
 }

@@ -140,7 +140,7 @@ def main() -> None:
         for side in options.sides:
             found[side].append(measured(side, options.data, options.threads))
     facts = {name: getattr(options, name) for name in ("people", "variants", "missing", "threads")}
-    report = {**facts, "cores": cores(), "ratios": ratios(found), "sides": found}
+    report = {**facts, "chunk": CHUNK, "cores": cores(), "ratios": ratios(found), "sides": found}
     if options.out is not None:
         before = json.loads(options.out.read_text()) if options.out.exists() else []
         options.out.write_text(json.dumps([*before, report], indent=1) + "\n")

@@ -101,6 +101,7 @@ def sites(study, bases, salt=b"salt", apart=1):
         study.ambiguous_sex,
         study.quality.person_missing,
         study.quality.kinship,
+        dosages=study.dosages,
         founders=study.quality.founders and not study.trend,
         traitless=study.test is None,
         scores=study.scores if regression else (),

@@ -67,10 +67,32 @@ def cohorts(base, people=600):
     return found
 
 
-def glm(base, trait, *more):
-    """plink2's regression on everybody: rows by variant, of the genotype."""
+def one_file(base, form, people=600):
+    """Three cohorts of the same file, by lists of people; and what plink2 calls that file."""
+    whole, source = {"pfile": "all"}, ["--pfile", base]
+    if form == "bgen":
+        plink2("--pfile", base, "--export", "bgen-1.2", "bits=8", "ref-first", out=base)
+        sample = base.with_suffix(".sample")
+        source = ["--bgen", base.with_suffix(".bgen"), "ref-first", "--sample", sample]
+        whole = {"bgen": "all.bgen"}
+    if form == "vcf":
+        plink2("--pfile", base, "--export", "vcf", "vcf-dosage=DS", out=base)
+        path, sexes = base.with_suffix(".vcf"), base.with_suffix(".psam")
+        source = ["--vcf", path, "dosage=DS", "--psam", sexes]
+        whole = {"vcf": "all.vcf", "fam": "all.psam"}
+    tables, given = {"pheno": "all.pheno", "cov": "all.cov"}, []
+    for name, part in zip("xyz", np.array_split(np.arange(people), 3)):
+        (base.parent / f"{name}.keep").write_text("".join(f"per{i}\n" for i in part))
+        given.append({"name": name, **whole, **tables, "keep": f"{name}.keep"})
+    return given, source
+
+
+def glm(base, trait, *more, source=None):
+    """plink2's regression on everybody: rows by variant, of the genotype. source: the genotypes, if
+    not base.pgen."""
     out = plink2(
-        "--pfile", base, "--pheno", base.with_suffix(".pheno"), "--pheno-name", trait,
+        *(source or ["--pfile", base]),
+        "--pheno", base.with_suffix(".pheno"), "--pheno-name", trait,
         "--covar", base.with_suffix(".cov"), "--glm", "hide-covar", *more,
         out=base.parent / f"glm{trait}",
     )  # fmt: skip

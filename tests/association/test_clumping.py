@@ -251,3 +251,34 @@ def test_a_plan_is_checked_and_foreseen(data):
     (row,) = [row for row in told["bytes"]["rows"] if row["task"] == "gwas linkage"]
     assert row["up"] > 300 * 299 / 2 * 5 * 3
     assert any("one region" in reason for reason in told["bytes"]["at_most"])
+
+
+def test_a_study_of_all_parts_goes_on_after_a_stop(data, tmp_path):
+    folder, _ = data
+    more = {"heterogeneity": True, "quality": {"report": True}, "checkpoint_seconds": 0}
+    plan = _plan(folder, "linear", **more)
+    cupola.run(plan, tmp_path / "whole", report=False)
+    for part in ("quality report", "heterogeneity", "clump"):
+
+        def stop(now, part=part):
+            if now.part == part:
+                raise KeyboardInterrupt
+
+        out = tmp_path / part
+        with pytest.raises(KeyboardInterrupt):
+            cupola.run(plan, out, progress=stop, report=False)
+        cupola.resume(out, report=False)
+        for name in ("t.assoc.linear", "t.clumped", "t.clumped.ld.tsv"):
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), part
+
+
+@pytest.mark.slow
+def test_cohorts_in_processes_of_their_own_know_the_parts(data, tmp_path):
+    folder, _ = data
+    more = {"heterogeneity": True, "quality": {"report": True}, "sum": "plain"}
+    plan = _plan(folder, "linear", **more)
+    for kind in ("in-process", "processes"):
+        cupola.run({**plan, "engine": {"kind": kind}}, tmp_path / kind, report=False)
+    for name in ("t.assoc.linear", "t.clumped", "t.clumped.ld.tsv"):
+        same = [(tmp_path / kind / name).read_bytes() for kind in ("in-process", "processes")]
+        assert same[0] == same[1]

@@ -2,21 +2,26 @@
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cohorts import carry_out, cut, people, sites, study
 from pydantic import ValidationError
-from test_whole_genome import SMALL, THIRDS, M, N, carried_out, chosen, family
+from test_whole_genome import SMALL, THIRDS, M, N, carried_out, chosen, family, small_plan
 
+from cupola.analysis.protocol import OwnSite
 from cupola.association import Association, StudyHost
+from cupola.association.own_cohort import own_host, weaker_limits
 from cupola.association.site import released_numbers
 from cupola.association.structure import genome_tasks, predictions
 from cupola.association.structure.step_ones import StepOnes
 from cupola.association.study_choices import WholeGenome
 from cupola.engines import InProcess
 from cupola.errors import CupolaError, DataError, FederationError
+from cupola.federation import Declined
 from cupola.secure.durable_dict import Memory
+from cupola.site.settings import TotalLimits
 
 
 def asked(given, cohorts, data, until, changed=lambda question: question):
@@ -293,6 +298,41 @@ def test_the_book_is_kept_at_the_cohort(tmp_path):
         else:
             with pytest.raises(FederationError, match=ends):
                 carry_out(given, cohorts, data.variants)
+
+
+def test_a_real_cohort_keeps_the_book_beside_what_it_has_spent(tmp_path):
+    plan, site = own_site(tmp_path)
+    for name, refused in (("a" * 64, False), ("b" * 64, True)):
+        host = own_host(plan, replace(site, study=name, place=tmp_path / name))
+        try:
+            own = host.data(0)
+            assert own.whole_genome == plan.whole_genome
+            people = np.flatnonzero(own.cohort.loaded)
+            if refused:
+                with pytest.raises(Declined, match="step-one-made-before"):
+                    own.step_ones.charge(own.cohort, people)
+            else:
+                own.step_ones.charge(own.cohort, people)
+        finally:
+            host.close()
+
+
+@pytest.mark.parametrize("key", ["people", "own_people", "carriers", "people_per_marker"])
+def test_a_site_joins_no_study_with_weaker_limits(tmp_path, key):
+    plan, site = own_site(tmp_path)
+    told = "\n".join(weaker_limits(plan, site.rules))
+    assert f"whole_genome.{key} is" in told
+    assert f"limits.genome_{key}" in told
+    strict = plan.model_copy(update={"whole_genome": WholeGenome(components_elsewhere=True)})
+    assert not [line for line in weaker_limits(strict, site.rules) if "whole_genome" in line]
+
+
+def own_site(folder):
+    """A plan with small limits, and the first cohort's own settings."""
+    plan = small_plan(folder, "linear")
+    data = {"bfile": "c0", "pheno": "c0.pheno", "cov": "c0.cov"}
+    rules = SimpleNamespace(name="c0", budget=None, limits=TotalLimits(), salt=None)
+    return plan, OwnSite(0, 3, data, folder, folder, rules, book=folder / "spent.jsonl")
 
 
 # Bounds

@@ -81,10 +81,10 @@ def test_q_and_i_are_plinks_of_the_cohorts_own_tables(data, tmp_path, test):
         row = dict(zip(ours.head, fields))
         other = theirs.get(row["SNP"])
         if row["SNP"] == "rs10":
-            assert row["COHORTS"] == "3"  # one carrier in the last cohort is no estimate
+            assert row["EFFECTS"] == "3"  # one carrier in the last cohort is no estimate
             continue
         assert other is not None
-        assert row["COHORTS"] == other["N"] == "4"
+        assert row["EFFECTS"] == other["N"] == "4"
         # PLINK reads tables of four digits.
         assert float(row["Q"]) == pytest.approx(float(other["Q"]), rel=0.02, abs=2e-4)
         assert float(row["I"]) == pytest.approx(float(other["I"]), abs=0.3)
@@ -102,7 +102,7 @@ def test_masked_sums_tell_what_plain_ones_do(data, tmp_path):
         plan = _plan(data, "logistic", sum=kind, tables=["parquet"])
         cupola.run(plan, tmp_path / kind, report=False)
         found.append(parquet.read_table(tmp_path / kind / "t.parquet").to_pydict())
-    for name in ("COCHRAN_Q", "Q", "I", "COHORTS"):
+    for name in ("COCHRAN_Q", "Q", "I", "EFFECTS"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-6, abs=1e-7, nan_ok=True)
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_added_up_where_two_of_three_have_an_effect(tmp_path):
     plan["cohorts"] = plan["cohorts"][:3]
     done = cupola.run(plan, tmp_path / "out").result
     rows = read_results(tmp_path / "out" / done.files[0])
-    q, cohorts = ([f[rows.head.index(n)] for f in rows.fields] for n in ("Q", "COHORTS"))
+    q, cohorts = ([f[rows.head.index(n)] for f in rows.fields] for n in ("Q", "EFFECTS"))
     assert (q[4], cohorts[4]) == ("NA", "2")
     assert "NA" not in q[:4] + q[5:]
     ledger = (tmp_path / "out/ledger.jsonl").read_text()

@@ -370,3 +370,22 @@ def test_every_phase_of_a_study_has_words():
 
     phases = set(Association(load(_study("."), of=StudyPlan).study(), 3)._phases) | set(PARTS)
     assert phases - set(WORDS) == set()
+
+
+def test_the_first_ten_minutes(tmp_path, monkeypatch):
+    """What docs/gwas.md begins with, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    said = runner.invoke(app, ["gwas", "example", "example"])
+    assert said.exit_code == 0, said.output
+    commands = [line.split()[1:] for line in said.stdout.splitlines() if line.startswith("  ")]
+    assert commands == [["check", "example/study.toml"], ["run", "example/study.toml"]]
+    checked, ran = (runner.invoke(app, command) for command in commands)
+    assert checked.exit_code == 0, checked.output
+    assert "logistic regression of the .fam files' trait, corrected for AGE" in checked.stdout
+    assert ran.exit_code == 0, ran.output
+    assert "logistic regression, 3 cohorts, masked sums" in ran.stdout
+    assert "cases" in ran.stdout
+    assert (tmp_path / "runs/example/example.assoc.logistic").is_file()
+    again = runner.invoke(app, ["gwas", "example", "example"])
+    assert (again.exit_code, "is there already" in again.stderr) == (2, True)

@@ -186,7 +186,7 @@ def test_products_of_32_bits_change_little(tmp_path):
 # Plans, forecasts, and runs that are killed
 
 
-def _plan(folder, test="logistic", **whole):
+def small_plan(folder, test="logistic", **whole):
     data = family(n=N)
     cut(folder, data, THIRDS)
     write_bim(folder / "public.bim", data.variants)
@@ -208,7 +208,7 @@ def _plan(folder, test="logistic", **whole):
 
 @pytest.mark.parametrize("test", ["linear", "logistic"])
 def test_a_forecast_is_no_less_than_what_is_sent(tmp_path, test):
-    plan = _plan(tmp_path, test)
+    plan = small_plan(tmp_path, test)
     told = foresee_study(plan)
     found = cupola.run(plan, tmp_path / "run", report=True).result
     assert found.bytes_down + found.bytes_up <= told.total
@@ -224,7 +224,7 @@ def test_a_forecast_is_no_less_than_what_is_sent(tmp_path, test):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 @pytest.mark.parametrize("at", [7, 9, 11, 16])
 def test_killed_and_gone_on_with(tmp_path, at):
-    plan = _plan(tmp_path)
+    plan = small_plan(tmp_path)
     (tmp_path / "study.toml").write_text(plan.to_toml())
     whole = cupola.run(tmp_path / "study.toml", tmp_path / "whole", report=False).result
     out = tmp_path / "killed"

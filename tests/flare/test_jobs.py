@@ -516,14 +516,17 @@ def test_a_coordinators_log_ends_quietly_and_tells_what_is_wrong():
         f"[ME=server D=server.:9df8e96] no connection to child {job}",
         f"[ME=server] cannot send to '{job}': target_unreachable",
         "notified SJ of dead-job: job_id='a'; client_name='b'; reason='missing job on client'",
+        "no app command func for topic cupola.progress",
+        "#### MPM: still running thread kernel_0",
     ]
     loud = [
         "cannot send to 'hospital-a': target_unreachable",
+        "#### MPM: still running thread other",
         f"cannot send to '{job}': timeout",
         "notified SJ of dead-job: job_id='a'; client_name='b'; reason='client dead'",
     ]
     told = [logging.LogRecord("CoreCell", 40, "", 1, "%s", (line,), None) for line in quiet + loud]
-    assert [bool(JobIsOver().filter(record)) for record in told] == [False] * 3 + [True] * 3
+    assert [bool(JobIsOver().filter(record)) for record in told] == [False] * 5 + [True] * 4
 
 
 def test_a_kit_of_an_earlier_version_logs_as_this_one_does(tmp_path):

@@ -19,6 +19,7 @@ GROUP = "cupola.analyses"
 _OURS = {
     "training": "cupola.training.analysis:TrainingAnalysis",
     "association": "cupola.association.analysis:AssociationAnalysis",
+    "pca": "cupola.association.component_study:ComponentsAnalysis",
 }
 
 

@@ -21,8 +21,9 @@ from cupola.association.file_sets import file_set, file_sets
 from cupola.association.files import Variants, read_variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
-from cupola.association.result_files import NOTES, summary, tables_of, write_tables
+from cupola.association.result_files import NOTES, stem, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
+from cupola.association.structure.component_results import component_facts, write_components
 from cupola.association.study_parts import parts_of, tasks_of
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
@@ -49,6 +50,7 @@ class AssociationResult(Result):
     tested: int = 0
     inflation: float | None = None
     mixed: Facts | None = None
+    components: Facts | None = None
     whole_genome: Facts | None = None
     hits: Mapping[str, int] = Field(default_factory=dict)
     left_out: Mapping[str, int] = Field(default_factory=dict)
@@ -222,6 +224,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         found = results(program, state)
         self._table = as_table(found, plan.test, plan.confidence, plan.newton.firth)
         written = write_tables(plan, folder, program, state, found)
+        written += write_components(program, state, folder, stem(plan.name))
         names = [cohort.name for cohort in plan.cohorts]
         shared = [[names[a], names[b], n] for a, b, n in state.values.get("shared_people", [])]
         proposed = [] if plan.variants else [list(p) for p in zip(names, state.values["proposed"])]
@@ -230,6 +233,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
             "proposed": proposed,
             "files": written,
             "shared_people": shared,
+            **({"components": component_facts(state)} if plan.components is not None else {}),
         }
 
     def summary(self, state: State, folder: Path, real: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Imputed genotypes in BGEN format (1.2 and 1.3), read by the package `bgen`.
 
-a1 is the second allele of each variant; dosages are expected copies of it.
+a1 is the second allele of each variant; dosages are expected copies of it, rounded as PLINK 2 does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupola.association.files import CohortError, Variants
-from cupola.association.genotypes import no_hard_calls, package_missing
+from cupola.association.genotypes import STEPS, no_hard_calls, package_missing
 from cupola.association.variant_files import labelled, two_alleles
 
 
@@ -46,7 +46,7 @@ class Bgen:
                 except (ValueError, RuntimeError, OSError) as error:
                     where = f"{self.path}, variant {row + 1}"
                     raise CohortError("bgen-variant", where, str(error)) from None
-        return found
+        return np.rint(found * STEPS) / STEPS
 
 
 def read_bgen_variants(path: Path) -> Variants:

@@ -96,6 +96,15 @@ class Clumping:
                 f"{self.crowded:,} variants with small p are in regions of more than {MOST:,}: "
                 "they are in no clump; choose a smaller clump.p2 or clump.kb"
             )
+        told = self._counts(state)
+        withheld = sum(int((counts < 0).all(axis=1).sum()) for counts in told)
+        if withheld and not state.values.get("rehearsed"):
+            warnings.append(
+                f"of {withheld:,} of {sum(map(len, told)):,} pairs near hits r^2 is withheld by a "
+                f"cohort (fewer than {LEAST_MINOR} minor alleles there, or more partners than a "
+                "fifth of its people): they are in no clump together. A smaller clump.p2 or "
+                "clump.kb makes fewer partners"
+            )
         facts: dict[str, Any] = {
             "phase": self.program.after("clump"),
             "at": 0,
@@ -104,6 +113,10 @@ class Clumping:
         if same_step:
             return State(state.step, state.arrays, {**state.values, **facts})
         return state.next(**facts)
+
+    @staticmethod
+    def _counts(state: State) -> list[np.ndarray]:
+        return [a for name, a in state.arrays.items() if name.startswith("clump/")]
 
     def skip(self) -> State:
         return self._store(np.full((len(self.parts[self.at].pairs), 5), -1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MOST_SUMS = 30
@@ -9,17 +11,6 @@ MOST_SUMS = 30
 
 class _Choice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Pruning(_Choice):
-    """Variants that stand for others are left out, as PLINK's --indep-pairwise does it."""
-
-    r2: float = Field(default=0.2, gt=0, lt=1)
-    """Of two variants of a window whose squared correlation is larger one goes."""
-    window: int = Field(default=50, ge=2, le=400)
-    """Variants in a window."""
-    step: int = Field(default=5, ge=1)
-    """Variants by which a window moves on."""
 
 
 class Components(_Choice):
@@ -37,8 +28,6 @@ class Components(_Choice):
     """Least frequency of the minor allele of a marker, over all people."""
     variants: tuple[str, ...] = ()
     """Names of the markers, as on the list; without them all variants that pass the filters."""
-    prune: Pruning | None = None
-    """Leave out markers that stand for others, below; needs sums of products of markers."""
     density: bool = False
     """Cohorts also count their people in squares of the first two components, for a picture of
     all."""
@@ -55,3 +44,15 @@ class Components(_Choice):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"PC{i + 1}" for i in range(self.count))
+
+
+def expanded(name: str) -> tuple[str, ...]:
+    """PC1-10 and PC1-PC10 are ten names; any other is itself.
+
+    >>> expanded("PC2-4"), expanded("AGE")
+    (('PC2', 'PC3', 'PC4'), ('AGE',))
+    """
+    found = re.fullmatch(r"PC([1-9][0-9]{0,2})-(?:PC)?([1-9][0-9]{0,2})", name)
+    if found is None or int(found[1]) > int(found[2]):
+        return (name,)
+    return tuple(f"PC{i}" for i in range(int(found[1]), int(found[2]) + 1))

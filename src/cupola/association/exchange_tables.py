@@ -26,7 +26,8 @@ def write_regenie(file: IO[bytes], found: Results) -> None:
     columns = [
         Column("CHROM", 0, v.chromosome, 0), Column("GENPOS", 0, v.position, 0),
         Column("ID", 0, v.name), Column("ALLELE0", 0, v.a2), Column("ALLELE1", 0, v.a1),
-        Column("A1FREQ", 0, found.frequency, _DIGITS), Column("N", 0, found.columns["NMISS"], 0),
+        Column("A1FREQ", 0, found.frequency, _DIGITS), *_info(found),
+        Column("N", 0, found.columns["NMISS"], 0),
         Column("TEST", 0, "ADD"), Column("BETA", 0, _or_none(effect), _DIGITS),
         Column("SE", 0, error, _DIGITS), Column("CHISQ", 0, found.statistic, _DIGITS),
         Column("LOG10P", 0, -found.log10_p + 0.0, _DIGITS),
@@ -47,10 +48,17 @@ def write_ldsc(file: IO[bytes], found: Results) -> None:
         Column("SNP", 0, v.name), Column("A1", 0, v.a1), Column("A2", 0, v.a2),
         Column("N", 0, found.columns["NMISS"][kept], 0), Column("Z", 0, z[kept], _DIGITS),
         Column("P", 0, p, _DIGITS), Column("FRQ", 0, found.frequency[kept], _DIGITS),
+        *_info(found, kept),
     ]  # fmt: skip
     # Without time and name: equal results are equal files.
     with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
         write_table(cast(IO[bytes], packed), [columns], separator="\t")
+
+
+def _info(found: Results, kept: np.ndarray | slice = slice(None)) -> list[Column]:
+    """Imputation quality, of studies of dosages."""
+    info = found.columns.get("INFO")
+    return [] if info is None else [Column("INFO", 0, info[kept], _DIGITS)]
 
 
 def _or_none(values: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from cupola.association.bed import Bed
 from cupola.association.files import CohortError
 
+STEPS = 16384  # of a dosage to a copy: PLINK 2 keeps no finer ones
 PGEN, BGEN, VCF = ".pgen", ".bgen", ".vcf"
 _BLOCK = 1 << 21  # dosages in memory at once
 

@@ -62,6 +62,7 @@ def write_table_of(file: IO[bytes], found: Results, test: str, confidence: float
         Column("variant_id", 0, Texts.of([re.sub(r"\W", "_", name, flags=re.A) for name in names])),
         Column("rsid", 0, Texts.of([_rs(name) for name in names])),
         *_interval(c, test, confidence),
+        *_imputed(c),
         Column("n", 0, c["NMISS"], 0),
     ]
     write_table(file, [columns], separator="\t")
@@ -82,6 +83,11 @@ def _interval(c: dict[str, np.ndarray], test: str, confidence: float) -> list[Co
         np.exp(np.log(c["OR"]) + wide), np.exp(np.log(c["OR"]) - wide)]  # fmt: skip
     names = ("ci_upper", "ci_lower")
     return [Column(name, 0, end, _DIGITS) for name, end in zip(names, ends)]
+
+
+def _imputed(c: dict[str, np.ndarray]) -> list[Column]:
+    """The standard's quality of imputation is between 0 and 1; MACH's may be a little more."""
+    return [Column("info", 0, np.clip(c["INFO"], 0, 1), _DIGITS)] if "INFO" in c else []
 
 
 def _rs(name: str) -> str:

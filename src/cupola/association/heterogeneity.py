@@ -129,7 +129,7 @@ WHO_LEARNS = {
 
 
 def columns(program: Association, state: State, kept: np.ndarray) -> dict[str, np.ndarray]:
-    """COCHRAN_Q, its p (Q, as PLINK calls it), I^2 in per cent (I), and cohorts with an effect; NaN
+    """COCHRAN_Q, its p (Q, as PLINK calls it), I^2 in per cent (I), EFFECTS of cohorts; NaN
     where too few have one, and where a score test has not let a variant go on."""
     found = np.full((len(kept), 4), np.nan)
     for i, chunk in enumerate(program.chunks(state)):
@@ -141,6 +141,6 @@ def columns(program: Association, state: State, kept: np.ndarray) -> dict[str, n
         share = np.where(q > 0, np.maximum(0.0, 1 - (cohorts - 1) / q), 0.0)
     told: dict[str, Any] = {
         "COCHRAN_Q": q, "Q": special.chdtrc(cohorts - 1, q),
-        "I": np.where(np.isnan(q), np.nan, 100 * share), "COHORTS": cohorts,
+        "I": np.where(np.isnan(q), np.nan, 100 * share), "EFFECTS": cohorts,
     }  # fmt: skip
     return told

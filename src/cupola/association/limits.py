@@ -148,6 +148,14 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"markers are multiplied by {study.mixed.vectors:,} vectors over people at most: what "
             "they have in common is known on a space of so many dimensions, of as many as people"
         )
+    if study.components is not None:
+        most = study.components.sums * study.components.block
+        found.append(
+            f"components: a cohort takes part with {limits.people} people at least, "
+            f"{-(-most // limits.directions):.0f} for {most} directions (sums times block); nobody "
+            f"uses a marker of which some cohort has 1 to {max(0, limits.carriers - 1)} copies of "
+            "the rarer allele"
+        )
     if limits.least_cell:
         found.append(
             f"a cohort withholds a variant with a count of 1 to {limits.least_cell - 1} (alleles "

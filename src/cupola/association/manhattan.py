@@ -37,7 +37,7 @@ def manhattan(
     thresholds: Sequence[float],
 ) -> str:
     """-log10 p along the genome, chromosomes in two colours."""
-    order = _along_the_genome(chromosome, position)
+    order, spot = _along_the_genome(chromosome, position), position
     chromosome, position, y = chromosome[order], position[order].astype(float), y[order]
     place, middles, start = np.zeros(len(y)), [], 0.0
     ends = [*(np.flatnonzero(np.diff(chromosome)) + 1).tolist(), len(y)]
@@ -82,7 +82,8 @@ def manhattan(
                 f'<path class="s{2 * i}" style="stroke-width:2.6;stroke-linecap:round" d="{path}"/>'
             )
         for i in sorted(labelled):
-            tip = f"{names[order[i]]}: {y[i]:.2f}"
+            where = f"{_NAMES.get(int(chromosome[i]), int(chromosome[i]))}:{int(spot[order[i]]):,}"
+            tip = f"{names[order[i]]}: {where}, -log10 p {y[i]:.2f}"
             parts.append(
                 f'<circle class="f{2 * colour[int(chromosome[i])]}" cx="{px[i]:.1f}" '
                 f'cy="{py[i]:.1f}" r="2"><title>{text(tip)}</title></circle>'
@@ -124,8 +125,9 @@ def _first_in_cells(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return first[first >= 0]
 
 
-def quantiles(y: np.ndarray) -> str:
-    """Observed against expected -log10 p, with the 95 % band of the null hypothesis."""
+def quantiles(y: np.ndarray, names: Sequence[str] | np.ndarray | None = None) -> str:
+    """Observed against expected -log10 p, with the 95 % band of the null hypothesis. names: the
+    largest are told where the pointer is."""
     from scipy.special import betaincinv
 
     seen = np.sort(y)[::-1]
@@ -151,10 +153,12 @@ def quantiles(y: np.ndarray) -> str:
         parts.append(
             f'<text class="tick mid" x="{sx(v)}" y="{height - 25}">{PLAIN.label(v)}</text>'
         )
-    parts += [
-        f'<circle class="f0" cx="{sx(a)}" cy="{sy(b)}" r="2"/>'
-        for a, b in zip(expected, seen[rank])
-    ]
+    best = largest(y, _LABELLED) if names is not None else []
+    tips = [f"{names[i]}: {y[i]:.2f}, expected {{}}" for i in best] if names is not None else []
+    for place, a, b in zip(rank.tolist(), expected, seen[rank]):
+        tip = text(tips[place].format(f"{a:.2f}")) if place < len(tips) else ""
+        inside = f"<title>{tip}</title>" if tip else ""
+        parts.append(f'<circle class="f0" cx="{sx(a)}" cy="{sy(b)}" r="2">{inside}</circle>')
     turn = f"translate(11 {(TOP + height - BOTTOM) / 2}) rotate(-90)"
     parts.append(
         f'<text class="axis mid" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 7}">expected '

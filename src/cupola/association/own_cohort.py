@@ -23,6 +23,7 @@ from cupola.association.site import Site, most_iterations, released_numbers
 from cupola.association.structure.genome_tasks import foreseen
 from cupola.association.structure.step_ones import StepOnes
 from cupola.association.study_choices import WholeGenome
+from cupola.association.study_parts import parts_of
 from cupola.association.study_program import Association
 from cupola.association.tasks import UNMASKED, withheld_for_cells
 from cupola.errors import DataError
@@ -62,6 +63,7 @@ def cohort_files(site: OwnSite) -> Files:
 
 def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
     """This site's cohort. What it was asked is remembered beyond its process."""
+    parts_of(plan)  # a new process knows their tasks
     salt = site.rules.salt
     own = Site(
         cohort_files(site),

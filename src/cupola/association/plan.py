@@ -280,7 +280,7 @@ def for_real_cohorts(study: StudyPlan) -> StudyPlan:
     """The study as it may leave whoever wrote it: without names of files, and without the salt."""
     names = [{"name": c.name, "may_leave": c.may_leave} for c in study.cohorts]
     told = {**study.to_dict(), "cohorts": names, "salt": None, "folder": "."}
-    return load(told, of=StudyPlan, elsewhere=True)
+    return load(told, of=type(study), elsewhere=True)
 
 
 def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
@@ -290,9 +290,9 @@ def without(study: StudyPlan, leaving: Iterable[str]) -> StudyPlan:
         raise PlanError(f"no cohort is named '{unknown[0]}'; there are: {', '.join(names)}")
     left = tuple(cohort for cohort in study.cohorts if cohort.name not in set(leaving))
     try:
-        return StudyPlan.model_validate({**study.to_dict(), "cohorts": left})
+        return type(study).model_validate({**study.to_dict(), "cohorts": left})
     except ValidationError as error:
-        raise PlanError("\n".join(explain(error, "study", (), StudyPlan))) from None
+        raise PlanError("\n".join(explain(error, "study", (), type(study)))) from None
 
 
 def leave(plan: StudyPlan, folder: Path, leaving: Iterable[str]) -> StudyPlan:

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from cupola.association import regional_plot
 from cupola.association.accounting import missing, mixed_line, put_right
 from cupola.association.compare import GENOME_WIDE, Table, read_results
 from cupola.association.manhattan import largest, manhattan, quantiles
 from cupola.association.people_quality import FAR, MISSING, F
 from cupola.association.pvalues import HALF_CHI2
 from cupola.association.result_files import DROPPED
+from cupola.association.structure.component_pages import components
 from cupola.base.formatting import count, duration, number, size, text
 from cupola.pages import charts, page
 from cupola.pages.any_run import ledger_section, plan_section, traffic
@@ -23,7 +25,7 @@ from cupola.pages.folder import RunFolder
 
 _TOP = 20
 _SHOWN = ("SNP", "P", "OR", "BETA", "SE", "CHR", "BP", "A1", "A1_FREQ", "NMISS", "N", "COHORTS",
-          "F_A", "F_U", "STAT", "CHISQ")  # fmt: skip
+          "F_A", "F_U", "STAT", "CHISQ", "Q", "I", "EFFECTS", "FIRTH?")  # fmt: skip
 
 
 def sections(run: RunFolder, table: Table | None = None) -> list[str]:
@@ -36,7 +38,9 @@ def sections(run: RunFolder, table: Table | None = None) -> list[str]:
         _warnings(run),
         _headline(run),
         _plots(table, result),
+        _regions(table, run),
         _hits(table),
+        components(result.get("components") or {}),
         *_whole_genome(run),
         _quality(run),
         _people(run),
@@ -92,12 +96,26 @@ def _plots(table: Table, result: dict[str, Any]) -> str:
         chromosome, position, names, y = (x[told] for x in (chromosome, position, names, y))
     lines = [GENOME_WIDE, result["bonferroni"]]
     drawn = manhattan(chromosome, position, y, names, lines)
-    qq = page.figure("Expected and observed", quantiles(y))
+    qq = page.figure("Expected and observed", quantiles(y, names))
     lead = (
         "A dot is a variant; lines are 5e-8 and Bonferroni. Dots that would lie on each other are "
         "drawn once."
     )
     return page.section("Association", lead, drawn, page.pair(qq, _inflation_note(result)))
+
+
+def _regions(table: Table, run: RunFolder) -> str:
+    """The neighbourhood of each hit, and with clumps its linkage."""
+    linked = next((n for n in run.result["files"] if n.endswith(regional_plot.LINKED)), None)
+    path = None if linked is None else run.path / Path(str(linked)).name
+    found = regional_plot.regions(table, path)
+    if not found:
+        return ""
+    figures = [page.figure(str(table.name[r.hit]), regional_plot.draw(table, r)) for r in found]
+    pairs = [page.pair(*figures[i : i + 2]) for i in range(0, len(figures), 2)]
+    said = "the best clumps" if linked else "the best variants below 1e-5, far from each other"
+    lead = f"250 kilobases on either side of {said}; the diamond is the hit."
+    return page.section("Regions", lead, regional_plot.legend() if linked else "", *pairs)
 
 
 def _inflation_note(result: dict[str, Any]) -> str:

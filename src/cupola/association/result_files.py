@@ -12,6 +12,7 @@ from cupola.association import clumps, exchange_tables, gwas_ssf, tables, varian
 from cupola.association.accounting import mixed_facts
 from cupola.association.agreement import left_out
 from cupola.association.fit import MEANINGS, SCORED
+from cupola.association.regional_plot import LINKED
 from cupola.association.results import Results, inflation
 from cupola.association.text import write_table
 from cupola.base.files import replacing, write_atomically
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cupola.federation.program import State
 
 DROPPED, SSF, METADATA = ".dropped.tsv", ".ssf.tsv", ".ssf.tsv-meta.yaml"
-CLUMPED, LINKED = ".clumped", ".clumped.ld.tsv"
+CLUMPED = ".clumped"
 #: Endings of the tables that a study may leave, and what they are.
 NOTES = {
     DROPPED: "why variants were left out",
@@ -35,6 +36,8 @@ NOTES = {
     LINKED: "r^2 between hits and near variants",
     SSF: "results for the GWAS catalog (GWAS-SSF)",
     METADATA: "metadata of the GWAS-SSF table",
+    ".components.tsv": "eigenvalues of the components, and how sure they are",
+    ".loadings.tsv": "loadings of the components, to project others on",
     ".parquet": "results, unrounded",
     ".regenie": "results in REGENIE's columns",
     ".sumstats.gz": "results for LDSC's munge_sumstats",
@@ -86,6 +89,13 @@ def write_tables(
     if "ldsc" in plan.tables:
         write(".sumstats.gz", lambda file: exchange_tables.write_ldsc(file, found))
     return written
+
+
+def write_reasons(folder: Path, name: str, program: Association, state: State) -> str:
+    """Why variants were left out, of a study without a test; the table's name."""
+    with replacing(folder / (name + DROPPED)) as file:
+        tables.write_reasons(file, program.variants(state), state.arrays["reason"])
+    return name + DROPPED
 
 
 def _ssf(file: IO[bytes], plan: StudyPlan, found: Results) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from cupola.association.files import Variants, as_lines, read_variants
 from cupola.association.plan import StudyPlan
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
 from cupola.association.study_choices import WholeGenome
+from cupola.association.study_parts import parts_of
 
 
 @dataclass
@@ -45,6 +46,7 @@ class SimulatedCohorts(StudyHost):
 
 def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
     """The cohorts of a study, opened when they are first asked."""
+    parts_of(plan)  # a cohort in a process of its own knows the tasks of the study's parts
     base = Path(plan.folder)
     salt = plan.salt or f"of a simulation with seed {plan.seed}"
     sites = [

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from cupola.association.component_choices import Components
+from cupola.association.component_choices import Components, expanded
 
 COMPONENT = re.compile(r"PC\d+(-(PC)?\d+)?", re.IGNORECASE)  # covariates of this name
 CASES, CONTROLS, OTHERS = range(3)  # rows of allele and genotype counts
@@ -156,16 +156,10 @@ class Limits(_Choice):
     carriers: int = Field(default=10, ge=0)
     """A cohort withholds a marker of which it has from 1 copy of the rarer allele to one less than
     this; then no cohort uses it. 0: none."""
-    ld_copies: int = Field(default=50, ge=1)
-    """A cohort adds nothing to products of two markers if it has fewer copies of the rarer allele
-    of one."""
 
 
 #: Limits that are about markers, with their defaults.
-OF_MARKERS = {
-    key: Limits.model_fields[key].default
-    for key in ("people", "directions", "carriers", "ld_copies")
-}
+OF_MARKERS = {key: Limits.model_fields[key].default for key in ("people", "directions", "carriers")}
 
 
 class WholeGenome(_Choice):
@@ -448,15 +442,3 @@ class Study(_Choice):
                 "whole_genome.components_elsewhere = true"
             )
         return self
-
-
-def expanded(name: str) -> tuple[str, ...]:
-    """PC1-10 and PC1-PC10 are ten names; any other is itself.
-
-    >>> expanded("PC2-4"), expanded("AGE")
-    (('PC2', 'PC3', 'PC4'), ('AGE',))
-    """
-    found = re.fullmatch(r"PC([1-9][0-9]{0,2})-(?:PC)?([1-9][0-9]{0,2})", name)
-    if found is None or int(found[1]) > int(found[2]):
-        return (name,)
-    return tuple(f"PC{i}" for i in range(int(found[1]), int(found[2]) + 1))

@@ -79,7 +79,7 @@ def columns_of(
     c = found.columns
     if "I" in c:
         more = [Column("Q", 8, c["Q"]), Column("I", 7, c["I"])]
-        lines = [[*line, *more, Column("COHORTS", 8, c["COHORTS"], 0)] for line in lines]
+        lines = [[*line, *more, Column("EFFECTS", 8, c["EFFECTS"], 0)] for line in lines]
     if firth:
         fallen = Texts.of(np.where(found.status == fit.FIRTH, "Y", "N"))
         lines = [[*line, Column("FIRTH?", 6, fallen)] for line in lines]
@@ -178,17 +178,20 @@ def as_table(found: Results, test: str, confidence: float, firth: bool = False) 
 
 def write_dropped(file: IO[bytes], listed: Variants, reason: np.ndarray, found: Results) -> None:
     """Why variants were left out of the study, and why tested ones have no result."""
-    file.write(b"CHR\tSNP\tBP\tA1\tA2\tREASON\n")
+    write_reasons(file, listed, reason)
     unsolved = (found.status > 0) & ~np.isin(found.status, fit.SCORED)
-    for variants, index, texts in (
-        (listed, np.flatnonzero(reason != KEPT), np.array(REASONS)[reason[reason != KEPT]]),
-        (
-            found.variants,
-            np.flatnonzero(unsolved),
-            np.array(fit.MEANINGS)[found.status[unsolved]],
-        ),
-    ):
-        v = variants[index]
-        rows = zip(v.chromosome.tolist(), v.name.tolist(), v.position.tolist(), v.a1.tolist(),
-                   v.a2.tolist(), texts.tolist())  # fmt: skip
-        file.writelines(("\t".join(map(str, row)) + "\n").encode() for row in rows)
+    _write_why(file, found.variants[np.flatnonzero(unsolved)], fit.MEANINGS, found.status[unsolved])
+
+
+def write_reasons(file: IO[bytes], listed: Variants, reason: np.ndarray) -> None:
+    """Why variants were left out of the study."""
+    file.write(b"CHR\tSNP\tBP\tA1\tA2\tREASON\n")
+    gone = np.flatnonzero(reason != KEPT)
+    _write_why(file, listed[gone], REASONS, reason[gone])
+
+
+def _write_why(file: IO[bytes], v: Variants, words: Sequence[str], why: np.ndarray) -> None:
+    texts = np.array(words)[why].tolist()
+    places = (v.chromosome, v.name, v.position, v.a1, v.a2)
+    for row in zip(*(column.tolist() for column in places), texts):
+        file.write(("\t".join(map(str, row)) + "\n").encode())

@@ -18,10 +18,18 @@ TESTS = {
 #: What a question is for; one that is missing here is shown by its name alone.
 ABOUT = {
     "gwas people": "how many people",
+    "gwas directions": "components: markers times people's projections",
+    "gwas scores": "components: a check, and scores at each cohort",
     "gwas moments": "mean and spread of covariates",
     "gwas propose": "which variants a cohort has",
     "gwas agree": "who has which variants",
     "gwas counts": "alleles in cases and controls",
+    "gwas genome start": "which markers are common enough everywhere",
+    "gwas genome blocks": "products of neighbouring markers",
+    "gwas genome predicted": "coefficients; spread of predictions",
+    "gwas genome stacked": "products of predictions",
+    "gwas genome errors": "how well they predict",
+    "gwas genome left out": "spread without each chromosome",
     "gwas shared": "the model without a genotype",
     "gwas first": "the first step at every variant",
     "gwas newton": "further steps",
@@ -51,7 +59,7 @@ def result_lines(found: Mapping[str, Any], name: str, sums: str) -> list[str]:
         f"  {size(found['bytes_down'] + found['bytes_up'])} sent in {duration(found['seconds'])}",
     ]
     return lines + [
-        f"[yellow]warning: cohorts '{a}' and '{b}' share {count(n, 'person')}[/]"
+        f"[yellow]warning: cohorts '{a}' and '{b}' share {n:,} people[/]"
         for a, b, n in found["shared_people"]
     ]
 
@@ -67,11 +75,13 @@ def check_lines(facts: Mapping[str, Any]) -> list[str]:
     sent = facts["bytes"]
     trait = facts["trait"] or "the .fam files' trait"
     corrected = f", corrected for {', '.join(facts['columns'])}" if facts["columns"] else ""
-    test = TESTS.get(facts["test"], facts["test"])
+    test = f"{TESTS.get(facts['test'], facts['test'])} of {trait}{corrected}"
+    if facts["test"] is None:
+        test = "principal components"
     most = "at most " if sent["at_most"] else ""
     usual = f"; {size(sent['usual'])} as it usually goes" if sent["usual"] < sent["total"] else ""
     lines = [
-        f"[bold]{facts['name']}[/]: {test} of {trait}{corrected}",
+        f"[bold]{facts['name']}[/]: {test}",
         f"  {count(facts['cohorts'], 'cohort')}, {facts['people']:,} people, "
         f"{count(facts['variants'], 'variant')}, {facts['sum']} sums",
         *counted_lines(facts),

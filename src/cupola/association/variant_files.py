@@ -17,6 +17,13 @@ def read_pvar(path: Path) -> Variants:
     """A .pvar file: a1 is ALT. Without a header it has the columns of a .bim file."""
     from cupola.association.files import slow_variants
 
+    packed = path if path.suffix == ".zst" else path.with_name(path.name + ".zst")
+    if packed.exists() and not (path.exists() and path != packed):
+        raise CohortError(
+            "pvar-zst",
+            str(packed),
+            "is packed by zstd: `plink2 --zst-decompress` writes it as text (.pvar)",
+        )
     columns: list[list[str]] = [[] for _ in _WANTED]
     places: list[int] = []
     for number, fields in numbered_lines(path, "pvar"):

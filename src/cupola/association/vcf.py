@@ -1,7 +1,7 @@
 """Imputed genotypes in VCF, as text or gzip: DS, else GP, else GT of each person; a1 is ALT.
 
 The text is read once. Its dosages are kept in a temporary file without a name, two bytes each, in
-steps of 1/16384, as PLINK 2 keeps them; it is gone when the process ends.
+`STEPS`; it is gone when the process ends.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from typing import IO
 import numpy as np
 
 from cupola.association.files import MT, CohortError, People, Variants, X, Y, chromosome
-from cupola.association.genotypes import no_hard_calls
+from cupola.association.genotypes import STEPS, no_hard_calls
 from cupola.association.variant_files import labelled, positions, two_alleles
 
-STEPS = 16384  # to a copy
 _MISSING = 65535
 _FIXED = 9  # columns before the people
 _CALLS = {a + mark + b: float(int(a) + int(b)) for a in "01" for b in "01" for mark in "/|"}

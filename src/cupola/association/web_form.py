@@ -152,16 +152,6 @@ _TABLES = (
 )  # fmt: skip
 _COMPONENTS = (
     Entry("components.maf", "Least frequency of markers", COMPONENTS),
-    Entry(
-        "components.prune.r2",
-        "Pruning: largest r²",
-        COMPONENTS,
-        default="",
-        about="Of two neighbouring markers whose squared correlation is larger one is left out. "
-        "Empty: no pruning.",
-    ),
-    Entry("components.prune.window", "Pruning: markers in a window", COMPONENTS),
-    Entry("components.prune.step", "Pruning: step", COMPONENTS),
     Entry("components.density", "A picture of all people", COMPONENTS),
     Entry("components.block", "Directions in a sum", COMPONENTS),
     Entry("components.sums", "Most sums", COMPONENTS),
@@ -173,7 +163,6 @@ _SINGLE_PEOPLE = (
     Entry("limits.people", "Fewest people of a cohort, for components"),
     Entry("limits.directions", "Most directions a person, for components"),
     Entry("limits.carriers", "Fewest carriers of a marker"),
-    Entry("limits.ld_copies", "Fewest copies, for correlations of markers"),
     Entry("limits.grid", "Totals rounded to", REGRESSION),
     Entry("limits.outliers", "Covariates shortened to", REGRESSION),
     Entry("rare", "Fewest copies of a variant that a hospital names"),

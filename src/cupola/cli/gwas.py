@@ -15,7 +15,10 @@ from cupola.cli.runs import AsJson, Quiet, Settings, carry_out, resume
 from cupola.cli.shell import app, print_json
 from cupola.errors import PlanError
 
-gwas = typer.Typer(no_args_is_help=True, help="Association studies over cohorts.")
+gwas = typer.Typer(
+    no_args_is_help=True,
+    help="Genome-wide association studies over cohorts. Begin with `cupola gwas example DIR`.",
+)
 app.add_typer(gwas, name="gwas")
 
 _BFILE = "Name of .bed, .bim and .fam (or .pgen, .pvar and .psam; .bgen; .vcf.gz)."
@@ -37,7 +40,7 @@ def run(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Like `cupola run`; also without a cohort."""
+    """Carry out a study: like `cupola run`, and can go on without a cohort."""
     # Before numpy is loaded: clearing huge pages takes longer than what is written to them.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     from cupola.analysis.plan_file import load
@@ -52,6 +55,22 @@ def run(
 
 gwas.command("check")(check)
 gwas.command("resume")(resume)
+
+
+@gwas.command()
+def example(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write three cohorts of people who do not exist, and a study of them, to begin with."""
+    from cupola.association.example_cohorts import write_example
+
+    study = write_example(folder)
+    if as_json:
+        print_json({"study": str(study)})
+        return
+    typer.echo(f"{study}: a study of three cohorts, 300 people each; go on with")
+    typer.echo(f"  cupola check {study}\n  cupola run {study}")
 
 
 @gwas.command("list")

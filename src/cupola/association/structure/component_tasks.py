@@ -12,14 +12,15 @@ import numpy as np
 from cupola.association.component_choices import Components
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
+from cupola.association.structure.component_picture import scatter
 from cupola.association.structure.markers import recalled
 from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
 DIRECTIONS, SCORES = "gwas directions", "gwas scores"
-TABLE = "components.tsv"
-BINS, WIDEST = 40, 4.0  # of the picture of all: squares a side, and how far it reaches
+TABLE, PICTURE = "components.tsv", "components.svg"
+BINS, WIDEST = 20, 4.0  # of the picture of all: squares a side, and how far it reaches
 FEW = 5  # people in a square that are not told, whatever the study's limits are
 _UNIT = 1.001  # length of a direction, and rounding
 
@@ -71,6 +72,7 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
     site.keep(question, {**site.recall(question), "scores": found})
     own.take_scores({"scores": found})
     own.keep_table(TABLE, as_lines(own, found))
+    own.keep_table(PICTURE, scatter(found, own.files.name))
     arrays: Arrays = {"squares": (found**2).sum(axis=0)}
     if "density" in question.expects:
         if not agreed.density:

@@ -83,7 +83,7 @@ class ComponentsPart:
             return self.all.question(self.people, NAME, *facts)
         if self.known["stage"] == "directions":
             return self._directions(self.used, self._kept(), self._block())
-        return self._scores(self.used, self._kept(), self.state.arrays["components/loadings"])
+        return self._scores(self._kept(), self.state.arrays["components/loadings"])
 
     def _block(self) -> np.ndarray:
         name = f"{_BLOCK}{self.known['sums']}"
@@ -110,10 +110,10 @@ class ComponentsPart:
             "the direction",
         )
 
-    def _scores(self, used: Markers, kept: np.ndarray, loadings: np.ndarray) -> Question:
-        longest = float(np.max(added(loadings * loadings)))
-        bound = 1.01 * self._most(used)[1] * longest
-        expects = {"squares": Spec((self.choice.count,), "float", bound)}
+    def _scores(self, kept: np.ndarray, loadings: np.ndarray) -> Question:
+        """A loading is v over the root of theta = v'Z'Z v: over all people the squares of scores
+        add up to 1, and at no cohort to more."""
+        expects = {"squares": Spec((self.choice.count,), "float", 2.0)}
         if self.choice.density:
             expects["density"] = Spec((BINS, BINS), "int", self.people)
         return Question(
@@ -256,7 +256,7 @@ class ComponentsPart:
         yield "sum", every.question(asker.people, NAME, *facts), 1
         kept = np.packbits(np.ones(m, bool))
         yield "sum", part._directions(every, kept, np.zeros((m, choice.block))), choice.sums
-        yield "sum", part._scores(every, kept, np.full((m, choice.count), 1 / max(1, m))), 1
+        yield "sum", part._scores(kept, np.full((m, choice.count), 1 / max(1, m))), 1
 
 
 def _listed(components: list[int]) -> str:

@@ -53,7 +53,7 @@ class Markers:
         variants = program.variants(state)
         a1, both = pooled(state.arrays["alleles"])
         told = (state.arrays["reason"] == KEPT) & everywhere(state) & (both > 0)
-        told &= (variants.chromosome >= 1) & (variants.chromosome <= LAST) & everywhere(state)
+        told &= (variants.chromosome >= 1) & (variants.chromosome <= LAST)
         frequency = np.where(told, a1, 0) / np.maximum(both, 1)
         minor = np.minimum(frequency, 1 - frequency)
         index = np.flatnonzero(told & (minor > 0) & (minor >= maf))

@@ -16,6 +16,8 @@ from typing import Any
 _OVER = re.compile(
     r"no connection to child server\.[0-9a-f-]{36}|"
     r"cannot send to 'server\.[0-9a-f-]{36}': target_unreachable|"
+    r"no app command func for topic cupola\.progress|"  # a job that has not begun
+    r"MPM: still running thread kernel_|"  # ours, which ends with its process
     r"notified SJ of dead-job: .*reason='missing job on client'"
 )
 LOG_FILTER = f"{__name__}.JobIsOver"

@@ -4,7 +4,6 @@ polygenic trait whose causal variants are on odd chromosomes only: even ones are
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from cupola.association.bed import MAGIC, packed
 from cupola.base.randomness import generator
 
 CHROMOSOMES, EACH = 22, 910  # variants of a chromosome
-COMPONENTS = [f"PC{i}" for i in range(1, 11)]
 _FST, _HERITABILITY, _CAUSAL, _MISSING = 0.01, 0.5, 400, 0.005
 _SHIFT = np.array([0.0, 0.25, -0.25])  # of the trait, by population
 _CODES = np.array([3, 2, 0, 1], np.uint8)  # of a .bed file, by copies of a1; 1: no call
@@ -76,7 +74,6 @@ def simulate(folder: Path, draw: Draw, cohorts: int = 3, chromosomes: int = CHRO
     _write_people(rng, folder, parts, level, np.repeat(population, 8)[order])
     _write_variants(folder, list(parts), chromosomes)
     np.savetxt(folder / "causal.txt", causal, "%d")
-    _add_components(folder, list(parts))
     done.touch()
 
 
@@ -141,18 +138,3 @@ def _write_variants(folder: Path, names: list[str], chromosomes: int) -> None:
     )
     for name in names:
         (folder / f"{name}.bim").write_text(lines)
-
-
-def _add_components(folder: Path, names: list[str]) -> None:
-    """Principal components of the pooled people into every .cov file."""
-    people = (folder / "all.fam").read_text().count("\n")
-    how = ["10"] if people < 5000 else ["approx", "10"]
-    command = ["plink2", "--bfile", "all", "--pca", *how, "--threads", "1", "--out", "pca"]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
-    rows = [line.split() for line in (folder / "pca.eigenvec").read_text().splitlines()[1:]]
-    told = {row[-11]: " ".join(row[-10:]) for row in rows}
-    for name in names:
-        path = folder / f"{name}.cov"
-        head, *lines = path.read_text().splitlines()
-        lines = [f"{line} {told[line.split()[1]]}\n" for line in lines]
-        path.write_text(f"{head} {' '.join(COMPONENTS)}\n" + "".join(lines))

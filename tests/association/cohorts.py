@@ -118,7 +118,6 @@ def sites(study, bases, salt=b"salt", apart=1):
             limits=study.limits,
             least_cohorts=study.least_cohorts or 0,
             apart=apart,
-            mixed=study.mixed,
             study=study,
         )
         for base in bases

@@ -32,7 +32,7 @@ def _study(folder, test):
     cut(folder, made, np.array_split(np.arange(150), 3))
     write_bim(folder / "public.bim", made.variants)
     lines = [f'test = "{test}"', f"trait.column = '{'QT' if test == 'mixed' else 'CC'}'",
-             "mixed = { people = 0, groups = 2, calibration = 5, sums = 15 }",
+             "mixed = { groups = 2, calibration = 5, sums = 15 }", "limits.people = 1",
              "covariates = ['AGE', 'DOSE']", "variants = 'public.bim'", "sum = 'masked'",
              "workers = 1", "chunk = 8",
              "checkpoint_seconds = 0", "people_per_column = 10"]  # fmt: skip

@@ -16,16 +16,17 @@ from cupola.errors import DataError
 from cupola.federation import Declined, Spec
 from cupola.federation.site import find_task
 
-NO_LIMIT = Limits(effective=0.0)
+LIMITS, NO_LIMIT = Limits(people=1), Limits(effective=0.0, people=1)
 
 
 class Study:
     """A study whose totals the coordinator sees; it may ask what it likes."""
 
-    def __init__(self, folder, data, parts, **mixed):
-        given = {"people": 0, "calibration": 10, "maf": 0.1, "heritability": 0.5, "groups": 2}
+    def __init__(self, folder, data, parts, people=1, **mixed):
+        given = {"calibration": 10, "maf": 0.1, "heritability": 0.5, "groups": 2}
         trait = {"column": "QT", "kind": "quantitative"}
-        self.study = study("mixed", trait=trait, mixed={**given, **mixed}, rare=0)
+        self.study = study("mixed", trait=trait, mixed={**given, **mixed}, rare=0,
+                           limits={"people": people})  # fmt: skip
         self.cohorts = sites(self.study, cut(folder, data, parts))
         self.program = Association(self.study, len(parts), data.variants)
         self.engine = InProcess(StudyHost(self.cohorts), workers=1, quorum=1.0)
@@ -93,7 +94,7 @@ def test_half_a_genome_reads_the_other_half_unless_few_people_are_refused(standi
     other = np.corrcoef(told[unknown], x[8, unknown])[0, 1]
     assert abs(other) < 0.3
     for cohort in made.cohorts:
-        cohort.limits = Limits()
+        cohort.limits = LIMITS
         cohort.memory = type(cohort.memory)()
     with pytest.raises(Declined, match="weights-on-few-people"):
         made.told(asked)
@@ -193,10 +194,10 @@ def test_too_few_people_in_all_or_in_a_cohort_are_refused(standing):
     made, question, _ = standing
     made.told(question)
     cohort = made.cohorts[0]
-    cohort.mixed = Mixed(people=41)  # it has 40
+    cohort.limits = Limits(people=41)  # it has 40
     with pytest.raises(Declined, match="too-few-people"):
         made.told(question)
-    cohort.mixed = made.study.mixed
+    cohort.limits = LIMITS
     cohort.people_per_column = 20  # 120 people, 13 right-hand sides, 30 sums
     with pytest.raises(Declined, match="too-few-people"):
         made.told(question)
@@ -249,9 +250,9 @@ def test_many_random_signs_are_the_ld_matrix_unless_they_are_refused(tmp_path):
     r = {}
     for probes in (20, 20_000):
         for cohort in made.cohorts:
-            cohort.mixed = Mixed.model_construct(
-                **{**made.study.mixed.model_dump(), "probes": probes}
-            )
+            given = {**made.study.mixed.model_dump(), "probes": probes}
+            mixed = Mixed.model_construct(**given)
+            cohort.study = made.study.model_copy(update={"mixed": mixed})
         told = made.told(replace(question, expects={**many, "along": Spec((3, probes))}))
         signs = told["products"][:, 4:]
         r[probes] = np.corrcoef((signs @ signs.T)[off], truth[off])[0, 1]

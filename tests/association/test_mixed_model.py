@@ -20,9 +20,9 @@ CHROMOSOMES = (1, 2, 3, 4, 7, 23, 24, 26)
 
 
 def choose(**options):
-    given = {"people": 0, "calibration": 6, "maf": 0.1, "heritability": 0.4, **options}
+    given = {"calibration": 6, "maf": 0.1, "heritability": 0.4, **options}
     trait = {"column": "QT", "kind": "quantitative"}
-    return study("mixed", trait=trait, mixed=given, chunk=16, rare=0)
+    return study("mixed", trait=trait, mixed=given, chunk=16, rare=0, limits={"people": 1})
 
 
 @pytest.fixture(scope="module")

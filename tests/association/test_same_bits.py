@@ -37,7 +37,7 @@ TESTS = {
         },
     ),
     "firth": study("logistic", chunk=8, newton={"firth": True}),
-    "mixed": study("mixed", chunk=8, mixed={"people": 0, "maf": 0.1, "calibration": 5}),
+    "mixed": study("mixed", chunk=8, mixed={"maf": 0.1, "calibration": 5}, limits={"people": 1}),
     "dosages": study("linear", chunk=8, dosages=True, quality={"info": 0.8, "maf": 0.2}),
     "dosages, firth": study("logistic", chunk=8, dosages=True, newton={"firth": True}),
     "score": study("logistic", chunk=8, score={"below": 0.3}),

@@ -62,8 +62,8 @@ def test_chi_square_of_a_public_list_is_foreseen_exactly(tmp_path, sums, more):
 @pytest.mark.parametrize("h2", [None, 0.3])
 def test_a_mixed_model_sends_at_most_what_was_foreseen(tmp_path, sums, h2):
     _cohorts(tmp_path, chromosomes=(1, 2, 23))
-    mixed = {"people": 0, "groups": 2, "calibration": 5, "sums": 15, "heritability": h2, "maf": 0}
-    study = _study(tmp_path, "mixed", sum=sums, mixed=mixed)
+    mixed = {"groups": 2, "calibration": 5, "sums": 15, "heritability": h2, "maf": 0}
+    study = _study(tmp_path, "mixed", sum=sums, mixed=mixed, limits={"people": 1})
     told, (down, up) = foresee_study(study), _sent(study, tmp_path)
     assert up <= told.up
     assert down <= told.down

@@ -28,7 +28,7 @@ def in_process(plan, base):
                             own / "c.cov")  # fmt: skip
         most = plan.newton.iterations + FIRTH_ITERATIONS
         sites.append(Site(files, plan.wanted, rare=plan.rare, iterations=most,
-                          mixed=plan.mixed))  # fmt: skip
+                          limits=plan.limits, study=plan.study()))  # fmt: skip
     program = Association(plan.study(), 3)
     return program, drive(program, InProcess(StudyHost(sites)))
 

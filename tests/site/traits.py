@@ -17,7 +17,7 @@ from cupola.secure.replayed_totals import Witnessed
 from cupola.site import join_compensator, join_site, make_keys
 
 # Of 150 people in three places; an estimate of heritability would hang on signs that are secret.
-MIXED = {"people": 50, "groups": 2, "calibration": 3, "sums": 10, "heritability": 0.4}
+MIXED = {"groups": 2, "calibration": 3, "sums": 10, "heritability": 0.4}
 COHORTS = Path(__file__).parents[1] / "association" / "cohorts.py"
 
 
@@ -38,7 +38,7 @@ def association(base, test, sums="compensator", covariates=1, **more):
     given = {
         "name": "traits", "test": test, "sum": _sum(sums), **more,
         "trait": {"column": "QT" if test in ("linear", "mixed") else "CC"},
-        **({"mixed": MIXED, "chunk": 8} if test == "mixed" else {}),
+        **({"mixed": MIXED, "chunk": 8, "limits": {"people": 50}} if test == "mixed" else {}),
         "covariates": [] if test == "chi-square" else ["AGE", *names],
         "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip

@@ -142,7 +142,7 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
         found.append(
             f"a cohort refuses sums with a vector of which below {limits.effective / 2:.0%} of its "
             f"people are effective, and below {ENOUGH} (a trait with outliers, say), and takes "
-            f"part with {study.mixed.people} tested people at least"
+            f"part with {limits.people} tested people at least"
         )
         found.append(
             f"markers are multiplied by {study.mixed.vectors:,} vectors over people at most: what "

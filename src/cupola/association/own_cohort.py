@@ -77,7 +77,6 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         whole_genome=plan.whole_genome or WholeGenome(),
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
-        mixed=plan.mixed,
         study=plan.study(),
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),
@@ -135,6 +134,17 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
         found.append(
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
+        )
+    if plan.components is None:
+        return found
+    for key in ("people", "carriers"):
+        given, least = getattr(plan.limits, key), getattr(wanted, key)
+        if given < least:
+            found.append(f"the study's limits.{key} is {given}; this site wants at least {least}")
+    if plan.limits.directions > wanted.directions:
+        found.append(
+            f"the study's limits.directions is {plan.limits.directions:g}; this site wants at most "
+            f"{wanted.directions:g}"
         )
     if plan.whole_genome is not None:
         for key in ("people", "own_people", "carriers", "people_per_marker"):

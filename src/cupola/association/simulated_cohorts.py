@@ -62,7 +62,6 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
             whole_genome=plan.whole_genome or WholeGenome(),
             least_cohorts=plan.least_cohorts or 0,
             apart=plan.apart,
-            mixed=plan.mixed,
             study=plan.study(),
         )
         for cohort in plan.cohorts

@@ -22,7 +22,7 @@ from cupola.association.files import CohortError, Variants, as_lines
 from cupola.association.genotypes import blocks
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import Released
-from cupola.association.study_choices import Limits, Mixed, Study, WholeGenome
+from cupola.association.study_choices import Limits, Study, WholeGenome
 from cupola.base.chain import checked, read_checked
 from cupola.base.files import write_atomically
 from cupola.federation.message import Arrays, Declined, Question
@@ -76,7 +76,7 @@ class Site:
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
-    tested people per column of a regression, by what it is told of all cohorts. limits, mixed:
+    tested people per column of a regression, by what it is told of all cohorts. limits:
     those of the study. least_cohorts: in how many cohorts a variant must be, at least (0: in all).
     apart: of how many differences of totals may tell. released: the book of what this data set has
     told. log: what went wrong, in full; none of it crosses the border. memory, folder: where a real
@@ -96,7 +96,6 @@ class Site:
     iterations: int = 12 + FIRTH_ITERATIONS
     people_per_column: int = 0
     limits: Limits = field(default_factory=Limits)
-    mixed: Mixed = field(default_factory=Mixed)
     least_cohorts: int = 0
     apart: int = 1
     released: Released | None = None
@@ -121,7 +120,7 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits, self.mixed,
+        limits = (self.rare, self.iterations, self.people_per_column, self.limits,
                   self.least_cohorts, self.apart)  # fmt: skip
         made = partial(Site, study=self.study, whole_genome=self.whole_genome)
         return made, (self.files, self.wanted, self.salt, self.proposes, *limits)

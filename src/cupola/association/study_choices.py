@@ -98,8 +98,6 @@ class Mixed(_Choice):
     """Most sums over all markers that the solution may take."""
     maf: float = Field(default=0.01, ge=0, lt=0.5)
     """Least frequency of a marker's minor allele; other variants are tested all the same."""
-    people: int = Field(default=200, ge=0)
-    """Fewest tested people of a cohort; with fewer it refuses to take part."""
 
     @property
     def systems(self) -> int:
@@ -149,7 +147,7 @@ class Limits(_Choice):
     """A person's standardised covariates are shortened to this many times the usual length (the
     root of their number). 0: never."""
     people: int = Field(default=200, ge=1)
-    """A cohort with fewer people takes no part in a study with components."""
+    """A cohort with fewer people takes no part in a study with components or a mixed model."""
     directions: float = Field(default=0.5, gt=0)
     """A cohort refuses components that may ask for more directions (sums times block) than this
     many times its people."""
@@ -386,7 +384,8 @@ class Study(_Choice):
     @property
     def limits_told(self) -> dict[str, Any]:
         """The limits that this study has."""
-        others = set() if self.components is not None else {*OF_MARKERS}
+        of_markers = self.components is not None or self.test == "mixed"
+        others = set() if of_markers else {*OF_MARKERS}
         return self.limits.model_dump(exclude=others)
 
     @property

@@ -201,7 +201,6 @@ _MIXED = (
     Entry("mixed.tolerance", "Tolerance", MIXED),
     Entry("mixed.calibration", "Markers of calibration", MIXED),
     Entry("mixed.probes", "Random signs for heritability", MIXED),
-    Entry("mixed.people", "Fewest people of a cohort", MIXED),
 )
 _GENOME: tuple[Entry, ...] = (
     Entry("whole_genome.use", "Take the rest of the genome into account", FITTED,

@@ -14,6 +14,7 @@ from cupola.association.limits import WITHHELD, on_grid, small, thin, without
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.markers import recalled
+from cupola.association.study_choices import Mixed
 from cupola.association.tasks import _sized, listed_rows
 from cupola.association.variant_sums import VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question
@@ -28,12 +29,19 @@ def _ready(own: Site, site: SiteContext, question: Question) -> tuple[Design, Ce
     """The tested people and their markers, of which there is one set; Declined where there are too
     few people."""
     made = own.design(replace(question, options={**question.options, "kind": AUTOSOME}))
-    few = own.people_per_column > 0 and int(question.options["tested"]) < own.mixed.vectors
-    if len(made.people) < own.mixed.people or few:
+    few = own.people_per_column > 0 and int(question.options["tested"]) < _agreed(own).vectors
+    if len(made.people) < own.limits.people or few:
         raise Declined("too-few-people")
     found = recalled(own, site, question, made.people)
     own.pin(("mixed", "markers"), _digest(found.local, found.swapped, found.mean))
     return made, found
+
+
+def _agreed(own: Site) -> Mixed:
+    """The cohort's own copy of what was agreed."""
+    if own.study is None or own.study.test != "mixed":
+        raise Declined("question-not-understood")
+    return own.study.mixed
 
 
 def _digest(*arrays: np.ndarray) -> str:
@@ -54,7 +62,7 @@ def _coefficients(question: Question, name: str, rows: int, most: int) -> np.nda
 
 def _vectors(own: Site, question: Question, made: Design, markers: Centred) -> np.ndarray:
     """X a + y s + Z c for the cohort's people, (people, vectors)."""
-    most = own.mixed.systems
+    most = _agreed(own).systems
     a = _coefficients(question, "markers", len(markers), most)
     c = _coefficients(question, "covariates", made.columns.shape[1], most)
     s = _coefficients(question, "trait", 1, most)
@@ -79,7 +87,7 @@ def cross(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Products of markers with covariates, trait and random signs; their squares."""
     made, markers = _ready(own, site, question)
     count = question.expects["along"].shape[1]
-    if count > own.mixed.signs:  # X'V V'X is nearly X'X where there are many
+    if count > _agreed(own).signs:  # X'V V'X is nearly X'X where there are many
         raise Declined("too-many-vectors")
     signs = _signs(own, site, len(made.people), count)
     whole = np.column_stack([made.columns, _many(own, made.y[:, None]), signs])
@@ -104,7 +112,7 @@ def spread(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Squared lengths of X a."""
     _, markers = _ready(own, site, question)
     own.pin(("mixed", "spread"), _digest(question.arrays["markers"]))
-    a = _coefficients(question, "markers", len(markers), own.mixed.signs)
+    a = _coefficients(question, "markers", len(markers), _agreed(own).signs)
     found = _many(own, markers.times(a))
     return Contribution({"squares": (found**2).sum(axis=0)})
 
@@ -115,7 +123,7 @@ def residual(own: Site, site: SiteContext, question: Question) -> Contribution:
     """X'r and r'r of residuals. Each of a number of sums is about one set of residuals."""
     made, markers = _ready(own, site, question)
     at = int(question.options["sum"])
-    if not 0 <= at < own.mixed.sums:
+    if not 0 <= at < _agreed(own).sums:
         raise Declined("asked-too-often")
     found = _vectors(own, question, made, markers)
     squares, bound = (found**2).sum(axis=0), question.expects["squares"].bound

@@ -50,6 +50,12 @@ def test_people_without_any_trait_have_components(folder):
     assert "Principal components" in (folder / "run/report.html").read_text()
 
 
+def test_a_plan_that_was_written_out_can_be_read_again(folder):
+    plan = _plan(folder)
+    (folder / "again.toml").write_text(plan.to_toml())
+    assert load(folder / "again.toml", of=ComponentsPlan) == plan
+
+
 def test_loadings_give_the_scores_again(folder):
     cupola.run(_plan(folder), folder / "run", report=False)
     head, *lines = (folder / "run/study.loadings.tsv").read_text().splitlines()

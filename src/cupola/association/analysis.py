@@ -24,7 +24,7 @@ from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
 from cupola.association.result_files import NOTES, stem, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.structure.component_results import component_facts, write_components
-from cupola.association.study_parts import tasks_of
+from cupola.association.study_parts import parts_of, tasks_of
 from cupola.association.study_program import Association
 from cupola.association.tables import as_table
 from cupola.association.tasks import UNMASKED
@@ -110,6 +110,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
     # Data and program
 
     def host(self) -> SimulatedCohorts:
+        parts_of(self.plan)  # which registers what cohorts are asked, in whatever process
         return simulated_cohorts(self.plan)
 
     def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> ListedCohorts:
@@ -202,6 +203,7 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return own_cohort.data_problems(self.plan, site)
 
     def own_host(self, site: OwnSite) -> OwnCohort:
+        parts_of(self.plan)
         return own_cohort.own_host(self.plan, site)
 
     def preview(self, site: OwnSite, roster: Roster) -> Preview:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ValidationInfo, model_validator
+from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
 from cupola.association.component_choices import Components
 from cupola.association.plan import StudyPlan
@@ -34,7 +34,7 @@ class ComponentsPlan(StudyPlan):
             return given
         for key in OF_TESTS:
             default = StudyPlan.model_fields[key].get_default(call_default_factory=True)
-            if key in given and given[key] not in (None, default, _plain(default)):
+            if key in given and not _same(given[key], default):
                 raise ValueError(
                     f"{key}: components have no trait and no test; leave it out, or say kind = "
                     "'association' with [components]"
@@ -42,7 +42,13 @@ class ComponentsPlan(StudyPlan):
         return given
 
 
-def _plain(default: Any) -> Any:
-    if hasattr(default, "model_dump"):
-        return default.model_dump(mode="json", exclude_none=True)
-    return list(default) if isinstance(default, tuple) else default
+def _same(given: Any, default: Any) -> bool:
+    """Whether a key says no more than without it, as a plan that was written out does."""
+    if given is None or given == default:
+        return True
+    if isinstance(default, BaseModel) and isinstance(given, dict):
+        try:
+            return bool(type(default).model_validate(given) == default)
+        except ValidationError:
+            return False
+    return isinstance(default, tuple) and given == list(default)

@@ -141,6 +141,8 @@ def _reasons(plan: StudyPlan) -> list[str]:
         found.append("every common variant is taken for a marker, withheld by nobody")
     if plan.scores:
         found.append("means of components are not known yet")
+    if plan.whole_genome is not None:
+        found.append("means of predictions are not known yet")
     if plan.clump:
         found.append(f"hits are taken to be one region of {MOST:,} variants (clump)")
     if plan.study().scored:
@@ -214,8 +216,14 @@ class _StudyRehearsal(AnsweredRehearsal):
 
     def _answers(self, question: Question, sites: Sequence[int]) -> dict[int, Arrays | str]:
         unknown = self.parties is not None or not self.answered("gwas moments")
-        if unknown and "shift" in question.options:
-            self._slack(question, len(sites))
+        options, numbers = question.options, [*question.options.get("prediction", ())]
+        if unknown:
+            numbers += [*(options.get("shift") or ()), *(options.get("width") or ())]
+        # Totals of masked sums are rounded, components and predictions not known: means may have
+        # other digits in the study.
+        more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
+        if more:
+            self.row(question.task, "sum")["down"] += len(sites) * more
         return super()._answers(question, sites)
 
     def computed(self, task: str) -> bool:
@@ -224,10 +232,3 @@ class _StudyRehearsal(AnsweredRehearsal):
     def blank(self, question: Question) -> Arrays:
         types = {n: smallest(s) for n, s in question.expects.items()}
         return {n: blank(s, np.zeros((), types[n])) for n, s in question.expects.items()}
-
-    def _slack(self, question: Question, sites: int) -> None:
-        """Totals of masked sums are rounded, and components are not known: means may have other
-        digits there."""
-        numbers = [*(question.options["shift"] or ()), *(question.options["width"] or ())]
-        more = sum(WIDEST - len(json.dumps(number)) for number in numbers)
-        self.row(question.task, "sum")["down"] += sites * more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def _first_in_cells(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return first[first >= 0]
 
 
-def quantiles(y: np.ndarray, names: Sequence[str] | np.ndarray | None = None) -> str:
+def quantiles(y: np.ndarray, names: Any = None) -> str:
     """Observed against expected -log10 p, with the 95 % band of the null hypothesis. names: the
     largest are told where the pointer is."""
     from scipy.special import betaincinv
@@ -153,7 +154,7 @@ def quantiles(y: np.ndarray, names: Sequence[str] | np.ndarray | None = None) ->
         parts.append(
             f'<text class="tick mid" x="{sx(v)}" y="{height - 25}">{PLAIN.label(v)}</text>'
         )
-    best = largest(y, _LABELLED) if names is not None else []
+    best: list[int] = largest(y, _LABELLED).tolist() if names is not None else []
     tips = [f"{names[i]}: {y[i]:.2f}, expected {{}}" for i in best] if names is not None else []
     for place, a, b in zip(rank.tolist(), expected, seen[rank]):
         tip = text(tips[place].format(f"{a:.2f}")) if place < len(tips) else ""

@@ -135,6 +135,17 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
         )
+    if plan.components is None:
+        return found
+    for key in ("people", "carriers"):
+        given, least = getattr(plan.limits, key), getattr(wanted, key)
+        if given < least:
+            found.append(f"the study's limits.{key} is {given}; this site wants at least {least}")
+    if plan.limits.directions > wanted.directions:
+        found.append(
+            f"the study's limits.directions is {plan.limits.directions:g}; this site wants at most "
+            f"{wanted.directions:g}"
+        )
     if plan.whole_genome is not None:
         for key in ("people", "own_people", "carriers", "people_per_marker"):
             ours, theirs = getattr(wanted, f"genome_{key}"), getattr(plan.whole_genome, key)

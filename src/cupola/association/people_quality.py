@@ -147,4 +147,6 @@ def computed(
         sex_x = np.select([f_x > MALE, f_x < FEMALE], [1, 2], 0)
     names = [cohort.person[i] for i in people.tolist()]
     missing = 1 - calls / max(1, len(local))
-    return PeopleQuality(names, missing, *sums[0], f, f_x, sex, sex_x, far)
+    homozygous, expected, told = sums[0]
+    facts = (missing, homozygous, expected, told, f, f_x, sex, sex_x, far)
+    return PeopleQuality(names, *facts)

@@ -57,6 +57,12 @@ class TotalLimits(_Settings):
     """The least limits.effective of a study."""
     least_cell: Annotated[int, Field(ge=0)] = 0
     """The least limits.least_cell of a study."""
+    people: Annotated[int, Field(ge=1)] = 200
+    """The least limits.people of a study with components."""
+    directions: Annotated[float, Field(gt=0)] = 0.5
+    """The largest limits.directions of a study with components."""
+    carriers: Annotated[int, Field(ge=0)] = 10
+    """The least limits.carriers of a study with components."""
     released: Annotated[float, Field(gt=0)] = 0.6
     """Numbers per variant and person that regressions on a data set may tell, all studies
     together: columns times iterations over people."""

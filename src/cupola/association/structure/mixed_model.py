@@ -134,6 +134,9 @@ class MixedModel:
         question = self.ask()
         assert question is not None
         sums: Arrays = {n: np.zeros(spec.shape) for n, spec in question.expects.items()}
+        if self.part == "shared":  # columns that have nothing to do with each other
+            i, j = np.triu_indices(round((2 * len(sums["products"])) ** 0.5 - 0.5))
+            sums["products"][i == j] = self._people
         if self.part in ("cross", "residual"):
             sums["squares"] += self._people
         made = self._prepared({}, MOST, MOST) if self.part == "spread" else self._become(sums)

@@ -10,6 +10,7 @@ from cupola.association import Association, StudyHost
 from cupola.association.limits import ENOUGH
 from cupola.association.site import released_numbers
 from cupola.association.structure import mixed_tasks
+from cupola.association.structure.markers import MARKERS
 from cupola.association.study_choices import Limits, Mixed
 from cupola.engines.in_process import InProcess
 from cupola.errors import DataError, FederationError
@@ -22,11 +23,11 @@ LIMITS, NO_LIMIT = Limits(people=1), Limits(effective=0.0, people=1)
 class Study:
     """A study whose totals the coordinator sees; it may ask what it likes."""
 
-    def __init__(self, folder, data, parts, people=1, **mixed):
+    def __init__(self, folder, data, parts, people=1, least_cell=0, **mixed):
         given = {"calibration": 10, "maf": 0.1, "heritability": 0.5, "groups": 2}
         trait = {"column": "QT", "kind": "quantitative"}
         self.study = study("mixed", trait=trait, mixed={**given, **mixed}, rare=0,
-                           limits={"people": people})  # fmt: skip
+                           limits={"people": people, "least_cell": least_cell})  # fmt: skip
         self.cohorts = sites(self.study, cut(folder, data, parts))
         self.program = Association(self.study, len(parts), data.variants)
         self.engine = InProcess(StudyHost(self.cohorts), workers=1, quorum=1.0)
@@ -356,3 +357,19 @@ def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
         made.step()
     assert len(largest) >= 10
     assert max(largest.values()) <= 1.0, largest
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_who_alone_is_not_tested_is_no_difference_of_squares_with_the_limit(tmp_path, least):
+    """Squares of markers are summed over all who are counted, then over those tested."""
+    data = _data(150, 300)
+    data.qt[7] = np.nan
+    made = Study(tmp_path, data, np.array_split(np.arange(150), 3), least_cell=least)
+    made.until(MARKERS)
+    all_people = made.step().arrays["squares"]
+    frequency = made.program.part(made.state).markers.frequency
+    index = made.program.part(made.state).markers.index
+    made.until(mixed_tasks.CROSS)
+    left = all_people - made.step().arrays["squares"]
+    alone = (data.copies[index, 7] - 2 * frequency) ** 2
+    np.testing.assert_allclose(left, 0 if least else alone, atol=1e-9)

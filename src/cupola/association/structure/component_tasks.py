@@ -14,7 +14,7 @@ from cupola.association.enough_people import require_own_people
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.component_picture import scatter
-from cupola.association.structure.markers import recalled
+from cupola.association.structure.markers import recalled, told_about
 from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -64,18 +64,19 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
     if told.shape[1] != agreed.count:
         raise Declined("question-not-understood")
     own.count(question, SCORES, np.zeros(1, int), 1, 1)
-    made = recalled(own, site, question)
+    made = recalled(own, site, question, np.flatnonzero(own.cohort.loaded))
     found = made.times(standardised(made, told)[1])
     site.keep(question, {**site.recall(question), "scores": found})
     own.take_scores({"scores": found})
     own.keep_table(TABLE, as_lines(own, found))
     own.keep_table(PICTURE, scatter(found, own.files.name))
-    arrays: Arrays = {"squares": (found**2).sum(axis=0)}
+    summed = found[np.isin(made.people, told_about(own))]
+    arrays: Arrays = {"squares": (summed**2).sum(axis=0)}
     if "density" in question.expects:
         if not agreed.density:
             raise Declined("question-not-understood")
         least = max(FEW, own.limits.least_cell)
-        counts = density(found, int(question.options["people"]), least)
+        counts = density(summed, int(question.options["people"]), least)
         arrays["density"] = counts.astype(smallest(question.expects["density"]))
     return Contribution(arrays)
 

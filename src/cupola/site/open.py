@@ -120,7 +120,7 @@ def _remembered(data: object) -> dict[str, Any]:
 def _own_books(data: object) -> dict[str, Any]:
     """What a cohort enters in all studies: numbers that it has told, whom step ones were made
     for."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("released", "step_ones"):
         memory = getattr(getattr(data, name, None), "memory", None)
         found |= {name: _chained(memory)} if isinstance(memory, Memory) else {}

@@ -20,6 +20,7 @@ from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
 DIRECTIONS, SCORES = "gwas directions", "gwas scores"
+NAME = "components"
 TABLE, PICTURE = "components.tsv", "components.svg"
 BINS, WIDEST = 20, 4.0  # of the picture of all: squares a side, and how far it reaches
 FEW = 5  # people in a square that are not told, whatever the study's limits are
@@ -49,6 +50,8 @@ def directions(own: Site, site: SiteContext, question: Question) -> Contribution
     agreed, v = choices(own), question.arrays["v"]
     if v.shape[1] > agreed.block or (np.sqrt((v * v).sum(axis=0)) > _UNIT).any():
         raise Declined("question-not-understood")
+    if own.released is not None:  # directions of another study, with another seed, are more of them
+        own.released.charge(len(told_about(own)), agreed.sums * agreed.block, NAME)
     own.count(question, DIRECTIONS, np.zeros(1, int), 1, agreed.sums)
     made = recalled(own, site, question)
     scale, moved = standardised(made, v)

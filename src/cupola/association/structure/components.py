@@ -18,7 +18,7 @@ from cupola.association.limits import told_of
 from cupola.association.part import Outlined
 from cupola.association.portable_algebra import total as added
 from cupola.association.structure import lanczos
-from cupola.association.structure.component_tasks import BINS, DIRECTIONS, SCORES
+from cupola.association.structure.component_tasks import BINS, DIRECTIONS, NAME, SCORES
 from cupola.association.structure.lanczos import Krylov, Ritz
 from cupola.association.structure.markers import MARKERS, Markers
 from cupola.errors import DataError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
 
-NAME = "components"
 _NOTHING = 1e-9  # of the largest eigenvalue: there is no component
 _BLOCK = "components/block/"
 

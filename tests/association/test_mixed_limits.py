@@ -12,7 +12,7 @@ from cupola.association.site import released_numbers
 from cupola.association.structure import mixed_tasks
 from cupola.association.study_choices import Limits, Mixed
 from cupola.engines.in_process import InProcess
-from cupola.errors import DataError
+from cupola.errors import DataError, FederationError
 from cupola.federation import Declined, Spec
 from cupola.federation.site import find_task
 
@@ -201,6 +201,16 @@ def test_too_few_people_in_all_or_in_a_cohort_are_refused(standing):
     cohort.people_per_column = 20  # 120 people, 13 right-hand sides, 30 sums
     with pytest.raises(Declined, match="too-few-people"):
         made.told(question)
+
+
+def test_a_cohort_with_too_few_people_refuses_the_first_question(tmp_path):
+    data = _data(120, 50)
+    data.qt[:2] = np.nan  # two of the first 40 are not tested
+    made = Study(tmp_path, data, np.array_split(np.arange(120), 3), people=39)
+    with pytest.raises(FederationError, match="too-few-people"):
+        made.step()
+    assert "has 38 people with trait and covariates" in made.cohorts[0].log[0]
+    assert not any(cohort.log for cohort in made.cohorts[1:])
 
 
 def test_a_study_of_too_few_people_is_refused_before_any_genotype(tmp_path):

@@ -10,10 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from cupola.association.component_choices import Components
+from cupola.association.enough_people import require_own_people
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.component_picture import scatter
 from cupola.association.structure.markers import recalled
+from cupola.association.structure.projection import score_table
 from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -29,12 +31,8 @@ def choices(own: Site) -> Components:
     """The cohort's own copy of what was agreed; refuses if it has too few people for it."""
     if own.study is None or own.study.components is None:
         raise Declined("question-not-understood")
-    found, people = own.study.components, int(own.cohort.loaded.sum())
-    if people < own.limits.people:
-        raise Declined("too-few-people")
-    if found.sums * found.block > own.limits.directions * people:
-        raise Declined("too-many-directions")
-    return found
+    require_own_people(own.study, own.cohort)
+    return own.study.components
 
 
 def standardised(made: Centred, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +69,8 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
     found = made.times(standardised(made, told)[1])
     site.keep(question, {**site.recall(question), "scores": found})
     own.take_scores({"scores": found})
-    own.keep_table(TABLE, as_lines(own, found))
+    loaded = np.flatnonzero(own.cohort.loaded)
+    own.keep_table(TABLE, score_table([own.cohort.person[i] for i in loaded], found))
     own.keep_table(PICTURE, scatter(found, own.files.name))
     arrays: Arrays = {"squares": (found**2).sum(axis=0)}
     if "density" in question.expects:
@@ -90,13 +89,3 @@ def density(found: np.ndarray, people: int, least: int) -> np.ndarray:
     row, column = np.clip(np.floor(at), 0, BINS - 1).astype(np.int64).T
     counts = np.bincount(row * BINS + column, minlength=BINS * BINS).reshape(BINS, BINS)
     return np.where(counts < least, 0, counts)
-
-
-def as_lines(own: Site, found: np.ndarray) -> bytes:
-    """The cohort's own table, one line a person, as PLINK takes covariates."""
-    names = [f"PC{i + 1}" for i in range(found.shape[1])]
-    people = [own.cohort.person[i] for i in np.flatnonzero(own.cohort.loaded)]
-    lines = ["\t".join(["FID", "IID", *names])]
-    for person, row in zip(people, found.tolist()):
-        lines.append("\t".join([*person.split(), *map(repr, row)]))
-    return ("\n".join(lines) + "\n").encode()

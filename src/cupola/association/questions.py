@@ -131,7 +131,7 @@ class Asker:
 
     def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
-        place = {"kind": chunk} if isinstance(chunk, int) else {**_place(chunk), **chunk.of_model}
+        place = {"kind": chunk} if isinstance(chunk, int) else {**place_of(chunk), **chunk.of_model}
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
 
     def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class Asker:
         return Question(
             "gwas counts",
             chunk.arrays(),
-            {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
+            {"binary": binary, "groups": groups, "genotypes": genotypes, **place_of(chunk)},
             expects,
             reveals="per variant, "
             + ("sums of dosages and people who have one " if dosages else "alleles ")
@@ -389,5 +389,5 @@ _WITHHELD = "; in how many cohorts {}: then nothing else of that variant"
 _MOMENTS = {"mean": "mean", "distance": "mean distance from the mean", "square": "variance"}
 
 
-def _place(chunk: Chunk) -> dict[str, Any]:
+def place_of(chunk: Chunk) -> dict[str, Any]:
     return {"start": chunk.start, "stop": chunk.stop, "kind": chunk.kind}

@@ -1,6 +1,7 @@
 """What a cohort refuses of a mixed model, each with what would leak without it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from cohorts import cut, people, sites, study
 
 from cupola.association import Association, StudyHost
 from cupola.association.limits import ENOUGH
+from cupola.association.own_cohort import weaker_limits
+from cupola.association.plan import StudyPlan
 from cupola.association.site import released_numbers
 from cupola.association.structure import mixed_tasks
 from cupola.association.study_choices import Limits, Mixed
@@ -15,6 +18,7 @@ from cupola.engines.in_process import InProcess
 from cupola.errors import DataError
 from cupola.federation import Declined, Spec
 from cupola.federation.site import find_task
+from cupola.site.settings import TotalLimits
 
 LIMITS, NO_LIMIT = Limits(people=1), Limits(effective=0.0, people=1)
 
@@ -346,3 +350,13 @@ def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
         made.step()
     assert len(largest) >= 10
     assert max(largest.values()) <= 1.0, largest
+
+
+def test_a_site_joins_no_mixed_study_of_fewer_people_than_it_wants():
+    """Without components as well, which have the same limit."""
+    given = {"test": "mixed", "trait": {"column": "QT", "kind": "quantitative"}}
+    plan = {**given, "cohorts": [{"name": n, "bfile": n} for n in "abc"]}
+    for fewest, said in ((199, ["limits.people is 199; this site wants at least 200"]), (200, [])):
+        made = StudyPlan.model_validate({**plan, "limits": {"people": fewest, "carriers": 0}})
+        told = weaker_limits(made, SimpleNamespace(limits=TotalLimits()))
+        assert [line.removeprefix("the study's ") for line in told] == said

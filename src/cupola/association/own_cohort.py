@@ -135,25 +135,25 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
         )
-    if plan.components is None:
-        return found
-    for key in ("people", "carriers"):
-        given, least = getattr(plan.limits, key), getattr(wanted, key)
-        if given < least:
-            found.append(f"the study's limits.{key} is {given}; this site wants at least {least}")
-    if plan.limits.directions > wanted.directions:
+    least: list[tuple[str, float, str, float]] = []
+    if plan.components is not None or plan.test == "mixed":
+        least += [("limits.people", plan.limits.people, "", wanted.people)]
+    if plan.components is not None:
+        least += [("limits.carriers", plan.limits.carriers, "", wanted.carriers)]
+    if plan.whole_genome is not None:
+        for key in ("people", "own_people", "carriers", "people_per_marker"):
+            where, given = f"limits.genome_{key}", getattr(plan.whole_genome, key)
+            least += [(f"whole_genome.{key}", given, f" ({where})", getattr(wanted, where[7:]))]
+    found += [
+        f"the study's {key} is {given:g}; this site wants at least {bound:g}{where}"
+        for key, given, where, bound in least
+        if given < bound
+    ]
+    if plan.components is not None and plan.limits.directions > wanted.directions:
         found.append(
             f"the study's limits.directions is {plan.limits.directions:g}; this site wants at most "
             f"{wanted.directions:g}"
         )
-    if plan.whole_genome is not None:
-        for key in ("people", "own_people", "carriers", "people_per_marker"):
-            ours, theirs = getattr(wanted, f"genome_{key}"), getattr(plan.whole_genome, key)
-            if theirs < ours:
-                found.append(
-                    f"the study's whole_genome.{key} is {theirs:g}; this site wants at least "
-                    f"{ours:g} (limits.genome_{key})"
-                )
     return found
 
 

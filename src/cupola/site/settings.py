@@ -58,7 +58,7 @@ class TotalLimits(_Settings):
     least_cell: Annotated[int, Field(ge=0)] = 0
     """The least limits.least_cell of a study."""
     people: Annotated[int, Field(ge=1)] = 200
-    """The least limits.people of a study with components."""
+    """The least limits.people of a study with components or a mixed model."""
     directions: Annotated[float, Field(gt=0)] = 0.5
     """The largest limits.directions of a study with components."""
     carriers: Annotated[int, Field(ge=0)] = 10

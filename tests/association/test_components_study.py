@@ -1,6 +1,8 @@
 """A study of components alone, from its plan to its tables."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ from test_components import THREE, N, drawn, exact
 
 import cupola
 from cupola.analysis.plan_file import load
+from cupola.analysis.protocol import OwnSite
 from cupola.association.component_plan import ComponentsPlan
+from cupola.association.component_study import ComponentsAnalysis
 from cupola.association.forecast import foresee_study
-from cupola.errors import FederationError, PlanError
+from cupola.errors import DataError, PlanError
+from cupola.site.settings import TotalLimits
 
 LIMITS = {"people": 20, "directions": 100, "carriers": 0}
 
@@ -94,9 +99,41 @@ def test_what_is_about_a_test_is_refused(folder, key):
         _plan(folder, **{key: value})
 
 
-def test_too_few_people_are_refused_by_the_cohort(folder):
-    with pytest.raises(FederationError, match="too-few-people"):
-        cupola.run(_plan(folder, limits={**LIMITS, "people": 41}), folder / "run", report=False)
+REFUSED = {
+    "people": (41, r"'c0': has 40 people; for components it needs 41 \(limits.people\)"),
+    "directions": (1.3, r"'c0': has 40 people; the study may ask for 56 directions .*1.3 a person"),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_too_few_people_are_refused_before_anything_is_spent(folder, key):
+    value, said = REFUSED[key]
+    plan = _plan(folder, limits={**LIMITS, key: value})
+    with pytest.raises(DataError, match=said):
+        foresee_study(plan)
+    with pytest.raises(DataError, match=said):
+        cupola.run(plan, folder / "run", report=False)
+    told = [json.loads(line) for line in (folder / "run/ledger.jsonl").read_text().splitlines()]
+    assert {entry["task"] for entry in told} <= {"gwas people"}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_real_site_that_has_too_few_people_is_told_before_it_consents(folder, key):
+    value, said = REFUSED[key]
+    rules = SimpleNamespace(name="c0", budget=None, limits=TotalLimits(), salt=None)
+    own = OwnSite(0, 3, {"bfile": "c0"}, folder, folder, rules)
+    assert ComponentsAnalysis(_plan(folder)).data_problems(own) == []
+    found = ComponentsAnalysis(_plan(folder, limits={**LIMITS, key: value})).data_problems(own)
+    assert len(found) == 1
+    assert re.search(said, found[0])
+
+
+def test_people_who_are_not_loaded_do_not_count(folder):
+    (folder / "some.keep").write_text("".join(f"f{i} p{i}\n" for i in range(30)))
+    plan = _plan(folder, limits={**LIMITS, "people": 40})
+    few = plan.cohorts[0].model_copy(update={"keep": "some.keep"})
+    with pytest.raises(DataError, match="'c0': has 30 people"):
+        foresee_study(plan.model_copy(update={"cohorts": (few, *plan.cohorts[1:])}))
 
 
 def test_components_that_are_not_determined_are_named(folder):

@@ -1,7 +1,6 @@
 """What a cohort refuses of a mixed model, each with what would leak without it."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,16 +8,13 @@ from cohorts import cut, people, sites, study
 
 from cupola.association import Association, StudyHost
 from cupola.association.limits import ENOUGH
-from cupola.association.own_cohort import weaker_limits
-from cupola.association.plan import StudyPlan
 from cupola.association.site import released_numbers
 from cupola.association.structure import mixed_tasks
 from cupola.association.study_choices import Limits, Mixed
 from cupola.engines.in_process import InProcess
-from cupola.errors import DataError
+from cupola.errors import DataError, FederationError
 from cupola.federation import Declined, Spec
 from cupola.federation.site import find_task
-from cupola.site.settings import TotalLimits
 
 LIMITS, NO_LIMIT = Limits(people=1), Limits(effective=0.0, people=1)
 
@@ -207,6 +203,16 @@ def test_too_few_people_in_all_or_in_a_cohort_are_refused(standing):
         made.told(question)
 
 
+def test_a_cohort_with_too_few_people_refuses_the_first_question(tmp_path):
+    data = _data(120, 50)
+    data.qt[:2] = np.nan  # two of the first 40 are not tested
+    made = Study(tmp_path, data, np.array_split(np.arange(120), 3), people=39)
+    with pytest.raises(FederationError, match="too-few-people"):
+        made.step()
+    assert "has 38 people with trait and covariates" in made.cohorts[0].log[0]
+    assert not any(cohort.log for cohort in made.cohorts[1:])
+
+
 def test_a_study_of_too_few_people_is_refused_before_any_genotype(tmp_path):
     data = _data(120, 50)
     made = Study(tmp_path, data, np.array_split(np.arange(120), 3))
@@ -350,13 +356,3 @@ def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
         made.step()
     assert len(largest) >= 10
     assert max(largest.values()) <= 1.0, largest
-
-
-def test_a_site_joins_no_mixed_study_of_fewer_people_than_it_wants():
-    """Without components as well, which have the same limit."""
-    given = {"test": "mixed", "trait": {"column": "QT", "kind": "quantitative"}}
-    plan = {**given, "cohorts": [{"name": n, "bfile": n} for n in "abc"]}
-    for fewest, said in ((199, ["limits.people is 199; this site wants at least 200"]), (200, [])):
-        made = StudyPlan.model_validate({**plan, "limits": {"people": fewest, "carriers": 0}})
-        told = weaker_limits(made, SimpleNamespace(limits=TotalLimits()))
-        assert [line.removeprefix("the study's ") for line in told] == said

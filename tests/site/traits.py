@@ -53,8 +53,8 @@ def association(base, test, sums="compensator", covariates=1, **more):
         own = {"bfile": "c", "pheno": "c.pheno", "cov": "c.cov"}
         unmasked = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
         settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
-                    "unmasked_tasks": unmasked}  # fmt: skip
-        settings |= {"limits": {"people": 50}} if test == "mixed" else {}
+                    "unmasked_tasks": unmasked,
+                    **({"limits": {"people": 50}} if test == "mixed" else {})}  # fmt: skip
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
     third = base / "compensator"
     third.mkdir()

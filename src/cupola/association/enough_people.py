@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from cupola.association.cohort import Cohort
 from cupola.association.design import fewest_people
+from cupola.association.files import CohortError
 from cupola.association.study_choices import Study
 from cupola.errors import DataError
+
+
+def require_own_people(study: Study, cohort: Cohort) -> None:
+    """Refuse, at a cohort, a study that is about too few people of its own, whatever the others
+    have. The first question asks for it already, so that nothing is spent in vain."""
+    limits, components = study.limits, study.components
+    where, loaded = f"cohort '{cohort.files.name}'", int(cohort.loaded.sum())
+    if components is not None and loaded < limits.people:
+        raise CohortError(
+            "too-few-people",
+            where,
+            f"has {loaded:,} people; for components it needs {limits.people:,} (limits.people)",
+        )
+    directions = components.sums * components.block if components is not None else 0
+    if directions > limits.directions * loaded:
+        raise CohortError(
+            "too-many-directions",
+            where,
+            f"has {loaded:,} people; the study may ask for {directions} directions "
+            f"(components.sums times components.block), and {limits.directions:g} a person are "
+            "allowed (limits.directions): let it ask for fewer",
+        )
+    tested = int(cohort.tested(False, True).sum()) if study.test == "mixed" else limits.people
+    if tested < limits.people:
+        raise CohortError(
+            "too-few-people",
+            where,
+            f"has {tested:,} people with trait and covariates; for a mixed model it needs "
+            f"{limits.people:,} (limits.people)",
+        )
 
 
 def require_people(study: Study, tested: int) -> None:

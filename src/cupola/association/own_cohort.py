@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from cupola.analysis.explain import explain
 from cupola.analysis.preview import Preview, answer_row
 from cupola.analysis.protocol import OwnSite, SiteRules
-from cupola.association.cohort import Files, problems
-from cupola.association.files import Variants, read_people, read_variants
+from cupola.association.cohort import Files, open_cohort, problems
+from cupola.association.enough_people import require_own_people
+from cupola.association.files import CohortError, Variants, read_people, read_variants
 from cupola.association.fingerprints import NO_SALT
 from cupola.association.limits import Released, described
 from cupola.association.plan import CohortFiles, StudyPlan
@@ -135,25 +136,25 @@ def weaker_limits(plan: StudyPlan, rules: SiteRules) -> list[str]:
             f"the study's limits.least_cell is {plan.limits.least_cell}; this site wants at least "
             f"{wanted.least_cell}"
         )
-    least: list[tuple[str, float, str, float]] = []
-    if plan.components is not None or plan.test == "mixed":
-        least += [("limits.people", plan.limits.people, "", wanted.people)]
-    if plan.components is not None:
-        least += [("limits.carriers", plan.limits.carriers, "", wanted.carriers)]
-    if plan.whole_genome is not None:
-        for key in ("people", "own_people", "carriers", "people_per_marker"):
-            where, given = f"limits.genome_{key}", getattr(plan.whole_genome, key)
-            least += [(f"whole_genome.{key}", given, f" ({where})", getattr(wanted, where[7:]))]
-    found += [
-        f"the study's {key} is {given:g}; this site wants at least {bound:g}{where}"
-        for key, given, where, bound in least
-        if given < bound
-    ]
+    keys = ["people"] if plan.components is not None or plan.test == "mixed" else []
+    keys += ["carriers"] if plan.components is not None else []
+    for key in keys:
+        given, least = getattr(plan.limits, key), getattr(wanted, key)
+        if given < least:
+            found.append(f"the study's limits.{key} is {given}; this site wants at least {least}")
     if plan.components is not None and plan.limits.directions > wanted.directions:
         found.append(
             f"the study's limits.directions is {plan.limits.directions:g}; this site wants at most "
             f"{wanted.directions:g}"
         )
+    if plan.whole_genome is not None:
+        for key in ("people", "own_people", "carriers", "people_per_marker"):
+            ours, theirs = getattr(wanted, f"genome_{key}"), getattr(plan.whole_genome, key)
+            if theirs < ours:
+                found.append(
+                    f"the study's whole_genome.{key} is {theirs:g}; this site wants at least "
+                    f"{ours:g} (limits.genome_{key})"
+                )
     return found
 
 
@@ -165,7 +166,19 @@ def data_problems(plan: StudyPlan, site: OwnSite) -> list[str]:
             f"the study does not say which list '{plan.variants}' is: its author adds "
             "variants_hash, which `cupola gwas list FILE` prints"
         )
-    return [*found, *problems(files, plan.wanted)]
+    found += problems(files, plan.wanted)
+    return found or _too_few(plan, files)
+
+
+def _too_few(plan: StudyPlan, files: Files) -> list[str]:
+    """Who takes part is known once all of a cohort is read: only where their number decides."""
+    if plan.components is None and plan.test != "mixed":
+        return []
+    try:
+        require_own_people(plan, open_cohort(files, plan.wanted))
+    except CohortError as error:
+        return [str(error)]
+    return []
 
 
 # What would be asked

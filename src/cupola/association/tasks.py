@@ -7,6 +7,7 @@ import numpy as np
 from cupola.association import agreement, dosage_sums, kernels, variant_list_codec
 from cupola.association.cohort import Cohort
 from cupola.association.design import Design, calls, children, founders, haploid, kinds, present
+from cupola.association.enough_people import require_own_people
 from cupola.association.files import CohortError
 from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
@@ -70,6 +71,8 @@ def people(own: Site, site: SiteContext, question: Question) -> Contribution:  #
     """Counts of people: by group, of males among them, and of those tested, for either reading of
     the trait; and whether the trait can be read as binary."""
     cohort = own.cohort
+    if own.study is not None:
+        require_own_people(own.study, cohort)
     own.pin("people", [question.options[n] for n in ("binary", "regression", "one_sided")])
     stated, regression = question.options["binary"], bool(question.options["regression"])
     binary = cohort.looks_binary if stated is None else bool(stated)

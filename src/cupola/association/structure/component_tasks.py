@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupola.association.component_choices import Components
+from cupola.association.enough_people import require_own_people
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.component_picture import scatter
@@ -29,12 +30,8 @@ def choices(own: Site) -> Components:
     """The cohort's own copy of what was agreed; refuses if it has too few people for it."""
     if own.study is None or own.study.components is None:
         raise Declined("question-not-understood")
-    found, people = own.study.components, int(own.cohort.loaded.sum())
-    if people < own.limits.people:
-        raise Declined("too-few-people")
-    if found.sums * found.block > own.limits.directions * people:
-        raise Declined("too-many-directions")
-    return found
+    require_own_people(own.study, own.cohort)
+    return own.study.components
 
 
 def standardised(made: Centred, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -200,7 +200,8 @@ def study_answers(
 ) -> list[dict[str, Any]]:
     """Every kind of answer that an association study asks for; variants, people: as `outline` takes
     them."""
-    study, listed = Association(plan.study(), len(roster.sites)), plan.variants is not None
+    listed = plan.variants is not None
+    study = Association(plan.study(), len(roster.sites), apart=plan.apart)
     rows = []
     for kind, question, times in outline(study, variants, people, listed):
         whole = np.uint8 if question.task in UNMASKED else np.int64  # lists and hashes are bytes

@@ -79,6 +79,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         study=plan.study(),
+        of_study=site.study,
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),

@@ -74,6 +74,7 @@ class Site:
     """One cohort's side, and what it has agreed to, whatever it is asked.
 
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
+    of_study: which study a real cohort's fingerprints are for.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
     tested people per column of a regression, by what it is told of all cohorts. limits:
@@ -109,6 +110,7 @@ class Site:
     made: dict[Any, Any] = field(default_factory=dict)
     tables: dict[str, bytes] = field(default_factory=dict)
     study: Study | None = None
+    of_study: str = ""
     scores: np.ndarray | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
@@ -304,7 +306,7 @@ class Site:
 
 #: Fields of a site that say what it has agreed to; all others are made, or kept, by one process.
 _AGREED = ("files", "wanted", "salt", "proposes", "rare", "iterations", "people_per_column",
-           "limits", "least_cohorts", "apart", "whole_genome", "study")  # fmt: skip
+           "limits", "least_cohorts", "apart", "whole_genome", "study", "of_study")  # fmt: skip
 
 
 @dataclass

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cupola.association.files import CohortError
-from cupola.association.site import FINGERPRINTS, Site, guarded
+from cupola.association.site import FINGERPRINTS, HASH, Site, guarded
 from cupola.association.tasks import counted
 from cupola.errors import DataError
 from cupola.federation.message import Contribution, Question
 from cupola.federation.site import SiteContext, task
 
-HASH = 8  # bytes of a fingerprint
 NO_SALT = (
     "people whom this site shares with other cohorts are not found: its settings have no salt "
     "(salt = '...', the same at all cohorts, unknown to the coordinator)"

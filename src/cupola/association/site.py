@@ -36,6 +36,7 @@ _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 FINGERPRINTS = "gwas fingerprints"
+HASH = 8  # bytes of one
 UNLISTED, RELATIVES, FEW_ALIKE = "unlisted.tsv", "relatives.tsv", "few_alike.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up

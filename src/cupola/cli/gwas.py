@@ -1,5 +1,5 @@
-"""cupola gwas run, check, list, relatives, resume, split, compare: association studies over
-cohorts."""
+"""cupola gwas run, check, list, relatives, project, resume, split, compare: association studies
+over cohorts."""
 
 from __future__ import annotations
 
@@ -130,6 +130,36 @@ def relatives(
         f"of {len(person):,} people",
         err=True,
     )
+
+
+@gwas.command()
+def project(
+    loadings: Annotated[
+        Path, typer.Argument(metavar="LOADINGS", help="A study's table NAME.loadings.tsv.")
+    ],
+    bfile: Annotated[str, typer.Argument(metavar="BFILE", help=_BFILE)],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the scores go.")],
+    as_json: AsJson = False,
+) -> None:
+    """Project other people on a study's principal components, by its loadings."""
+    from cupola.association.file_sets import named_files
+    from cupola.association.structure.projection import project, read_loadings, score_table
+    from cupola.base.files import write_atomically
+
+    found = project(read_loadings(loadings), named_files(Path(bfile)))
+    write_atomically(out, score_table(found.person, found.scores))
+    if as_json:
+        facts = {k: v for k, v in vars(found).items() if k not in ("person", "scores")}
+        print_json({**facts, "people": len(found.person), "file": str(out)})
+        return
+    typer.echo(
+        f"{found.found:,} of {found.markers:,} markers with loadings found "
+        f"({found.swapped:,} with alleles in the other order, {found.flipped:,} on the other "
+        f"strand); {found.missing:.2%} of their calls are missing and count as the study's mean"
+    )
+    for reason, count in found.missed.items():
+        typer.echo(f"not found: {count:,} {reason}")
+    typer.echo(f"{out}: {len(found.person):,} people on {found.scores.shape[1]} components")
 
 
 @gwas.command()

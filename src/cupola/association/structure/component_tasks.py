@@ -15,6 +15,7 @@ from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.component_picture import scatter
 from cupola.association.structure.markers import recalled
+from cupola.association.structure.projection import score_table
 from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -68,7 +69,8 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
     found = made.times(standardised(made, told)[1])
     site.keep(question, {**site.recall(question), "scores": found})
     own.take_scores({"scores": found})
-    own.keep_table(TABLE, as_lines(own, found))
+    loaded = np.flatnonzero(own.cohort.loaded)
+    own.keep_table(TABLE, score_table([own.cohort.person[i] for i in loaded], found))
     own.keep_table(PICTURE, scatter(found, own.files.name))
     arrays: Arrays = {"squares": (found**2).sum(axis=0)}
     if "density" in question.expects:
@@ -87,13 +89,3 @@ def density(found: np.ndarray, people: int, least: int) -> np.ndarray:
     row, column = np.clip(np.floor(at), 0, BINS - 1).astype(np.int64).T
     counts = np.bincount(row * BINS + column, minlength=BINS * BINS).reshape(BINS, BINS)
     return np.where(counts < least, 0, counts)
-
-
-def as_lines(own: Site, found: np.ndarray) -> bytes:
-    """The cohort's own table, one line a person, as PLINK takes covariates."""
-    names = [f"PC{i + 1}" for i in range(found.shape[1])]
-    people = [own.cohort.person[i] for i in np.flatnonzero(own.cohort.loaded)]
-    lines = ["\t".join(["FID", "IID", *names])]
-    for person, row in zip(people, found.tolist()):
-        lines.append("\t".join([*person.split(), *map(repr, row)]))
-    return ("\n".join(lines) + "\n").encode()

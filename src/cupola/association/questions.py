@@ -16,9 +16,8 @@ import numpy as np
 from cupola.association import agreement, variant_list_codec
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.files import Variants
-from cupola.association.fingerprints import HASH
 from cupola.association.limits import WITHHELD, rounded
-from cupola.association.site import FINGERPRINTS, LARGEST, MOST_TILT
+from cupola.association.site import FINGERPRINTS, HASH, LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import GROUPS, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec

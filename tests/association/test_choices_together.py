@@ -19,7 +19,8 @@ TESTS = {
     "logistic": {"test": "logistic", "trait": {"column": "CC"}, "covariates": ["AGE"]},
     "mixed": {
         "test": "mixed", "trait": {"column": "QT"}, "covariates": ["AGE"],
-        "mixed": {"people": 0, "maf": 0.05, "groups": 5, "calibration": 4, "probes": 4},
+        "mixed": {"maf": 0.05, "groups": 5, "calibration": 4, "probes": 4, "sums": 8},
+        "limits": {"people": 1},
     },
 }  # fmt: skip
 CHOICES = {
@@ -126,6 +127,11 @@ def go_together(files, tmp_path, test, one, two):
     assert sent <= foreseen["bytes"]["total"]
     if not foreseen["bytes"]["at_most"]:
         assert sent == foreseen["bytes"]["total"]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_every_test_is_accepted(files, test):
+    load(whole(files, TESTS[test]))
 
 
 @pytest.mark.parametrize("choice", CHOICES)

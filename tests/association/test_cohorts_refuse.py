@@ -1,6 +1,7 @@
 """What a cohort refuses, whoever asks: an attacker at the coordinator's place."""
 
-from dataclasses import replace
+import pickle
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ from cohorts import cut, people, sites, study
 
 from cupola.association import Association, StudyHost, variant_list_codec
 from cupola.association.questions import Asker
-from cupola.association.site import most_iterations
+from cupola.association.site import Site, most_iterations
 from cupola.engines.in_process import InProcess
 from cupola.federation import Declined, State, drive
 from cupola.federation.site import find_task
+from cupola.secure.durable_dict import Memory
 
 
 @pytest.fixture
@@ -79,6 +81,31 @@ def test_likelihoods_at_ever_more_points(standing):
     _ask(engine, question)  # the same step again is no new question
     with pytest.raises(Declined, match="asked-too-often"):
         _ask(engine, replace(question, step=question.step + 3))
+
+
+def test_what_was_counted_is_known_after_a_restart(standing, tmp_path):
+    """A cohort that is stopped while it computes an answer is asked again, for what it may tell
+    once; and for nothing else."""
+    _, question, cohorts, *_ = standing
+    where = np.arange(3)
+    for turn in range(3):
+        again = pickle.loads(pickle.dumps(cohorts[0]))
+        again.memory, again.folder = Memory(tmp_path / "asked.jsonl"), tmp_path / "own"
+        again.count(question, "once", where, 9, 1)
+        if turn == 2:
+            with pytest.raises(Declined, match="asked-too-often"):
+                again.count(replace(question, step=question.step + 1), "once", where, 9, 1)
+        again.close()
+
+
+def test_a_cohort_in_another_process_has_agreed_to_the_same(standing):
+    made = {"released", "step_ones", "log", "memory", "folder", "own_log", "unlisted", "made",
+            "tables", "scores"}  # fmt: skip
+    agreed = {one.name for one in fields(Site) if not one.name.startswith("_")} - made
+    other = replace(standing[2][1], apart=7, rare=3, salt=b"s", proposes=False, iterations=4)
+    sent = pickle.loads(pickle.dumps(other))
+    assert {n: getattr(sent, n) for n in agreed} == {n: getattr(other, n) for n in agreed}
+    assert sent.study is not None
 
 
 def test_other_coefficients_under_the_same_step_count_too(standing):

@@ -348,6 +348,29 @@ def test_wrong_lines_of_vcf_are_named(tmp_path, text, code):
 
 
 @has_plink2
+@pytest.mark.parametrize("ending", [".pgen", ".bgen"])
+def test_of_damaged_files_a_code_is_all_that_is_told(data, tmp_path, ending):
+    """Whatever the packages that read them raise."""
+    base, _ = data
+    whole = base.with_suffix(".pgen") if ending == ".pgen" else base.parent / "b.bgen"
+    raw, rng = whole.read_bytes(), np.random.default_rng(2)
+    person, seen = read_people(base.with_suffix(".psam")).person, set()
+    path = tmp_path / f"x{ending}"
+    for turn in range(60):
+        damaged = bytearray(raw[: int(rng.integers(1, len(raw)))] if turn % 3 == 0 else raw)
+        for at in rng.integers(0, min(len(damaged), 300), 3).tolist():
+            damaged[at] = int(rng.integers(0, 256))
+        path.write_bytes(damaged)
+        try:
+            if ending == ".bgen":
+                read_variants(path)
+            open_genotypes(path, person, 60).dosages(slice(None))
+        except CohortError as error:
+            seen.add(error.code)
+    assert seen >= {f"{ending[1:]}-unreadable", f"{ending[1:]}-size"}
+
+
+@has_plink2
 def test_files_that_do_not_belong_together(data, tmp_path):
     base, _ = data
     person = read_people(base.with_suffix(".psam")).person
@@ -421,6 +444,15 @@ def test_children_and_sex_of_psam_files(tmp_path):
     with pytest.raises(CohortError, match="its IID is 0") as raised:
         read_people(path)
     assert raised.value.code == "fam-no-id"
+
+
+def test_a_position_of_more_than_64_bits_is_none(tmp_path):
+    for name, text in (("x.pvar", "#CHROM\tPOS\tID\tREF\tALT\n1\t{}\trs1\tA\tG\n"),
+                       ("x.bim", "1\trs1\t0\t{}\tA\tG\n")):  # fmt: skip
+        (tmp_path / name).write_text(text.format("9" * 20))
+        with pytest.raises(CohortError, match="is no position") as raised:
+            read_variants(tmp_path / name)
+        assert raised.value.code == f"{name[2:]}-position"
 
 
 def test_packed_variants_are_refused_with_the_way_out(tmp_path):

@@ -134,7 +134,23 @@ def test_who_repeats_the_study_asks_the_same(tmp_path):
 
 
 def test_of_so_many_cohorts_a_total_is_at_least():
-    assert [heterogeneity.least(n) for n in (2, 3, 4, 9)] == [2, 3, 3, 3]
+    assert [heterogeneity.least(n, 1) for n in (2, 3, 4, 9)] == [2, 3, 3, 3]
+    assert [heterogeneity.least(9, apart) for apart in (2, 3, 5)] == [3, 3, 5]
+
+
+def test_effects_of_fewer_cohorts_than_a_masked_total_is_of_are_not_added_up(data, tmp_path):
+    """Of variant 10 three of four cohorts have an effect; the fourth adds zeros, and so the total
+    would be of three, though cohorts have agreed to totals of four."""
+    told = {}
+    for minimum in (3, 4):
+        plan = _plan(data, "linear", sum={"kind": "masked", "minimum": minimum})
+        done = cupola.run(plan, tmp_path / str(minimum), report=False).result
+        rows = read_results(tmp_path / str(minimum) / done.files[0])
+        q, cohorts = ([f[rows.head.index(n)] for f in rows.fields] for n in ("Q", "EFFECTS"))
+        assert cohorts[10] == "3"
+        told[minimum] = q
+    assert told[3][10] != "NA"
+    assert told[4] == [*told[3][:10], "NA", *told[3][11:]]
 
 
 def test_a_plan_is_checked_and_foreseen(data):

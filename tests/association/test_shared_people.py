@@ -1,5 +1,7 @@
 """People in more than one cohort are looked for without being asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cohorts import carry_out, cut, people, sites, study
@@ -7,9 +9,13 @@ from typer.testing import CliRunner
 
 import cupola
 from cupola.analysis.plan_file import load
+from cupola.association import StudyHost
 from cupola.association.plan import StudyPlan
+from cupola.association.questions import Asker
 from cupola.cli import app
+from cupola.engines.in_process import InProcess
 from cupola.errors import DataError
+from cupola.federation.site import find_task
 
 PARTS = [np.arange(40), np.arange(37, 70), np.arange(70, 90)]
 
@@ -76,3 +82,37 @@ def test_a_cohort_without_a_salt_or_with_another_is_named(folder):
         alike = salts[0] == salts[1] is not None
         assert state.values["shared_people"] == ([[0, 1, 3]] if alike else [])
         assert [bool(site.log) for site in own] == [salt is None for salt in salts]
+
+
+def _answer(folder, of_study=""):
+    """The first cohort's hashes, and the most it may tell of."""
+    chosen = study("chi-square", fingerprints=True)
+    own = sites(chosen, [folder / f"c{i}" for i in range(3)])[0]
+    own.salt, own.of_study = b"a salt of many studies", of_study
+    question = Asker(chosen, 3, people=90).fingerprints()
+    context = InProcess(StudyHost([own]), workers=1, quorum=1.0).context(0)
+    real = replace(context, real=True)  # its random numbers are of the operating system
+    found = find_task(question.task)(real, question).arrays["hashes"].astype(np.uint8)
+    assert np.array_equal(find_task(question.task)(real, question).arrays["hashes"], found)
+    return set(map(bytes, found))
+
+
+def test_fingerprints_of_two_studies_have_no_hash_in_common(folder):
+    """What two answers have in common would be the people, and tell how many there are."""
+    assert len(_answer(folder) & _answer(folder)) == 40  # as it would be
+    assert not _answer(folder, "one") & _answer(folder, "another")
+    assert len(_answer(folder, "one") & _answer(folder, "one")) == 40
+
+
+def test_a_cohort_alone_tells_of_no_more_people_than_it_counts(tmp_path):
+    """One of its people has no trait, and is not counted (`limits.least_cell`)."""
+    cut(tmp_path, people(14), [np.arange(40)])
+    table = (tmp_path / "c0.pheno").read_text().splitlines()
+    at = table[0].split().index("CC")
+    fields = [line.split() for line in table]
+    for i, row in enumerate(fields[1:]):
+        row[at] = "-9" if i == 0 else str(1 + i % 2)
+    (tmp_path / "c0.pheno").write_text("\n".join(" ".join(row) for row in fields) + "\n")
+    files = [{"name": "c0", "bfile": "c0", "pheno": "c0.pheno"}]
+    plan = _plan(tmp_path, cohorts=files, limits={"least_cell": 3}, ambiguous_sex=True)
+    assert cupola.run(plan, tmp_path / "run").result["people"]["loaded"] == 39

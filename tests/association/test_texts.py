@@ -63,3 +63,9 @@ def test_a_variant_takes_forty_bytes_with_an_allele_of_thousands_of_letters(tmp_
     again = Variants.joined([listed[slice(0, 9)], listed[np.array([30_000])]])
     assert again.a1.tolist() == ["A"] * 9 + [long]
     assert again.position.tolist() == [*range(9), 5]
+
+
+def test_as_many_letters_as_texts_are_not_one_letter_each():
+    texts, others = Texts.of(["", "ab", "c"]), Texts.of(["", "ba", "c"])
+    assert (texts == others).tolist() == [True, False, True]
+    assert (Texts.of(["", "", "ab"]) == Texts.of(["", "", "ba"])).tolist() == [True, True, False]

@@ -120,6 +120,27 @@ def test_what_decides_nothing_need_not_be_heard_and_the_end_is_the_end():
         replay.check(Question("replayed mean", step=5))
 
 
+def test_a_total_is_told_even_if_it_decides_nothing():
+    class Undecided(Means):
+        def ask(self, state):
+            ask = super().ask(state)
+            if ask is None or ask.kind != "sum":
+                return ask
+            return replace(ask, question=replace(ask.question, decides=False))
+
+    replay = Replay(Undecided(3, None))
+    replay.hear(0, {0: Contribution({"centre": np.array([0.5])})})
+    before, due = replay.state, replay.due()
+    for refused in (
+        lambda: replay.check(replace(due.question, step=2)),
+        lambda: replay.hear(2, {}),
+    ):
+        with pytest.raises(Declined, match="the total of step 1 was not told"):
+            refused()
+    assert replay.state is before
+    replay.check(due.question)
+
+
 def test_what_was_heard_is_not_heard_twice_and_nothing_is_skipped():
     replay = Replay(Means(3, None))
     heard(replay, 2)

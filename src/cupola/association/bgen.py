@@ -24,7 +24,10 @@ class Bgen:
         self.width = -(-people // 4)
         self._lock = threading.Lock()
         self._reader = _opened(path)
-        held = (len(self._reader), len(self._reader.samples))
+        try:
+            held = (len(self._reader), len(self._reader.samples))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise CohortError("bgen-unreadable", str(path), str(error)) from None
         if held != (variants, people):
             raise CohortError(
                 "bgen-size",
@@ -53,13 +56,17 @@ def read_bgen_variants(path: Path) -> Variants:
     """All variants of a file: their names, places and alleles."""
     reader = _opened(path)
     chromosome, position, name, a1, a2 = [], [], [], [], []
-    for number, one in enumerate(reader, 1):
-        two_alleles(path, number, one.rsid, len(one.alleles), "bgen")
-        chromosome.append(one.chrom)
-        position.append(one.pos)
-        name.append(one.rsid if one.rsid not in ("", ".") else one.varid)
-        a1.append(one.alleles[1])
-        a2.append(one.alleles[0])
+    try:
+        for number, one in enumerate(reader, 1):
+            two_alleles(path, number, one.rsid, len(one.alleles), "bgen")
+            chromosome.append(one.chrom)
+            position.append(one.pos)
+            name.append(one.rsid if one.rsid not in ("", ".") else one.varid)
+            a1.append(one.alleles[1])
+            a2.append(one.alleles[0])
+    except (ValueError, RuntimeError, OSError) as error:  # names that are no text, too
+        where = f"{path}, variant {len(name) + 1}"
+        raise CohortError("bgen-variant", where, str(error)) from None
     reader.close()
     if not name:
         raise CohortError("bgen-empty", str(path), "holds no variant")

@@ -24,7 +24,7 @@ from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.limits import WITHHELD, told_of
 from cupola.association.linkage_counts import LEAST_MINOR, LINKAGE
-from cupola.association.questions import Chunk, _place
+from cupola.association.questions import Chunk, place_of
 from cupola.association.study_choices import PEOPLE_PER_PARTNER
 from cupola.federation.message import Question, Spec
 from cupola.federation.program import State
@@ -55,7 +55,7 @@ class Pairs:
         return Question(
             LINKAGE,
             {**chunk.arrays(), "pairs": self.pairs.astype(np.int32)},
-            _place(chunk),
+            place_of(chunk),
             {"haplotypes": Spec((k, 5), "int", 2 * people), WITHHELD: Spec((k,), "int", 1)},
             reveals="per pair of near variants with small p, counts of haplotypes over all people; "
             f"in how many cohorts one has fewer than {LEAST_MINOR} minor alleles, or partners for "

@@ -198,7 +198,7 @@ def slow_variants(path: Path) -> Variants:
     table = _columns(path)
     try:
         position = np.array([int(text) for text in table[-3]], np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         _complain_of_position(path)
         raise
     a1, a2 = (Texts.of([text.upper() for text in column]) for column in table[-2:])
@@ -232,10 +232,15 @@ def _columns(path: Path) -> list[list[str]]:
 
 def _complain_of_position(path: Path) -> None:
     for number, fields in numbered_lines(path, "bim"):
-        if not fields[-3].lstrip("+-").isdigit():
+        if not is_position(fields[-3]):
             raise CohortError(
                 "bim-position", f"{path}, line {number}", f"'{fields[-3]}' is no position"
             ) from None
+
+
+def is_position(text: str) -> bool:
+    """Whether a text is a whole number of 64 bits."""
+    return text.lstrip("+-").isdigit() and len(text) <= 18
 
 
 def chromosome(text: str) -> int:

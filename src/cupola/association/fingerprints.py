@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cupola.association.files import CohortError
-from cupola.association.site import FINGERPRINTS, Site, guarded
+from cupola.association.site import FINGERPRINTS, HASH, Site, guarded
+from cupola.association.tasks import counted
 from cupola.errors import DataError
 from cupola.federation.message import Contribution, Question
 from cupola.federation.site import SiteContext, task
 
-HASH = 8  # bytes of a fingerprint
 NO_SALT = (
     "people whom this site shares with other cohorts are not found: its settings have no salt "
     "(salt = '...', the same at all cohorts, unknown to the coordinator)"
@@ -24,7 +24,8 @@ _MARK = b"which salt"
 @task(FINGERPRINTS)
 @guarded
 def fingerprints(own: Site, site: SiteContext, question: Question) -> Contribution:
-    """Hashes of this cohort's people, by their ids, under the cohorts' own salt.
+    """Hashes of this cohort's people, by their ids, under the cohorts' own salt, for this study:
+    what the hashes of two studies have in common would be the people without the random numbers.
 
     They are in order of size, among as many random numbers as hide how many people there are: the
     same numbers whenever it is asked, since what two answers have in common would be the people.
@@ -33,12 +34,13 @@ def fingerprints(own: Site, site: SiteContext, question: Question) -> Contributi
     """
     cohort, most = own.cohort, question.expects["hashes"].shape[0]
     own.pin("fingerprints", most)  # many such limits would tell how many there are
-    who = np.flatnonzero(cohort.loaded)
+    who = np.flatnonzero(counted(cohort, own.limits.least_cell))  # whom `most` is the number of
     if len(who) > most:
         raise CohortError("people-too-many", f"cohort '{own.files.name}'", "too many to compare")
     if own.salt is None:
         own.complain(NO_SALT)
-    hashes = [] if own.salt is None else [_hash(own.salt, cohort.person[i].encode()) for i in who]
+    ids = [cohort.person[i].encode() for i in who]
+    hashes = [] if own.salt is None else [_hash(own.salt, one, own.of_study) for one in ids]
     if site.secret_seed is None:  # whoever could tell the random numbers could count people
         noise = hashlib.shake_256(own.secret()).digest(most * HASH)
         found = np.frombuffer(noise, np.uint8).reshape(most, HASH).copy()
@@ -51,8 +53,9 @@ def fingerprints(own: Site, site: SiteContext, question: Question) -> Contributi
     return Contribution({"hashes": whole, "salt": np.array([salt], np.uint8)})
 
 
-def _hash(salt: bytes, data: bytes) -> bytes:
-    return hashlib.blake2b(data, key=salt[:64], digest_size=HASH).digest()
+def _hash(salt: bytes, data: bytes, study: str = "") -> bytes:
+    about = hashlib.sha256(study.encode()).digest()[:16] if study else b""
+    return hashlib.blake2b(data, key=salt[:64], person=about, digest_size=HASH).digest()
 
 
 # In the program

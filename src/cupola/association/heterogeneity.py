@@ -43,13 +43,14 @@ class Heterogeneity:
     def told(self) -> np.ndarray:
         """Variants of the chunk that enough cohorts have an effect of."""
         assert self.counted is not None
-        return self.counted >= least(self.program.sites)
+        return self.counted >= least(self.program.sites, self.program.apart)
 
     def ask(self) -> Question | None:
         asker = self.program.asker(self.state)
         if self.counted is None:
             return question(asker, self.chunk)
-        return question(asker, self.chunk, self.told) if self.told.any() else None
+        apart = self.program.apart
+        return question(asker, self.chunk, self.told, apart) if self.told.any() else None
 
     def answer(self, total: Total | None) -> State:
         if self.counted is None:
@@ -89,15 +90,19 @@ class Heterogeneity:
         size = program.study.chunk
         chunk, chunks = first_chunk(len(variants), size), -(-len(variants) // size)
         yield "sum", question(asker, chunk), chunks
-        yield "sum", question(asker, chunk, np.ones(len(chunk.index), bool)), chunks
+        everyone = np.ones(len(chunk.index), bool)
+        yield "sum", question(asker, chunk, everyone, program.apart), chunks
 
 
-def least(sites: int) -> int:
-    """Cohorts that a total of effects is of at least."""
-    return min(3, max(2, sites))
+def least(sites: int, apart: int) -> int:
+    """Cohorts that a total of effects is of at least. apart: that any total is of; who has no
+    effect adds zeros, so a total of fewer would be theirs."""
+    return max(min(3, max(2, sites)), apart)
 
 
-def question(asker: Asker, chunk: Chunk, told: np.ndarray | None = None) -> Question:
+def question(
+    asker: Asker, chunk: Chunk, told: np.ndarray | None = None, apart: int = 1
+) -> Question:
     """told: the variants whose effects are added up; without it, who has one is counted."""
     options = asker._test(chunk, test=asker.study.test)
     if told is None:
@@ -116,7 +121,7 @@ def question(asker: Asker, chunk: Chunk, told: np.ndarray | None = None) -> Ques
         options,
         {"effects": Spec((int(told.sum()), 3), "float", LARGEST**2 * weight)},
         reveals="per variant, sums over cohorts of their own effects b by weights w = 1 / SE^2: of "
-        f"w, w b, w b^2, where at least {least(asker.sites)} cohorts have one"
+        f"w, w b, w b^2, where at least {least(asker.sites, apart)} cohorts have one"
         + WHO_LEARNS.get(asker.sites, ""),
         decides=False,
     )
@@ -137,7 +142,7 @@ def columns(program: Association, state: State, kept: np.ndarray) -> dict[str, n
     cohorts, w, wb, wbb = found.T
     with np.errstate(invalid="ignore", divide="ignore"):
         q = np.maximum(wbb - wb * wb / w, 0.0)
-        q[~((w > 0) & (cohorts >= least(program.sites)))] = np.nan
+        q[~((w > 0) & (cohorts >= least(program.sites, program.apart)))] = np.nan
         share = np.where(q > 0, np.maximum(0.0, 1 - (cohorts - 1) / q), 0.0)
     told: dict[str, Any] = {
         "COCHRAN_Q": q, "Q": special.chdtrc(cohorts - 1, q),

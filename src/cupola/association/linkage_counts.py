@@ -18,7 +18,7 @@ from cupola.association.files import CohortError
 from cupola.association.limits import small, without
 from cupola.association.site import Site, guarded
 from cupola.association.study_choices import PEOPLE_PER_PARTNER
-from cupola.association.tasks import _sized, counted, listed_rows
+from cupola.association.tasks import counted, listed_rows, sized
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
@@ -49,7 +49,7 @@ def linkage(own: Site, site: SiteContext, question: Question) -> Contribution:
     if least:
         alone = len(people) - (counts[:, :4].sum(axis=1) // 2 + counts[:, 4])
         secret |= small(counts, least).any(axis=1) | small(alone, least)
-    return _sized(site, question, without(site, question, {"haplotypes": counts}, secret))
+    return sized(site, question, without(site, question, {"haplotypes": counts}, secret))
 
 
 def _copies(own: Site, local: np.ndarray, swapped: np.ndarray) -> np.ndarray:

@@ -79,6 +79,7 @@ def own_host(plan: StudyPlan, site: OwnSite) -> OwnCohort:
         least_cohorts=plan.least_cohorts or 0,
         apart=plan.apart,
         study=plan.study(),
+        of_study=site.study,
         released=_released(plan, site),
         step_ones=_step_ones(plan, site),
         memory=Memory(site.place / "asked.jsonl"),
@@ -200,7 +201,8 @@ def study_answers(
 ) -> list[dict[str, Any]]:
     """Every kind of answer that an association study asks for; variants, people: as `outline` takes
     them."""
-    study, listed = Association(plan.study(), len(roster.sites)), plan.variants is not None
+    listed = plan.variants is not None
+    study = Association(plan.study(), len(roster.sites), apart=plan.apart)
     rows = []
     for kind, question, times in outline(study, variants, people, listed):
         whole = np.uint8 if question.task in UNMASKED else np.int64  # lists and hashes are bytes

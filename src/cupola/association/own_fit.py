@@ -16,7 +16,7 @@ from cupola.association.design import Design, calls, fewest_people, haploid, pre
 from cupola.association.limits import thin
 from cupola.association.site import LARGEST, Site, guarded
 from cupola.association.structure.predictions import design_of
-from cupola.association.tasks import _sized, groups, listed_rows
+from cupola.association.tasks import groups, listed_rows, sized
 from cupola.association.variant_sums import variant_sums
 from cupola.federation.message import Contribution, Question
 from cupola.federation.site import SiteContext, task
@@ -35,7 +35,7 @@ Effects = tuple[np.ndarray, np.ndarray]  # b and w of each variant, standardised
 def fits(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Whether this cohort has an estimate of its own, 0 or 1 per variant."""
     told = _effects(own, site, question)[1] > 0
-    return _sized(site, question, {"cohorts": told.astype(np.int64)})
+    return sized(site, question, {"cohorts": told.astype(np.int64)})
 
 
 @task(SPREAD)
@@ -43,7 +43,7 @@ def fits(own: Site, site: SiteContext, question: Question) -> Contribution:
 def spread(own: Site, site: SiteContext, question: Question) -> Contribution:
     """w, w b and w b^2 of each variant."""
     b, w = _effects(own, site, question)
-    return _sized(site, question, {"effects": np.column_stack([w, w * b, w * b * b])})
+    return sized(site, question, {"effects": np.column_stack([w, w * b, w * b * b])})
 
 
 def _effects(own: Site, site: SiteContext, question: Question) -> Effects:

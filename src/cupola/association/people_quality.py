@@ -18,7 +18,7 @@ from cupola.association.design import AUTOSOME, SEX_X
 from cupola.association.files import X
 from cupola.association.limits import small
 from cupola.association.site import Site, guarded
-from cupola.association.tasks import _sized, listed_rows
+from cupola.association.tasks import listed_rows, sized
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
@@ -92,7 +92,7 @@ def people_quality(own: Site, site: SiteContext, question: Question) -> Contribu
     arrays = {name: np.where(hidden[name], 0, a) for name, a in arrays.items()}
     held_back = int(any(cells.any() for cells in hidden.values()))
     extra = {"far": found.far, "held_back": np.array([held_back], np.int64)}
-    return _sized(site, question, {**arrays, **extra})
+    return sized(site, question, {**arrays, **extra})
 
 
 def _listed(own: Site, site: SiteContext, question: Question) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +48,7 @@ class Pgen:
         chosen = self._chosen(index)
         copies = np.empty((len(chosen), self.people), np.int8)
         if len(chosen):
-            with self._lock:
-                self._reader.read_list(chosen, copies)
+            self._read(self._reader.read_list, chosen, copies)
         bits = packed(_CALL[np.where(copies < 0, 3, copies)])
         result = np.zeros((len(chosen), -(-self.width // WORD) * WORD), np.uint8)
         result[:, : self.width] = bits
@@ -58,10 +58,16 @@ class Pgen:
         chosen = self._chosen(index)
         found = np.empty((len(chosen), self.people), np.float64)
         if len(chosen):
-            with self._lock:
-                self._reader.read_dosages_list(chosen, found)
+            self._read(self._reader.read_dosages_list, chosen, found)
         found[found < 0] = np.nan
         return found
+
+    def _read(self, read: Any, chosen: np.ndarray, found: np.ndarray) -> None:
+        try:
+            with self._lock:
+                read(chosen, found)
+        except RuntimeError as error:
+            raise CohortError("pgen-variant", str(self.path), f"is damaged ({error})") from None
 
     def _chosen(self, index: np.ndarray | slice) -> np.ndarray:
         return np.arange(self.variants, dtype=np.uint32)[index]
@@ -72,7 +78,7 @@ def holds_dosages(path: Path, expected: tuple[int, int] | None = None) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(12)
-            if head[:2] != _MAGIC or len(head) < 3 or head[2] == 1:
+            if head[:2] != _MAGIC or len(head) < 12 or head[2] == 1:
                 raise CohortError("pgen-magic", str(path), "is no .pgen file (wrong first bytes)")
             told = (int.from_bytes(head[3:7], "little"), int.from_bytes(head[7:11], "little"))
             if expected is not None and told != expected:

@@ -16,9 +16,8 @@ import numpy as np
 from cupola.association import agreement, variant_list_codec
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.files import Variants
-from cupola.association.fingerprints import HASH
 from cupola.association.limits import WITHHELD, rounded
-from cupola.association.site import FINGERPRINTS, LARGEST, MOST_TILT
+from cupola.association.site import FINGERPRINTS, HASH, LARGEST, MOST_TILT
 from cupola.association.study_choices import Study
 from cupola.association.tasks import GROUPS, PROPOSE
 from cupola.federation.message import Arrays, Question, Spec
@@ -131,7 +130,7 @@ class Asker:
 
     def _test(self, chunk: Chunk | int, **options: Any) -> dict[str, Any]:
         assert self.facts is not None
-        place = {"kind": chunk} if isinstance(chunk, int) else {**_place(chunk), **chunk.of_model}
+        place = {"kind": chunk} if isinstance(chunk, int) else {**place_of(chunk), **chunk.of_model}
         return {**self.facts, "sex_on_x": self.study.sex_on_x, **place, **options}
 
     def of_people(self, kind: int, **options: Any) -> dict[str, Any]:
@@ -231,7 +230,7 @@ class Asker:
         return Question(
             "gwas counts",
             chunk.arrays(),
-            {"binary": binary, "groups": groups, "genotypes": genotypes, **_place(chunk)},
+            {"binary": binary, "groups": groups, "genotypes": genotypes, **place_of(chunk)},
             expects,
             reveals="per variant, "
             + ("sums of dosages and people who have one " if dosages else "alleles ")
@@ -389,5 +388,5 @@ _WITHHELD = "; in how many cohorts {}: then nothing else of that variant"
 _MOMENTS = {"mean": "mean", "distance": "mean distance from the mean", "square": "variance"}
 
 
-def _place(chunk: Chunk) -> dict[str, Any]:
+def place_of(chunk: Chunk) -> dict[str, Any]:
     return {"start": chunk.start, "stop": chunk.stop, "kind": chunk.kind}

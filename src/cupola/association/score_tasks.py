@@ -8,12 +8,12 @@ from cupola.association.limits import on_grid, small, thin, without
 from cupola.association.site import LARGEST, MOST_TILT, Site, guarded
 from cupola.association.structure.predictions import design_of, model_of
 from cupola.association.tasks import (
-    _bounded,
-    _chosen,
-    _logistic,
-    _nothing,
-    _sized,
+    bounded,
+    chosen_variants,
     listed_rows,
+    no_columns,
+    sized,
+    weights_and_residuals,
 )
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -26,13 +26,13 @@ SCORE, SADDLE = "gwas score", "gwas saddle"
 def score(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: genotype times weighted columns and residuals, squares, and what stands for
     those without a call, at the model without a genotype."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
-    beta = _bounded(question, (made.columns.shape[1],))
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
+    beta = bounded(question, (made.columns.shape[1],))
     own.pin(("null", model_of(question)), beta.tolist())  # there is one such model
-    weight, residual = _logistic(made.columns, made.y, beta)
+    weight, residual = weights_and_residuals(made.columns, made.y, beta)
     once = np.column_stack([made.columns * weight[:, None], residual])
     spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
-    off = np.column_stack([once, spread]) if question.options["missing"] else _nothing(made)
+    off = np.column_stack([once, spread]) if question.options["missing"] else no_columns(made)
     if own.wanted.dosages:  # their sum is no whole number
         once = np.column_stack([once, np.ones(len(weight))])
     found = chosen.sums(made, once, weight[:, None], off)
@@ -44,15 +44,15 @@ def score(own: Site, site: SiteContext, question: Question) -> Contribution:
     few = thin(spread.sum(axis=0) - lost, own.limits.effective)
     few |= small(np.rint(lost[:, 2]), own.limits.least_cell)
     arrays = on_grid(arrays, own.limits.grid)
-    return _sized(site, question, without(site, question, arrays, few))
+    return sized(site, question, without(site, question, arrays, few))
 
 
 @task(SADDLE)
 @guarded
 def saddle(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: its score's cumulant generating function, slope and curvature at two points."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
-    beta = _bounded(question, (made.columns.shape[1],))
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
+    beta = bounded(question, (made.columns.shape[1],))
     own.pin(("null", model_of(question)), beta.tolist())
     tilt = question.arrays["tilt"].astype(np.float64)
     at = question.arrays["at"].astype(np.float64)
@@ -66,9 +66,9 @@ def saddle(own: Site, site: SiteContext, question: Question) -> Contribution:
         raise Declined("coefficients-refused")
     local = listed_rows(own, site, question)[0]
     own.count(question, question.task, local, len(own.cohort.variants))
-    chance = made.y - _logistic(made.columns, made.y, beta)[1]
+    chance = made.y - weights_and_residuals(made.columns, made.y, beta)[1]
     sums, spread = chosen.saddle_sums(made, chance, tilt, at)
     few = thin(spread[:, 0], own.limits.effective) | thin(spread[:, 1], own.limits.effective)
     arrays = {name: sums[:, i] for i, name in enumerate(("value", "slope", "curve"))}
     arrays = on_grid(arrays, own.limits.grid)
-    return _sized(site, question, without(site, question, arrays, few))
+    return sized(site, question, without(site, question, arrays, few))

@@ -36,6 +36,7 @@ _CHUNK = 4096
 FIRTH_ITERATIONS = 50
 NULL_ITERATIONS = 50
 FINGERPRINTS = "gwas fingerprints"
+HASH = 8  # bytes of one
 UNLISTED, RELATIVES, FEW_ALIKE = "unlisted.tsv", "relatives.tsv", "few_alike.tsv"
 LARGEST = 30.0  # standardised coefficient: steeper curves would pick single people
 MOST_TILT = 8.0  # a genotype's coefficients on the covariates, their sizes added up
@@ -74,6 +75,7 @@ class Site:
     """One cohort's side, and what it has agreed to, whatever it is asked.
 
     salt: what cohorts share and the coordinator does not know; without it no fingerprints.
+    of_study: which study a real cohort's fingerprints are for.
     proposes: whether it may be asked for its variants; rare: never for those with fewer copies.
     iterations: how often one variant's likelihood may be asked for. people_per_column: the fewest
     tested people per column of a regression, by what it is told of all cohorts. limits:
@@ -109,6 +111,7 @@ class Site:
     made: dict[Any, Any] = field(default_factory=dict)
     tables: dict[str, bytes] = field(default_factory=dict)
     study: Study | None = None
+    of_study: str = ""
     scores: np.ndarray | None = None
     _cohort: Cohort | None = None
     _designs: dict[Any, Design] = field(default_factory=dict)
@@ -116,14 +119,10 @@ class Site:
     _common: tuple[int, np.ndarray] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _asked: dict[str, np.ndarray] = field(default_factory=dict)
-    _counted: set[tuple[str, int, bytes]] = field(default_factory=set)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the cohort for itself."""
-        limits = (self.rare, self.iterations, self.people_per_column, self.limits,
-                  self.least_cohorts, self.apart)  # fmt: skip
-        made = partial(Site, study=self.study, whole_genome=self.whole_genome)
-        return made, (self.files, self.wanted, self.salt, self.proposes, *limits)
+        """Another process opens the cohort for itself, and remembers for itself."""
+        return partial(Site, **{name: getattr(self, name) for name in _AGREED}), ()
 
     @property
     def cohort(self) -> Cohort:
@@ -200,8 +199,9 @@ class Site:
         """Refuse to tell a likelihood at ever more points. places: which of `of` are asked for.
         most: how often, if not `iterations` times.
 
-        A question that is repeated bit for bit tells nothing new. Its step is the coordinator's
-        word, so what it asks for counts as well.
+        A question that is repeated bit for bit tells nothing new, after a restart neither: who was
+        stopped while computing an answer is asked for it again. Its step is the coordinator's word,
+        so what it asks for counts as well.
         """
         if what not in self._asked:
             self._asked[what] = self._counts(what, of)
@@ -210,14 +210,14 @@ class Site:
         for name in sorted(question.arrays):
             digest.update(name.encode() + b"\0" + question.arrays[name].tobytes())
         digest.update(repr([question.options.get(n) for n in ("start", "stop", "kind")]).encode())
-        key = (what, question.step, digest.digest())
-        if key not in self._counted:
+        key = f"counted {what} {question.step} {digest.hexdigest()}"
+        if self.memory.get(key) is None:
             asked[places] += 1
             if self.folder is not None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 place = self._place(what)
                 write_atomically(place, checked(place.name, asked.tobytes()))
-            self._counted.add(key)
+            self.memory.setdefault(key, 1)  # after the count: a crash in between only refuses more
         if (asked[places] > (self.iterations if most is None else most)).any():
             raise Declined("asked-too-often")
 
@@ -303,6 +303,11 @@ class Site:
             return
         if not own <= told >= fewest >= fewest_people(columns, self.people_per_column):
             raise Declined("too-few-people")
+
+
+#: Fields of a site that say what it has agreed to; all others are made, or kept, by one process.
+_AGREED = ("files", "wanted", "salt", "proposes", "rare", "iterations", "people_per_column",
+           "limits", "least_cohorts", "apart", "whole_genome", "study", "of_study")  # fmt: skip
 
 
 @dataclass

@@ -22,7 +22,7 @@ UNMASKED = (PROPOSE, FINGERPRINTS)  # answered to gather
 _BLOCK = 4096  # variants whose calls are in memory at once
 
 
-def _sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
+def sized(site: SiteContext, question: Question, arrays: Arrays) -> Contribution:
     """Numbers in the fewest bytes that their bounds need; masked sums have an encoding of their
     own."""
     if site.hidden is not None:
@@ -167,7 +167,7 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
             raise Declined("variants-not-agreed")
         lacked = found.status == agreement.ABSENT
         answer["lacking"] = agreement.marks(lacked, site.index, sites)
-    return _sized(site, question, answer)
+    return sized(site, question, answer)
 
 
 @task(GROUPS)
@@ -209,13 +209,13 @@ def listed_rows(
     return local, kept["swapped"][index]
 
 
-def _chosen(own: Site, site: SiteContext, question: Question) -> VariantSums:
+def chosen_variants(own: Site, site: SiteContext, question: Question) -> VariantSums:
     """The variants that a question selects, packed or as dosages."""
     rows = listed_rows(own, site, question, lacking=True)
     return variant_sums(own.cohort, *rows, int(question.options["kind"]))
 
 
-def _bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
+def bounded(question: Question, shape: tuple[int, ...]) -> np.ndarray:
     """The coefficients that a question names, checked: kernels trust their shape."""
     beta = question.arrays["beta"].astype(np.float64)
     if beta.shape != shape or not (np.abs(beta) <= LARGEST).all():
@@ -227,7 +227,7 @@ def _coefficients(
     own: Site, site: SiteContext, question: Question, made: Design, count: int
 ) -> np.ndarray:
     """Those of each variant, one row each; answered a limited number of times."""
-    beta = _bounded(question, (count, made.columns.shape[1] + 1))
+    beta = bounded(question, (count, made.columns.shape[1] + 1))
     local = listed_rows(own, site, question, lacking=True)[0]
     own.count(question, question.task, local[local >= 0], len(own.cohort.variants))
     return beta
@@ -251,7 +251,7 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
         alleles = kernels.allele_counts(cohort.bed, np.maximum(local, 0), asked)
         alleles[local < 0] = 0
         alleles[swapped, :, 0] = alleles[swapped, :, 1] - alleles[swapped, :, 0]
-        return _sized(site, question, _cells(own, site, question, {"alleles": alleles}))
+        return sized(site, question, _cells(own, site, question, {"alleles": alleles}))
     people = [asked & ~single, asked & single]
     at = [i for i, group in enumerate(options["groups"]) if group < 2 or not binary]
     if options["genotypes"] and children(cohort).any():
@@ -271,15 +271,15 @@ def counts(own: Site, site: SiteContext, question: Question) -> Contribution:
         arrays["genotypes"] = founding
         # Alleles less genotypes are those of children and of people with a single copy.
         more = (alone[:, at][..., ::2], pair[:, at] - founding)
-        return _sized(site, question, _cells(own, site, question, arrays, *more))
-    return _sized(site, question, _cells(own, site, question, arrays))
+        return sized(site, question, _cells(own, site, question, arrays, *more))
+    return sized(site, question, _cells(own, site, question, arrays))
 
 
 def _dosage_counts(
     own: Site, site: SiteContext, question: Question, asked: np.ndarray
 ) -> Contribution:
     """Copies of a1 and people with a dosage, by group, and squares of dosages over all of them."""
-    chosen = _chosen(own, site, question)
+    chosen = chosen_variants(own, site, question)
     assert isinstance(chosen, DosageSums)
     k, together = len(chosen), np.asarray(asked.any(axis=0))
     copies, people = np.empty((k, len(asked))), np.empty((k, len(asked)), np.int64)
@@ -292,7 +292,7 @@ def _dosage_counts(
     arrays = on_grid(arrays, own.limits.grid)
     if own.limits.least_cell:
         arrays = without(site, question, arrays, few)
-    return _sized(site, question, arrays)
+    return sized(site, question, arrays)
 
 
 def _cells(
@@ -333,16 +333,19 @@ def shared(own: Site, site: SiteContext, question: Question) -> Contribution:
     made = design_of(own, site, question)
     if "beta" not in question.arrays:
         return Contribution({"products": made.products.sum(axis=0)})
-    beta = _bounded(question, (made.columns.shape[1],))
+    beta = bounded(question, (made.columns.shape[1],))
     null = f"null {model_of(question)}"
     own.count(question, null, np.zeros(1, int), 1, NULL_ITERATIONS + 1)
-    weight, residual = _logistic(made.columns, made.y, beta)
+    weight, residual = weights_and_residuals(made.columns, made.y, beta)
     i, j = np.triu_indices(made.columns.shape[1])
     information = (made.columns[:, i] * made.columns[:, j] * weight[:, None]).sum(axis=0)
     return Contribution({"gradient": made.columns.T @ residual, "information": information})
 
 
-def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, ...]:
+def weights_and_residuals(
+    columns: np.ndarray, y: np.ndarray, beta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """p (1 - p) and y - p of each person under a logistic model."""
     p = 1 / (1 + np.exp(-np.clip(columns @ beta, -700, 700)))
     return p * (1 - p), y - p
 
@@ -352,14 +355,14 @@ def _logistic(columns: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.
 def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Per variant: people by copies, genotype times covariates and trait, and what people without a
     call take off the shared products."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
-    off = made.products[:, 1:] if question.options["missing"] else _nothing(made)
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
+    off = made.products[:, 1:] if question.options["missing"] else no_columns(made)
     if own.wanted.dosages:
         whole = np.column_stack([made.columns, made.y])
         found = chosen.sums(made, whole, np.ones((len(whole), 1)), off)
     else:
         whole = np.column_stack([made.columns[:, 1:], made.y])
-        found = chosen.sums(made, whole, _nothing(made), off)
+        found = chosen.sums(made, whole, no_columns(made), off)
     arrays = {"cross": found.cross, "counts": found.counts}
     if question.options["missing"]:
         arrays["off"] = found.off
@@ -367,10 +370,11 @@ def linear(own: Site, site: SiteContext, question: Question) -> Contribution:
     if WITHHELD in question.expects:
         lost = len(made.people) - arrays["counts"][:, -1]
         arrays = without(site, question, arrays, small(lost, own.limits.least_cell))
-    return _sized(site, question, arrays)
+    return sized(site, question, arrays)
 
 
-def _nothing(made: Design) -> np.ndarray:
+def no_columns(made: Design) -> np.ndarray:
+    """Where sums want numbers of each person and there are none."""
     return np.zeros((len(made.people), 0))
 
 
@@ -378,12 +382,12 @@ def _nothing(made: Design) -> np.ndarray:
 @guarded
 def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The first logistic iteration: weights are those of the model without a genotype."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
-    beta = _bounded(question, (made.columns.shape[1],))
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
+    beta = bounded(question, (made.columns.shape[1],))
     own.pin(("null", model_of(question)), beta.tolist())  # there is one such model
-    weight, residual = _logistic(made.columns, made.y, beta)
+    weight, residual = weights_and_residuals(made.columns, made.y, beta)
     spread = np.column_stack([weight, weight**2, np.ones(len(weight))])
-    off = _nothing(made)
+    off = no_columns(made)
     if question.options["missing"]:
         i, j = np.triu_indices(made.columns.shape[1])
         parts = [made.columns[:, i] * made.columns[:, j] * weight[:, None],
@@ -399,14 +403,14 @@ def first(own: Site, site: SiteContext, question: Question) -> Contribution:
     few = thin(spread.sum(axis=0) - lost, own.limits.effective)
     few |= small(np.rint(lost[:, 2]), own.limits.least_cell)
     arrays = on_grid(arrays, own.limits.grid)
-    return _sized(site, question, without(site, question, arrays, few))
+    return sized(site, question, without(site, question, arrays, few))
 
 
 @task("gwas newton")
 @guarded
 def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Gradient and information of the log-likelihood at each variant's coefficients."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
     beta = _coefficients(own, site, question, made, len(chosen))
     gradient, information, spread = chosen.logistic_sums(made, beta)
     own_columns = of_genotype(beta.shape[1])
@@ -417,7 +421,7 @@ def newton(own: Site, site: SiteContext, question: Question) -> Contribution:
     }
     few = thin(np.column_stack([information[:, 0], spread]), own.limits.effective)
     arrays = on_grid(arrays, own.limits.grid)
-    return _sized(site, question, without(site, question, arrays, few))
+    return sized(site, question, without(site, question, arrays, few))
 
 
 def of_genotype(p: int) -> np.ndarray:
@@ -429,7 +433,7 @@ def of_genotype(p: int) -> np.ndarray:
 @guarded
 def firth(own: Site, site: SiteContext, question: Question) -> Contribution:
     """The part that Firth's penalty adds to the gradient, given the pooled inverse information."""
-    chosen, made = _chosen(own, site, question), design_of(own, site, question)
+    chosen, made = chosen_variants(own, site, question), design_of(own, site, question)
     beta = _coefficients(own, site, question, made, len(chosen))
     inverse = question.arrays["inverse"]
     if inverse.shape != (len(beta), beta.shape[1] ** 2):

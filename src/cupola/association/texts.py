@@ -181,7 +181,7 @@ class Texts:
     def _differs(self, other: Texts) -> np.ndarray:
         """At which places texts of the same lengths differ."""
         unequal = self.own_letters != other.own_letters
-        if len(unequal) == len(self):  # of one letter each
+        if len(unequal) == len(self) and (self.lengths == 1).all():
             return np.flatnonzero(unequal)
         told = np.flatnonzero(self.lengths)
         if not len(told) or not unequal.any():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cupola.association.files import CohortError, Variants, chromosomes, numbered_lines
+from cupola.association.files import CohortError, Variants, chromosomes, is_position, numbered_lines
 from cupola.association.texts import Texts
 
 _WANTED = ("#CHROM", "POS", "ID", "REF", "ALT")
@@ -51,9 +51,9 @@ def read_pvar(path: Path) -> Variants:
 
 def positions(path: Path, texts: Sequence[str], what: str) -> list[int]:
     try:
-        return [int(text) for text in texts]
-    except ValueError:
-        wrong = next(text for text in texts if not text.lstrip("+-").isdigit())
+        return np.array([int(text) for text in texts], np.int64).tolist()
+    except (ValueError, OverflowError):
+        wrong = next(text for text in texts if not is_position(text))
         raise CohortError(f"{what}-position", str(path), f"'{wrong}' is no position") from None
 
 

@@ -89,9 +89,11 @@ class Replay:
 
     def pass_over(self, step: int) -> Ask | None:
         """What is due, once a question before the step is passed over that decides nothing: its
-        answers, which others were told, change no other question."""
+        answers, which others were told, change no other question. Totals are told in any case: a
+        program knows what to do without single answers, and not without a total."""
         ask = self.due()
-        if ask is not None and not ask.question.decides and step > self.state.step:
+        passes = ask is not None and ask.kind == "gather" and not ask.question.decides
+        if passes and step > self.state.step:
             self._advance({})
             ask = self.due()
         return ask

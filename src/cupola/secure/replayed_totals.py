@@ -86,9 +86,7 @@ def hear(site: SiteContext, question: Question) -> Contribution:
     replay = member.replay
     if replay is None:
         raise Declined("this site does not follow this study")
-    ask = replay.due()
-    if ask is not None and not ask.question.decides:
-        ask = replay.pass_over(question.step)
+    ask = replay.pass_over(question.step)
     if ask is None or question.step < replay.step:
         return Contribution({})  # heard before, or of no use
     if question.step > replay.step:

@@ -6,12 +6,12 @@ import hashlib
 
 import numpy as np
 
-from cupola.association import kernels
-from cupola.association.design import AUTOSOME, Design, calls
+from cupola.association.design import Design
 from cupola.association.files import CohortError
 from cupola.association.limits import WITHHELD
 from cupola.association.site import LARGEST, Site, guarded
 from cupola.association.structure import predictions
+from cupola.association.structure.markers import rarer_copies
 from cupola.association.study_choices import WholeGenome
 from cupola.association.tasks import listed_rows
 from cupola.federation.message import Arrays, Contribution, Declined, Question
@@ -21,27 +21,11 @@ START, BLOCKS, STACKED = "gwas genome start", "gwas genome blocks", "gwas genome
 PREDICTED, ERRORS, LEFT_OUT = "gwas genome predicted", "gwas genome errors", "gwas genome left out"
 TASKS = (START, BLOCKS, PREDICTED, STACKED, ERRORS, LEFT_OUT)
 MOST = 400  # markers in a block
-_BLOCK = 4096  # variants whose calls are in memory at once
 
 
 def triangle(square: np.ndarray) -> np.ndarray:
     """The upper triangle, row by row."""
     return square[np.triu_indices(len(square))]
-
-
-def rarer(own: Site, local: np.ndarray, people: np.ndarray) -> np.ndarray:
-    """Copies of each variant's rarer allele with these people, (k,)."""
-    chosen, found = np.zeros((1, len(own.cohort.person)), bool), []
-    chosen[0, people] = True
-    for start in range(0, len(local), _BLOCK):
-        part, same = (
-            local[start : start + _BLOCK],
-            np.zeros(len(local[start : start + _BLOCK]), bool),
-        )
-        count = kernels.genotype_counts(calls(own.cohort, part, same, AUTOSOME), chosen)[:, 0]
-        a1, a2 = 2 * count[:, 0] + count[:, 1], count[:, 1] + 2 * count[:, 2]
-        found.append(np.minimum(a1, a2))
-    return np.concatenate(found)
 
 
 def _require_people(own: Site, question: Question, made: Design) -> None:
@@ -72,7 +56,7 @@ def foreseen(own: Site, whole: WholeGenome, people: int, binary: bool | None) ->
     if tested.sum() < least:
         return f"would refuse whole-genome regression: {tested.sum():,} of {least:,.0f} people"
     told = (cohort.variants.chromosome >= 1) & (cohort.variants.chromosome <= 22)
-    few = rarer(own, np.flatnonzero(told), np.flatnonzero(tested)) < whole.carriers
+    few = rarer_copies(own.cohort, np.flatnonzero(told), np.flatnonzero(tested)) < whole.carriers
     return (
         f"would keep {few.sum():,} of {told.sum():,} markers out of whole-genome regression: fewer "
         f"than {whole.carriers} copies of the rarer allele"
@@ -109,7 +93,7 @@ def start(own: Site, site: SiteContext, question: Question) -> Contribution:
     _once(own, "start", question.arrays["variants"].astype(np.float64), most=255)
     if own.step_ones is not None:
         own.step_ones.charge(own.cohort, made.people)
-    few = rarer(own, local, made.people) < own.whole_genome.carriers
+    few = rarer_copies(own.cohort, local, made.people) < own.whole_genome.carriers
     return Contribution({"products": made.products.sum(axis=0), WITHHELD: few.astype(np.int8)})
 
 
@@ -124,7 +108,7 @@ def blocks(own: Site, site: SiteContext, question: Question) -> Contribution:
     if (np.sort(order) != np.arange(len(local))).any():
         raise Declined("question-not-understood")
     local, swapped = local[order], swapped[order]
-    if (rarer(own, local, made.people) < own.whole_genome.carriers).any():
+    if (rarer_copies(own.cohort, local, made.people) < own.whole_genome.carriers).any():
         raise Declined("too-few-carriers")
     stretch, folds = int(question.options["stretch"]), int(question.options["folds"])
     size, mean = question.arrays["size"].astype(np.int64), question.arrays["mean"]

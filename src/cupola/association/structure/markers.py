@@ -15,6 +15,7 @@ import numpy as np
 
 from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
+from cupola.association.cohort import Cohort
 from cupola.association.design import AUTOSOME, calls
 from cupola.association.kernels import genotype_counts
 from cupola.association.limits import WITHHELD, small, without
@@ -128,22 +129,25 @@ def markers(own: Site, site: SiteContext, question: Question) -> Contribution:
     kept: Arrays = {"marker_row": local.astype(np.int32), "marker_swapped": swapped,
                     "marker_mean": mean}  # fmt: skip
     site.keep(question, {**site.recall(question), **kept})
-    made = Centred(own.cohort, local, swapped, mean, np.flatnonzero(own.cohort.loaded))
+    people = np.flatnonzero(own.cohort.loaded)
+    made = Centred(own.cohort, local, swapped, mean, people)
     arrays: Arrays = {"squares": made.squares()}
     if WITHHELD in question.expects:
-        arrays = without(site, question, arrays, small(rarer_copies(made), least))
+        arrays = without(
+            site, question, arrays, small(rarer_copies(own.cohort, local, people), least)
+        )
     return Contribution(arrays)
 
 
-def rarer_copies(made: Centred) -> np.ndarray:
-    """Copies of each marker's rarer allele at this cohort."""
-    cohort, chosen = made.cohort, np.zeros((1, len(made.cohort.person)), bool)
-    chosen[0, made.people] = True
-    found = np.zeros(len(made), np.int64)
-    for start in range(0, len(made), _BLOCK):
+def rarer_copies(cohort: Cohort, local: np.ndarray, people: np.ndarray) -> np.ndarray:
+    """Copies of each autosomal variant's rarer allele with these people. local: rows of the
+    cohort's files; whether alleles are swapped there makes no difference."""
+    chosen, found = np.zeros((1, len(cohort.person)), bool), np.zeros(len(local), np.int64)
+    chosen[0, people] = True
+    for start in range(0, len(local), _BLOCK):
         part = slice(start, start + _BLOCK)
-        rows = calls(cohort, made.local[part], made.swapped[part], AUTOSOME)
-        two, one, none = genotype_counts(rows, chosen)[:, 0].T
+        same = np.zeros(len(local[part]), bool)
+        two, one, none = genotype_counts(calls(cohort, local[part], same, AUTOSOME), chosen)[:, 0].T
         found[part] = np.minimum(2 * two + one, 2 * none + one)
     return found
 

@@ -15,7 +15,7 @@ from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.markers import recalled
 from cupola.association.study_choices import Mixed
-from cupola.association.tasks import _sized, listed_rows
+from cupola.association.tasks import listed_rows, sized
 from cupola.association.variant_sums import VariantSums, variant_sums
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -181,7 +181,7 @@ def tested(own: Site, site: SiteContext, question: Question) -> Contribution:
     if WITHHELD in question.expects:
         few = small(len(made.people) - people, own.limits.least_cell)
         arrays = without(site, question, arrays, few)
-    return _sized(site, question, arrays)
+    return sized(site, question, arrays)
 
 
 def centred_sums(

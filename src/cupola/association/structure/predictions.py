@@ -53,10 +53,15 @@ def folds_of(own: Site, site: SiteContext, people: int, folds: int) -> np.ndarra
     """The fold of each person, at random: relatives in one fold would be predicted less well than
     others. Secret and the same for ever at a real site."""
     if site.secret_seed is None:
-        secret = hashlib.blake2b(own.secret(), person=b"genome folds", digest_size=16).digest()
-        draw = np.random.default_rng(int.from_bytes(secret, "big"))
-    else:
-        draw = site.generator("genome folds", 0, secret=True)
+        return folds_under(own.secret(), people, folds)
+    draw = site.generator("genome folds", 0, secret=True)
+    return draw.permutation(people) % folds
+
+
+def folds_under(secret: bytes, people: int, folds: int) -> np.ndarray:
+    """The folds of a real site."""
+    drawn = hashlib.blake2b(secret, person=b"genome folds", digest_size=16).digest()
+    draw = np.random.default_rng(int.from_bytes(drawn, "big"))
     return draw.permutation(people) % folds
 
 

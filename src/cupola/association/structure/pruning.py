@@ -21,6 +21,7 @@ from cupola.association.limits import small
 from cupola.association.linkage_counts import LEAST_MINOR
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
+from cupola.association.structure.component_tasks import choices
 from cupola.association.structure.markers import rarer_copies, recalled
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
@@ -37,19 +38,21 @@ _NUMBERS = 1 << 22  # in memory at once
 @guarded
 def pruning(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Products of each marker with those after it in a window, summed over people."""
-    components = own.study.components if own.study is not None else None
-    if components is None or components.prune is None:
+    prune = choices(own).prune
+    if prune is None or question.options["what"] != PRUNING or "kept" not in question.arrays:
         raise Declined("question-not-understood")
     made, start = recalled(own, site, question), int(question.options["start"])
     stop = min(start + BLOCK, len(made))
-    if start % BLOCK or not 0 <= start < stop or question.options["what"] != PRUNING:
+    if start % BLOCK or not 0 <= start < stop:
         raise Declined("question-not-understood")
     own.count(question, PRUNING, np.arange(start, stop), len(made), 1)
     # Of all markers, since those of the next question are among the partners.
-    if (PRUNING not in own.made) and small(rarer_copies(made), LEAST_MINOR).any():
+    if (PRUNING not in own.made) and small(
+        rarer_copies(own.cohort, made.local, made.people), LEAST_MINOR
+    ).any():
         raise Declined("few-carriers")
     own.made[PRUNING] = True
-    return Contribution({"products": products(made, start, stop, components.prune.window)})
+    return Contribution({"products": products(made, start, stop, prune.window)})
 
 
 def along(chromosome: np.ndarray, position: np.ndarray) -> np.ndarray:

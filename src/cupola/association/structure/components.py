@@ -19,9 +19,9 @@ from cupola.association.linkage_counts import LEAST_MINOR
 from cupola.association.part import Outlined
 from cupola.association.portable_algebra import total as added
 from cupola.association.structure import lanczos
-from cupola.association.structure.component_tasks import BINS, DIRECTIONS, SCORES
+from cupola.association.structure.component_tasks import BINS, DIRECTIONS, NAME, SCORES
 from cupola.association.structure.lanczos import Krylov, Ritz
-from cupola.association.structure.markers import MARKERS, Markers, uncounted
+from cupola.association.structure.markers import MARKERS, Markers
 from cupola.association.structure.pruning import BLOCK, PRUNING, along, independent, linked
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Question, Spec
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
 
-NAME = "components"
 _NOTHING = 1e-9  # of the largest eigenvalue: there is no component
 _BLOCK, _LINKED = "components/block/", "components/linked/"
 
@@ -80,9 +79,7 @@ class ComponentsPart:
 
     def ask(self) -> Question | None:
         if self.known["stage"] == "markers":
-            study = self.program.study
-            more = uncounted(study, self.program.sites)
-            facts = (self.choice.maf, self._carriers(study), more)
+            facts = (self.choice.maf, self._carriers(self.program.study))
             return self.all.question(self.people, NAME, *facts)
         if self.known["stage"] == "pruning":
             return self._pruning(self.used, self._kept(), self.known["looked"])
@@ -99,7 +96,7 @@ class ComponentsPart:
     def _pruning(self, used: Markers, kept: np.ndarray, start: int) -> Question:
         """By Cauchy and Schwarz a product is at most the root of the squares' product."""
         assert self.choice.prune is not None
-        most = used.most_squares(self.people, self.program.study, self.program.sites)
+        most = used.most_squares(self.people)
         shape = (min(BLOCK, len(used) - start), self.choice.prune.window - 1)
         return Question(
             PRUNING,
@@ -117,9 +114,9 @@ class ComponentsPart:
 
     def _most(self, used: Markers) -> tuple[float, float]:
         """The most that the squares of one column of Z, and of all, add up to at one cohort."""
-        most = used.most_squares(self.people, self.program.study, self.program.sites)
+        most = used.most_squares(self.people)
         scaled = most / used.scale**2
-        return float(scaled.max()), float(scaled.sum())
+        return float(scaled.max()), float(added(scaled))
 
     def _directions(self, used: Markers, kept: np.ndarray, block: np.ndarray) -> Question:
         """By Cauchy and Schwarz |z_j'(Z v)| <= |z_j| |Z| |v|, and |Z| is at most the root of the
@@ -325,7 +322,7 @@ class ComponentsPart:
         part = cls(program, State(values={"people": people}))
         half = np.full(m, 0.5)
         every = Markers(np.arange(m), variants.chromosome, half, m)
-        facts = (choice.maf, cls._carriers(study), uncounted(study, program.sites))
+        facts = (choice.maf, cls._carriers(study))
         yield "sum", every.question(asker.people, NAME, *facts), 1
         kept = np.packbits(np.ones(m, bool))
         if choice.prune is not None and m:

@@ -23,8 +23,9 @@ from cupola.association.agreed_variants import everywhere
 from cupola.association.agreement import KEPT
 from cupola.association.design import AUTOSOME, kinds
 from cupola.association.limits import WITHHELD, told_of
-from cupola.association.linkage_counts import LEAST_MINOR, LINKAGE, PEOPLE_PER_PARTNER
+from cupola.association.linkage_counts import LEAST_MINOR, LINKAGE
 from cupola.association.questions import Chunk, place_of
+from cupola.association.study_choices import PEOPLE_PER_PARTNER
 from cupola.federation.message import Question, Spec
 from cupola.federation.program import State
 

@@ -13,6 +13,23 @@ class _Choice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Prune(_Choice):
+    """Markers that have little in common with their neighbours, as PLINK's --indep-pairwise."""
+
+    r2: float = Field(default=0.2, gt=0, lt=1)
+    """Of two markers in a window whose genotypes' squared correlation is larger, one goes."""
+    window: int = Field(default=50, ge=2, le=500)
+    """Markers in a window. A cohort needs ten times as many people, less ten."""
+    step: int = Field(default=5, ge=1)
+    """Markers by which the window moves on."""
+
+    @model_validator(mode="after")
+    def _gapless(self) -> Prune:
+        if self.step > self.window:
+            raise ValueError("components.prune: step is larger than window, which leaves gaps")
+        return self
+
+
 class Components(_Choice):
     """Principal components of all loaded people's genotypes, by block Lanczos over sums."""
 
@@ -28,6 +45,8 @@ class Components(_Choice):
     """Least frequency of the minor allele of a marker, over all people."""
     variants: tuple[str, ...] = ()
     """Names of the markers, as on the list; without them all variants that pass the filters."""
+    prune: Prune | None = None
+    """Use only markers that have little in common, over all cohorts."""
     density: bool = False
     """Cohorts also count their people in squares of the first two components, for a picture of
     all."""

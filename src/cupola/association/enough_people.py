@@ -5,7 +5,7 @@ from __future__ import annotations
 from cupola.association.cohort import Cohort
 from cupola.association.design import fewest_people
 from cupola.association.files import CohortError
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import PEOPLE_PER_PARTNER, Study
 from cupola.errors import DataError
 
 
@@ -28,6 +28,14 @@ def require_own_people(study: Study, cohort: Cohort) -> None:
             f"has {loaded:,} people; the study may ask for {directions} directions "
             f"(components.sums times components.block), and {limits.directions:g} a person are "
             "allowed (limits.directions): let it ask for fewer",
+        )
+    prune = components.prune if components is not None else None
+    if prune is not None and loaded < 2 * (prune.window - 1) * PEOPLE_PER_PARTNER:
+        raise CohortError(
+            "too-few-people",
+            where,
+            f"has {loaded:,} people; windows of {prune.window} markers (components.prune) need "
+            f"{2 * (prune.window - 1) * PEOPLE_PER_PARTNER:,}: choose a smaller window",
         )
     tested = int(cohort.tested(False, True).sum()) if study.test == "mixed" else limits.people
     if tested < limits.people:

@@ -17,7 +17,7 @@ import secrets
 
 import numpy as np
 
-from cupola.association.study_choices import Study
+from cupola.association.study_choices import PEOPLE_PER_PARTNER, Study
 from cupola.federation.message import Arrays, Declined, Question
 from cupola.federation.site import SiteContext
 from cupola.secure.durable_dict import Memory
@@ -155,6 +155,13 @@ def described(study: Study, people: int, numbers: int) -> list[str]:
             f"{-(-most // limits.directions):.0f} for {most} directions (sums times block); nobody "
             f"uses a marker of which some cohort has 1 to {max(0, limits.carriers - 1)} copies of "
             "the rarer allele"
+        )
+    if study.components is not None and study.components.prune is not None:
+        window = study.components.prune.window
+        found.append(
+            f"products of each marker with the {window - 1} next are told, over all people; a "
+            f"cohort takes part with {2 * (window - 1) * PEOPLE_PER_PARTNER} people at least, and "
+            "nobody uses a marker of which some cohort has 1 to 49 copies of the rarer allele"
         )
     if limits.least_cell:
         found.append(

@@ -17,13 +17,13 @@ import numpy as np
 from cupola.association.files import CohortError
 from cupola.association.limits import small, without
 from cupola.association.site import Site, guarded
+from cupola.association.study_choices import PEOPLE_PER_PARTNER
 from cupola.association.tasks import counted, listed_rows, sized
 from cupola.federation.message import Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
 LINKAGE = "gwas linkage"
 LEAST_MINOR = 50  # minor alleles that a cohort has of a variant whose pairs it tells
-PEOPLE_PER_PARTNER = 5
 NO_CALL = 3
 _PEOPLE = 1 << 13  # at once
 _ROUND = 0.1  # a dosage farther from a whole number is no call, as in PLINK 2

@@ -156,6 +156,10 @@ class Limits(_Choice):
     this; then no cohort uses it. 0: none."""
 
 
+PEOPLE_PER_PARTNER = (
+    5  # that a cohort has, for each marker or variant whose pairs with one it tells
+)
+
 #: Limits that are about markers, with their defaults.
 OF_MARKERS = {key: Limits.model_fields[key].default for key in ("people", "directions", "carriers")}
 

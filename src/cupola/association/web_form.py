@@ -44,6 +44,7 @@ LEFT_OUT: Mapping[str, str] = {
     "sum.samples": "of trainings",
     "sum.bits": "a study knows its bounds",
     "components.variants": "a list of names: in the plan's text",
+    "components.prune": "for studies without a pruned list: in the plan's text",
     "newton.tolerance": _TEXT,
     **{
         f"whole_genome.{key}": _TEXT

@@ -40,7 +40,8 @@ def sections(run: RunFolder) -> list[str]:
         ("Components", number(len(facts["eigenvalues"])),
          f"{sum(facts['determined'])} of them determined"),
         ("People", number(people), count(len(result["cohorts"]), "cohort")),
-        ("Markers", number(facts["markers"]), f"{facts['withheld']:,} withheld by some cohort"),
+        ("Markers", number(facts["markers"]), f"{facts['withheld']:,} withheld by some cohort"
+         + (f", {facts['pruned']:,} pruned" if "pruned" in facts else "")),
         ("Sums", number(facts["sums"]), "of directions"),
         ("Bytes sent", size(result["bytes_down"] + result["bytes_up"]), "all parties"),
         ("Time", duration(result["seconds"]), ""),

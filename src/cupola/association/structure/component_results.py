@@ -27,6 +27,7 @@ def component_facts(state: State) -> dict[str, Any]:
     values = np.array(known["eigenvalues"])
     shares = (values * known["markers"] / known["variance"]).tolist()
     facts = {name: known[name] for name in told} | {"shares": shares}
+    facts |= {"pruned": known["pruned"]} if "pruned" in known else {}
     if "components/density" in state.arrays:
         facts["density"] = state.arrays["components/density"].astype(int).tolist()
     return facts

@@ -15,12 +15,14 @@ import numpy as np
 
 from cupola.association.component_choices import Components
 from cupola.association.limits import told_of
+from cupola.association.linkage_counts import LEAST_MINOR
 from cupola.association.part import Outlined
 from cupola.association.portable_algebra import total as added
 from cupola.association.structure import lanczos
 from cupola.association.structure.component_tasks import BINS, DIRECTIONS, NAME, SCORES
 from cupola.association.structure.lanczos import Krylov, Ritz
 from cupola.association.structure.markers import MARKERS, Markers
+from cupola.association.structure.pruning import BLOCK, PRUNING, along, independent, linked
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Question, Spec
 from cupola.federation.program import State
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
     from cupola.federation.federation import Total
 
 _NOTHING = 1e-9  # of the largest eigenvalue: there is no component
-_BLOCK = "components/block/"
+_BLOCK, _LINKED = "components/block/", "components/linked/"
 
 
 class ComponentsPart:
-    """State values 'components': 'stage' (markers, directions, scores), 'sums' (made so far) and,
-    in the end, what is told of each component. Arrays: 'components/kept' (of the markers, by the
+    """State values 'components': 'stage' (markers, pruning, directions, scores), 'sums' (made so
+    far), 'looked' (markers whose neighbours are known) and, in the end, what is told of each
+    component. Arrays: 'components/kept' (of the markers, by the
     study's filters, which are used), '.../block/i' (of the basis), '.../small' (T), '.../loadings',
     '.../density'."""
 
@@ -76,11 +79,32 @@ class ComponentsPart:
 
     def ask(self) -> Question | None:
         if self.known["stage"] == "markers":
-            facts = (self.choice.maf, self.program.study.limits.carriers)
+            facts = (self.choice.maf, self._carriers(self.program.study))
             return self.all.question(self.people, NAME, *facts)
+        if self.known["stage"] == "pruning":
+            return self._pruning(self.used, self._kept(), self.known["looked"])
         if self.known["stage"] == "directions":
             return self._directions(self.used, self._kept(), self._block())
         return self._scores(self._kept(), self.state.arrays["components/loadings"])
+
+    @staticmethod
+    def _carriers(study: Study) -> int:
+        """Of how many copies of the rarer allele on a cohort tells of a marker."""
+        assert study.components is not None
+        return max(study.limits.carriers, LEAST_MINOR if study.components.prune else 0)
+
+    def _pruning(self, used: Markers, kept: np.ndarray, start: int) -> Question:
+        """By Cauchy and Schwarz a product is at most the root of the squares' product."""
+        assert self.choice.prune is not None
+        most = used.most_squares(self.people)
+        shape = (min(BLOCK, len(used) - start), self.choice.prune.window - 1)
+        return Question(
+            PRUNING,
+            {"kept": kept},
+            {"what": PRUNING, "start": start},
+            {"products": Spec(shape, "float", 1.01 * float(most.max()))},
+            reveals="per pair of near markers, the covariance of their genotypes over all people",
+        )
 
     def _block(self) -> np.ndarray:
         name = f"{_BLOCK}{self.known['sums']}"
@@ -127,7 +151,12 @@ class ComponentsPart:
 
     def answer(self, total: Total | None) -> State:
         assert total is not None
-        steps = {"markers": self._markers, "directions": self._direction, "scores": self._scored}
+        steps = {
+            "markers": self._markers,
+            "pruning": self._pruned,
+            "directions": self._direction,
+            "scores": self._scored,
+        }
         return steps[self.known["stage"]](total.arrays)
 
     def _next(self, arrays: Arrays, **facts: object) -> State:
@@ -140,12 +169,51 @@ class ComponentsPart:
             raise DataError(
                 f"{len(chosen):,} markers are left for {self.choice.count} components: of "
                 f"{withheld.sum():,} some cohort has few copies of the rarer allele "
-                "(limits.carriers)"
+                f"(fewer than {self._carriers(self.program.study)})"
             )
         scaled = sums["squares"][kept] / chosen.scale**2
         facts = {"markers": len(chosen), "withheld": int(withheld.sum()),
                  "variance": float(added(scaled))}  # fmt: skip
-        return self._next({"components/kept": kept}, stage="directions", **facts)
+        arrays = {"components/kept": kept}
+        if self.choice.prune is None:
+            return self._next(arrays, stage="directions", **facts)
+        arrays["components/squares"] = sums["squares"][kept]
+        return self._next(arrays, stage="pruning", looked=0, **facts)
+
+    def _pruned(self, sums: Arrays) -> State:
+        prune, used, looked = self.choice.prune, self.used, self.known["looked"]
+        assert prune is not None
+        variants = self.program.variants(self.state)
+        order = along(used.chromosome, variants.position[used.index])
+        squares = self.state.arrays["components/squares"]
+        close = linked(sums["products"], squares[order], looked, prune.r2)
+        looked += len(close)
+        if looked < len(used):
+            return self._next({f"{_LINKED}{self.known['looked']}": close}, looked=looked)
+        starts = range(0, self.known["looked"], BLOCK)
+        close = np.concatenate([*(self.state.arrays[f"{_LINKED}{i}"] for i in starts), close])
+        minor = np.minimum(used.frequency, 1 - used.frequency)
+        left = np.zeros(len(used), bool)
+        left[order] = independent(close, minor[order], used.chromosome[order], prune)
+        return self._thinned(left)
+
+    def _thinned(self, left: np.ndarray) -> State:
+        """Go on with those markers of the used ones that are left."""
+        count = int(left.sum())
+        if count <= self.choice.count:
+            raise DataError(
+                f"{count:,} markers are left for {self.choice.count} components after pruning "
+                "(components.prune)"
+            )
+        scaled = (self.state.arrays["components/squares"] / self.used.scale**2)[left]
+        kept = self.state.arrays["components/kept"].copy()
+        kept[np.flatnonzero(kept)[~left]] = False
+        arrays = {n: a for n, a in self.state.arrays.items()
+                  if not n.startswith((_LINKED, "components/squares"))}  # fmt: skip
+        known = {**self.known, "stage": "directions", "markers": count,
+                 "pruned": len(left) - count, "variance": float(added(scaled))}  # fmt: skip
+        values = {**self.state.values, NAME: known}
+        return State(self.state.step + 1, {**arrays, "components/kept": kept}, values)
 
     def _direction(self, sums: Arrays) -> State:
         spent, arrays, block = self.known["sums"], self.state.arrays, self._block()
@@ -220,6 +288,10 @@ class ComponentsPart:
         if self.known["stage"] == "markers":
             k = len(self.all)
             return self._markers({"squares": np.ones(k), "withheld": np.zeros(k)})
+        if self.known["stage"] == "pruning":
+            assert self.choice.prune is not None
+            size = min(BLOCK, len(self.used) - self.known["looked"])
+            return self._pruned({"products": np.zeros((size, self.choice.prune.window - 1))})
         if self.known["stage"] == "directions":
             spent, k = self.known["sums"] + 1, len(self.used)
             if spent < self.choice.sums:
@@ -234,12 +306,13 @@ class ComponentsPart:
 
     def progress(self) -> tuple[int, int]:
         stage, most = self.known["stage"], self.choice.sums + 2
-        return {"markers": 0, "directions": 1 + self.known["sums"], "scores": most - 1}[stage], most
+        at = {"markers": 0, "pruning": 1, "directions": 1 + self.known["sums"], "scores": most - 1}
+        return at[stage], most
 
     @classmethod
     def tasks(cls, study: Study) -> tuple[str, ...]:
-        del study
-        return (MARKERS, DIRECTIONS, SCORES)
+        pruned = (PRUNING,) if study.components is not None and study.components.prune else ()
+        return (MARKERS, *pruned, DIRECTIONS, SCORES)
 
     @classmethod
     def outline(cls, program: Association, asker: Asker, variants: Variants) -> Iterator[Outlined]:
@@ -249,9 +322,11 @@ class ComponentsPart:
         part = cls(program, State(values={"people": people}))
         half = np.full(m, 0.5)
         every = Markers(np.arange(m), variants.chromosome, half, m)
-        facts = (choice.maf, study.limits.carriers)
+        facts = (choice.maf, cls._carriers(study))
         yield "sum", every.question(asker.people, NAME, *facts), 1
         kept = np.packbits(np.ones(m, bool))
+        if choice.prune is not None and m:
+            yield "sum", part._pruning(every, kept, 0), -(-m // BLOCK)
         yield "sum", part._directions(every, kept, np.zeros((m, choice.block))), choice.sums
         yield "sum", part._scores(kept, np.full((m, choice.count), 1 / max(1, m))), 1
 

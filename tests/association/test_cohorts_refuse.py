@@ -98,6 +98,14 @@ def test_what_was_counted_is_known_after_a_restart(standing, tmp_path):
         again.close()
 
 
+def test_another_model_under_the_same_step_counts_too(standing):
+    _, question, cohorts, *_ = standing
+    where, other = np.arange(3), {**question.options, "prediction": [1, 0.0, 2.0]}
+    cohorts[0].count(question, "once", where, 9, 1)
+    with pytest.raises(Declined, match="asked-too-often"):
+        cohorts[0].count(replace(question, options=other), "once", where, 9, 1)
+
+
 def test_a_cohort_in_another_process_has_agreed_to_the_same(standing):
     made = {"released", "step_ones", "log", "memory", "folder", "own_log", "unlisted", "made",
             "tables", "scores"}  # fmt: skip

@@ -152,3 +152,25 @@ def test_a_site_says_what_it_wants_at_least():
     assert [line for line in told if "limits.directions is 100; this site wants at most" in line]
     assert weaker_limits(chosen(limits={"people": 200, "directions": 0.5, "carriers": 10}),
                          Rules()) == []  # fmt: skip
+
+
+def test_a_cohort_that_lies_turns_the_next_direction_along_a_genome(tmp_path):
+    """Cohorts are believed: replay holds the coordinator to the totals, and not a cohort to its
+    data. The total that all are told then says whether a genome is among the others' people."""
+    data, program, first, reach = _at_directions(tmp_path)
+    used = program.part(first).used
+    rng = np.random.default_rng(1)
+    nobody = rng.binomial(2, np.clip(data.copies.mean(axis=1) / 2, 0.01, 0.99))
+    honest, sizes = reach.sum(program.ask(first).question, [0]), []
+    for copies in (data.copies[:, 3], nobody):
+        genome = (copies[used.index] - 2 * used.frequency) / used.scale
+        genome /= np.sqrt(genome @ genome)
+        lie = {"product": honest.arrays["product"] + 1e9 * genome[:, None]}
+        state = program.answer(first, replace(honest, arrays=lie))
+        question = program.ask(state).question
+        Replay(program, state).check(question, 0)  # it follows from the totals
+        v = question.arrays["v"]
+        along = v.T @ genome
+        assert np.sqrt(along @ along) > 0.8  # the rest of the genome was asked along before
+        sizes.append(along @ (v.T @ reach.sum(question, [0]).arrays["product"]) @ along)
+    assert sizes[0] > 1.2 * sizes[1]

@@ -225,6 +225,34 @@ def test_coefficients_that_single_people_out_are_refused(tmp_path, task, arrays)
     assert {code(answer) for answer in answers.values()} == {"coefficients-refused"}
 
 
+@pytest.mark.parametrize("task", [genome_tasks.PREDICTED, genome_tasks.ERRORS])
+def test_in_folds_of_their_own_people_are_told_one_by_one_unless_folds_are_the_same(tmp_path, task):
+    """As many folds as people, each with coefficients of its own: a sum is one person's."""
+
+    def alone(question):
+        name = {genome_tasks.PREDICTED: "beta", genome_tasks.ERRORS: "weights"}[task]
+        arrays, axis = dict(question.arrays), 1 if name == "beta" else 0
+        arrays[name] = np.repeat(arrays[name], N, axis=axis)
+        if name == "beta":
+            arrays["fixed"] = np.repeat(arrays["fixed"], N, axis=2)
+        folds = N * question.options["folds"]
+        return replace(question, arrays=arrays, options={**question.options, "folds": folds})
+
+    data, given = family(), chosen()
+    cohorts = sites(given, cut(tmp_path, data, THIRDS))
+    _, answers, _ = asked(given, cohorts, data, task, alone)
+    assert {code(answer) for answer in answers.values()} == {"asked-otherwise-before"}
+
+
+def test_errors_are_told_of_as_many_penalties_as_agreed(tmp_path):
+    """Each column of weights is a quadratic form of predictions: many are all products."""
+    data, given = family(), chosen()
+    cohorts = sites(given, cut(tmp_path, data, THIRDS))
+    more = _with(weights=lambda a: np.repeat(a, 40, axis=2))
+    _, answers, _ = asked(given, cohorts, data, genome_tasks.ERRORS, more)
+    assert {code(answer) for answer in answers.values()} == {"question-not-understood"}
+
+
 def test_a_test_with_another_prediction_is_refused(tmp_path):
     data, given = family(), chosen()
     cohorts = sites(given, cut(tmp_path, data, THIRDS))

@@ -10,6 +10,7 @@ from cupola.association import Association, StudyHost
 from cupola.association.limits import ENOUGH
 from cupola.association.site import released_numbers
 from cupola.association.structure import mixed_tasks
+from cupola.association.structure.markers import MARKERS
 from cupola.association.study_choices import Limits, Mixed
 from cupola.engines.in_process import InProcess
 from cupola.errors import DataError, FederationError
@@ -22,11 +23,11 @@ LIMITS, NO_LIMIT = Limits(people=1), Limits(effective=0.0, people=1)
 class Study:
     """A study whose totals the coordinator sees; it may ask what it likes."""
 
-    def __init__(self, folder, data, parts, people=1, **mixed):
+    def __init__(self, folder, data, parts, people=1, least_cell=0, **mixed):
         given = {"calibration": 10, "maf": 0.1, "heritability": 0.5, "groups": 2}
         trait = {"column": "QT", "kind": "quantitative"}
         self.study = study("mixed", trait=trait, mixed={**given, **mixed}, rare=0,
-                           limits={"people": people})  # fmt: skip
+                           limits={"people": people, "least_cell": least_cell})  # fmt: skip
         self.cohorts = sites(self.study, cut(folder, data, parts))
         self.program = Association(self.study, len(parts), data.variants)
         self.engine = InProcess(StudyHost(self.cohorts), workers=1, quorum=1.0)
@@ -263,11 +264,39 @@ def test_many_random_signs_are_the_ld_matrix_unless_they_are_refused(tmp_path):
             given = {**made.study.mixed.model_dump(), "probes": probes}
             mixed = Mixed.model_construct(**given)
             cohort.study = made.study.model_copy(update={"mixed": mixed})
+            cohort.memory = type(cohort.memory)()
         told = made.told(replace(question, expects={**many, "along": Spec((3, probes))}))
         signs = told["products"][:, 4:]
         r[probes] = np.corrcoef((signs @ signs.T)[off], truth[off])[0, 1]
     assert r[20_000] > 0.95
     assert r[20] < 0.5
+
+
+def test_the_same_signs_are_not_told_in_rows_of_another_length(tmp_path):
+    """With 19 in a row each vector is another one: many such are many vectors."""
+    made = Study(tmp_path, _data(120, 40), np.array_split(np.arange(120), 3), heritability=None)
+    question = made.until(mixed_tasks.CROSS)
+    made.told(question)
+    with pytest.raises(Declined, match="asked-otherwise-before"):
+        made.told(replace(question, expects={**question.expects, "along": Spec((3, 19))}))
+
+
+@pytest.mark.parametrize("size", [1e-95, 1e-60, 1e60])
+def test_few_people_are_few_whatever_the_size_of_a_vector(standing, size):
+    """Fourth powers of tiny numbers are 0, as are all limits then; plain sums tell the numbers."""
+    made, question, data = standing
+    asked, *_ = _half_a_genome(question, data, person=7)
+    asked = replace(asked, arrays={n: a * size for n, a in asked.arrays.items()})
+    with pytest.raises(Declined, match="weights-on-few-people"):
+        made.told(asked)
+
+
+def test_vectors_without_an_end_are_refused(standing):
+    made, question, _ = standing
+    endless = {n: np.full_like(a, 1e308) for n, a in question.arrays.items()}
+    endless["markers"][::2] *= -1
+    with np.errstate(all="ignore"), pytest.raises(Declined, match="coefficients-refused"):
+        made.told(replace(question, arrays=endless))
 
 
 def test_there_is_one_set_of_markers(standing):
@@ -293,6 +322,8 @@ def test_a_variant_is_tested_once_with_one_solution(tmp_path):
     bent = {**question.arrays, "frequency": question.arrays["frequency"] * 0.9}
     with pytest.raises(Declined, match="asked-otherwise-before"):
         made.told(replace(question, arrays=bent))
+    with pytest.raises(Declined, match="asked-otherwise-before"):  # who lacks a call counts, or not
+        made.told(_after(question, missing=not question.options["missing"]))
 
 
 @pytest.mark.parametrize("name", ["markers", "trait", "covariates"])
@@ -356,3 +387,19 @@ def test_no_answer_exceeds_its_bound_whatever_the_data(tmp_path, made_up, h2):
         made.step()
     assert len(largest) >= 10
     assert max(largest.values()) <= 1.0, largest
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_who_alone_is_not_tested_is_no_difference_of_squares_with_the_limit(tmp_path, least):
+    """Squares of markers are summed over all who are counted, then over those tested."""
+    data = _data(150, 300)
+    data.qt[7] = np.nan
+    made = Study(tmp_path, data, np.array_split(np.arange(150), 3), least_cell=least)
+    made.until(MARKERS)
+    all_people = made.step().arrays["squares"]
+    frequency = made.program.part(made.state).markers.frequency
+    index = made.program.part(made.state).markers.index
+    made.until(mixed_tasks.CROSS)
+    left = all_people - made.step().arrays["squares"]
+    alone = (data.copies[index, 7] - 2 * frequency) ** 2
+    np.testing.assert_allclose(left, 0 if least else alone, atol=1e-9)

@@ -154,7 +154,7 @@ def test_markers_of_one_chromosome_are_not_enough(tmp_path):
 
 
 def test_a_binary_trait_is_refused(made, bases):
-    chosen = study("mixed", trait={"column": "CC"})
+    chosen = study("mixed", trait={"column": "CC"}, limits={"people": 1})
     with pytest.raises(DataError, match="test = 'mixed' needs a quantitative trait"):
         solved(chosen, bases, made)
 

@@ -3,14 +3,18 @@
 import csv
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from cohorts import cut, people, study, write, write_bim
+from cohorts import cut, people, sites, study, write, write_bim
 from replayed import record, repeat, saved_and_loaded
 
 import cupola
+from cupola.association import Association, StudyHost
 from cupola.association.people_quality import MISSING, F
+from cupola.engines import InProcess
+from cupola.errors import FederationError
 
 COHORTS = ("c0", "c1", "c2")
 
@@ -121,6 +125,29 @@ def test_who_repeats_the_study_asks_the_same(tmp_path):
     asked, replies = record(chosen, bases)
     assert repeat(chosen, 3, replies, between=saved_and_loaded) == asked
     assert len(asked) == 1 + len(record(study("linear"), bases)[0])
+
+
+def test_it_is_told_at_one_set_of_frequencies(tmp_path):
+    """At others, counts of people by F would move with the genotypes of few."""
+    data = people(6, n=120, m=20)
+    chosen = study("linear", quality={"report": True})
+    own = sites(chosen, cut(tmp_path, data, np.split(np.arange(120), 3)))
+    program = Association(chosen, 3, data.variants)
+    with InProcess(StudyHost(own), workers=1, quorum=1.0) as reach:
+        state = program.start()
+        while state.values["phase"] != "quality report":
+            ask = program.ask(state)
+            reply = (
+                None if ask.kind == "alone" else getattr(reach, ask.kind)(ask.question, ask.sites)
+            )
+            state = program.answer(state, reply)
+        question = program.ask(state).question
+        told = reach.sum(question, [0, 1, 2]).arrays
+        again = reach.sum(question, [0, 1, 2]).arrays  # bit for bit: nothing new
+        assert all(np.array_equal(told[name], again[name]) for name in told)
+        other = question.arrays | {"frequency": 1 - question.arrays["frequency"]}
+        with pytest.raises(FederationError, match="asked-too-often"):
+            reach.sum(replace(question, arrays=other), [0, 1, 2])
 
 
 def test_it_is_foreseen(data):

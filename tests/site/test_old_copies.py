@@ -8,7 +8,7 @@ import pytest
 from test_following import run
 from test_site_faults import Coordinator
 from test_total_limits import say
-from traits import association, witnessed
+from traits import GENOME, association, witnessed
 
 from cupola.association.own_cohort import released_file
 from cupola.errors import FederationError
@@ -59,6 +59,23 @@ def test_numbers_released_are_not_forgotten_for_the_next_study(tmp_path, opened,
     path = released_file(spent_file(trial.site(0), "cohort"))
     run(trial, plan)
     trial.close()
+    lose(path, how, b"")
+    second = next_study(trial, trial.base / "study.toml")
+    opened.append(second)
+    reach = witnessed(second, *second.open())
+    reach.engine.quorum = 1.0
+    with pytest.raises(FederationError, match=REFUSED):
+        run(second, plan, reach=reach)
+
+
+@pytest.mark.parametrize("how", ["put back", "lost"])
+def test_whom_step_one_was_made_for_is_not_forgotten_for_the_next_study(tmp_path, opened, how):
+    trial, plan = association(tmp_path / "all", "linear", whole_genome=GENOME)
+    opened.append(trial)
+    path = spent_file(trial.site(0), "cohort").with_suffix(".stepones.jsonl")
+    run(trial, plan)
+    trial.close()
+    assert path.read_bytes()
     lose(path, how, b"")
     second = next_study(trial, trial.base / "study.toml")
     opened.append(second)

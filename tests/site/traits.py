@@ -18,6 +18,15 @@ from cupola.site import join_compensator, join_site, make_keys
 
 # Of 150 people in three places; an estimate of heritability would hang on signs that are secret.
 MIXED = {"groups": 2, "calibration": 3, "sums": 10, "heritability": 0.4}
+GENOME = {"block": 6, "folds": 2, "components_elsewhere": True, "people": 0, "own_people": 0,
+          "carriers": 3, "people_per_marker": 0, "people_per_prediction": 0}  # fmt: skip
+COMPONENTS = {"count": 2, "block": 3, "sums": 3}
+FEW = {  # people: what a site allows of studies of so few
+    "mixed": {"people": 50},
+    "whole_genome": {f"genome_{key}": 0 for key in GENOME if key.endswith(("people", "carriers"))}
+    | {"genome_people_per_marker": 0},
+    "components": {"people": 50, "carriers": 3},
+}
 COHORTS = Path(__file__).parents[1] / "association" / "cohorts.py"
 
 
@@ -43,7 +52,9 @@ def association(base, test, sums="compensator", covariates=1, **more):
         "cohorts": [{"name": f"clinic {i}", "bfile": f"site-{i}/c"} for i in range(3)],
     }  # fmt: skip
     (base / "study.toml").write_text(tomli_w.dumps(given))
-    several = {"m": 40, "chromosomes": (1, 2)} if test == "mixed" else {}
+    of_markers = [key for key in FEW if key in (test, *more)]
+    several = {"m": 40, "chromosomes": (1, 2)} if of_markers else {}
+    limits = {key: n for one in of_markers for key, n in FEW[one].items()}
     data = cohorts().people(1, n=150, **several)
     for i in range(3):
         folder = base / f"site-{i}"
@@ -54,7 +65,7 @@ def association(base, test, sums="compensator", covariates=1, **more):
         unmasked = ["gwas *"] if sums == "plain" else ["gwas propose", "gwas fingerprints"]
         settings = {"name": f"clinic {i}", "tasks": ["gwas *"], "data": {"cohort": own},
                     "unmasked_tasks": unmasked,
-                    **({"limits": {"people": 50}} if test == "mixed" else {})}  # fmt: skip
+                    **({"limits": limits} if limits else {})}  # fmt: skip
         (folder / "cupola-site.toml").write_text(tomli_w.dumps(settings))
     third = base / "compensator"
     third.mkdir()

@@ -220,16 +220,19 @@ class Released:
         """Numbers per person, by study."""
         return {str(study): float(share) for study, share in self.memory.listed("")}
 
-    def charge(self, people: int) -> None:
+    def charge(self, people: int, numbers: int | None = None, part: str = "") -> None:
         """Enter this study, durably; Declined if it would tell more than is allowed. One that was
-        entered with fewer numbers (joined anew, with another plan) is entered with these."""
-        entries, share = self.entries(), self._numbers / max(1, people)
-        before = entries.get(self._study, 0.0)
+        entered with fewer numbers (joined anew, with another plan) is entered with these.
+        part: of the study, with numbers of its own and beside all others."""
+        name = f"{self._study}\n{part}" if part else self._study  # no study is named so
+        entries = self.entries()
+        share = (self._numbers if numbers is None else numbers) / max(1, people)
+        before = entries.get(name, 0.0)
         if share <= before:
             return
         if sum(entries.values()) - before + share > self._most:
             raise Declined("too-many-numbers-released")
-        self.memory.setdefault(str(len(self.memory.listed(""))), [self._study, share])
+        self.memory.setdefault(str(len(self.memory.listed(""))), [name, share])
 
     def close(self) -> None:
         self.memory.close()

@@ -99,7 +99,7 @@ def released_file(book: Path) -> Path:
 
 
 def told_before(book: Path) -> dict[str, float]:
-    """Numbers a person that regressions on a data set have told, by study."""
+    """Numbers a person that regressions and components on a data set have told, by study."""
     path = released_file(book)
     if not path.exists():
         return {}
@@ -111,7 +111,7 @@ def told_before(book: Path) -> dict[str, float]:
 
 
 def _released(plan: StudyPlan, site: OwnSite) -> Released | None:
-    if not plan.regression:
+    if not plan.regression and plan.components is None:
         return None
     memory = Memory(released_file(site.book))
     return Released(memory, site.study, released_numbers(plan), site.rules.limits.released)
@@ -231,13 +231,15 @@ def _limits(plan: StudyPlan, own: OwnSite, site: Site, roster: Roster) -> list[s
             f"sums about {vectors:,} vectors would tell what markers have in common in this site's "
             f"{here:,} people altogether, if all other sites helped the coordinator"
         )
-    if plan.regression:
+    if plan.regression or plan.components is not None:
         most = own.rules.limits.released
         try:
             before = sum(told_before(own.book).values())
         except DataError:  # a study under way holds the book
             return [*found, "what other studies have told is not known while one is under way"]
-        beyond = before + numbers / max(1, people) > most
+        components, share = plan.components, numbers / max(1, people)
+        share += components.sums * components.block / max(1, here) if components else 0
+        beyond = before + share > most
         found.append(
             f"other studies have told {before:.2f} numbers a person; this site allows {most:g} in "
             f"all{': this study would be refused before its first total' if beyond else ''}"

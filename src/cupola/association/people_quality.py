@@ -75,8 +75,9 @@ def _text(value: float) -> str:
 @guarded
 def people_quality(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Counts of people and variants; the table stays here."""
-    own.pin("people quality", question.options["start"])
     local, swapped = _listed(own, site, question)
+    # At ever other frequencies counts of people would tell of whom they are.
+    own.count(question, PEOPLE_QUALITY, np.zeros(1, int), 1, 1)
     frequency = question.arrays["frequency"].astype(np.float64)
     if frequency.shape != local.shape or not ((frequency >= 0) & (frequency <= 1)).all():
         raise Declined("question-not-understood")

@@ -209,7 +209,7 @@ class Site:
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(question.arrays):
             digest.update(name.encode() + b"\0" + question.arrays[name].tobytes())
-        digest.update(repr([question.options.get(n) for n in ("start", "stop", "kind")]).encode())
+        digest.update(json.dumps(dict(question.options), sort_keys=True).encode())
         key = f"counted {what} {question.step} {digest.hexdigest()}"
         if self.memory.get(key) is None:
             asked[places] += 1

@@ -286,4 +286,4 @@ def ledger(
     if exact := sum(cost["unprotected"].values()):
         typer.echo(f"  without noise: {count(exact, 'answer')}, masked ones among them")
     if cost["released"]:
-        typer.echo(f"  numbers a person told by regressions: {cost['released']:.2f}")
+        typer.echo(f"  numbers a person told by regressions and components: {cost['released']:.2f}")

@@ -84,7 +84,7 @@ def _opened(
             real=True,
         )
         books = OwnBook.open(own.book, own.dataset, own.study, joined.settings)
-        shared = {"spent": _chained(books.book), **_released(context.data)}
+        shared = {"spent": _chained(books.book), **_own_books(context.data)}
         _require_shared(joined, shared)
         journal.hold(
             {
@@ -117,10 +117,14 @@ def _remembered(data: object) -> dict[str, Any]:
     return {"asked": _chained(memory)} if isinstance(memory, Memory) else {}
 
 
-def _released(data: object) -> dict[str, Any]:
-    """The book of numbers that a cohort has told, in all studies."""
-    memory = getattr(getattr(data, "released", None), "memory", None)
-    return {"released": _chained(memory)} if isinstance(memory, Memory) else {}
+def _own_books(data: object) -> dict[str, Any]:
+    """What a cohort enters in all studies: numbers that it has told, whom step ones were made
+    for."""
+    found: dict[str, Any] = {}
+    for name in ("released", "step_ones"):
+        memory = getattr(getattr(data, name, None), "memory", None)
+        found |= {name: _chained(memory)} if isinstance(memory, Memory) else {}
+    return found
 
 
 def _require_shared(joined: Joined[SiteSettings], shared: dict[str, Any]) -> None:

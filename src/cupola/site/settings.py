@@ -64,8 +64,8 @@ class TotalLimits(_Settings):
     carriers: Annotated[int, Field(ge=0)] = 10
     """The least limits.carriers of a study with components."""
     released: Annotated[float, Field(gt=0)] = 0.6
-    """Numbers per variant and person that regressions on a data set may tell, all studies
-    together: columns times iterations over people."""
+    """Numbers per variant and person that regressions and components on a data set may tell, all
+    studies together: columns times iterations over people, directions over the site's people."""
     genome_people: Annotated[int, Field(ge=0)] = 1000
     """The least whole_genome.people of a study."""
     genome_own_people: Annotated[int, Field(ge=0)] = 200

@@ -14,13 +14,14 @@ from cupola.association.enough_people import require_own_people
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
 from cupola.association.structure.component_picture import scatter
-from cupola.association.structure.markers import recalled
+from cupola.association.structure.markers import recalled, told_about
 from cupola.association.structure.projection import score_table
 from cupola.association.tasks import smallest
 from cupola.federation.message import Arrays, Contribution, Declined, Question
 from cupola.federation.site import SiteContext, task
 
 DIRECTIONS, SCORES = "gwas directions", "gwas scores"
+NAME = "components"
 TABLE, PICTURE = "components.tsv", "components.svg"
 BINS, WIDEST = 20, 4.0  # of the picture of all: squares a side, and how far it reaches
 FEW = 5  # people in a square that are not told, whatever the study's limits are
@@ -50,6 +51,8 @@ def directions(own: Site, site: SiteContext, question: Question) -> Contribution
     agreed, v = choices(own), question.arrays["v"]
     if v.shape[1] > agreed.block or (np.sqrt((v * v).sum(axis=0)) > _UNIT).any():
         raise Declined("question-not-understood")
+    if own.released is not None:  # directions of another study, with another seed, are more of them
+        own.released.charge(len(told_about(own)), agreed.sums * agreed.block, NAME)
     own.count(question, DIRECTIONS, np.zeros(1, int), 1, agreed.sums)
     made = recalled(own, site, question)
     scale, moved = standardised(made, v)
@@ -65,19 +68,20 @@ def scores(own: Site, site: SiteContext, question: Question) -> Contribution:
     if told.shape[1] != agreed.count:
         raise Declined("question-not-understood")
     own.count(question, SCORES, np.zeros(1, int), 1, 1)
-    made = recalled(own, site, question)
+    made = recalled(own, site, question, np.flatnonzero(own.cohort.loaded))
     found = made.times(standardised(made, told)[1])
     site.keep(question, {**site.recall(question), "scores": found})
     own.take_scores({"scores": found})
     loaded = np.flatnonzero(own.cohort.loaded)
     own.keep_table(TABLE, score_table([own.cohort.person[i] for i in loaded], found))
     own.keep_table(PICTURE, scatter(found, own.files.name))
-    arrays: Arrays = {"squares": (found**2).sum(axis=0)}
+    summed = found[np.isin(made.people, told_about(own))]
+    arrays: Arrays = {"squares": (summed**2).sum(axis=0)}
     if "density" in question.expects:
         if not agreed.density:
             raise Declined("question-not-understood")
         least = max(FEW, own.limits.least_cell)
-        counts = density(found, int(question.options["people"]), least)
+        counts = density(summed, int(question.options["people"]), least)
         arrays["density"] = counts.astype(smallest(question.expects["density"]))
     return Contribution(arrays)
 

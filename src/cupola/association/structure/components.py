@@ -18,9 +18,9 @@ from cupola.association.limits import told_of
 from cupola.association.part import Outlined
 from cupola.association.portable_algebra import total as added
 from cupola.association.structure import lanczos
-from cupola.association.structure.component_tasks import BINS, DIRECTIONS, SCORES
+from cupola.association.structure.component_tasks import BINS, DIRECTIONS, NAME, SCORES
 from cupola.association.structure.lanczos import Krylov, Ritz
-from cupola.association.structure.markers import MARKERS, Markers, uncounted
+from cupola.association.structure.markers import MARKERS, Markers
 from cupola.errors import DataError
 from cupola.federation.message import Arrays, Question, Spec
 from cupola.federation.program import State
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cupola.association.study_program import Association
     from cupola.federation.federation import Total
 
-NAME = "components"
 _NOTHING = 1e-9  # of the largest eigenvalue: there is no component
 _BLOCK = "components/block/"
 
@@ -77,9 +76,7 @@ class ComponentsPart:
 
     def ask(self) -> Question | None:
         if self.known["stage"] == "markers":
-            study = self.program.study
-            more = uncounted(study, self.program.sites)
-            facts = (self.choice.maf, study.limits.carriers, more)
+            facts = (self.choice.maf, self.program.study.limits.carriers)
             return self.all.question(self.people, NAME, *facts)
         if self.known["stage"] == "directions":
             return self._directions(self.used, self._kept(), self._block())
@@ -93,9 +90,9 @@ class ComponentsPart:
 
     def _most(self, used: Markers) -> tuple[float, float]:
         """The most that the squares of one column of Z, and of all, add up to at one cohort."""
-        most = used.most_squares(self.people, self.program.study, self.program.sites)
+        most = used.most_squares(self.people)
         scaled = most / used.scale**2
-        return float(scaled.max()), float(scaled.sum())
+        return float(scaled.max()), float(added(scaled))
 
     def _directions(self, used: Markers, kept: np.ndarray, block: np.ndarray) -> Question:
         """By Cauchy and Schwarz |z_j'(Z v)| <= |z_j| |Z| |v|, and |Z| is at most the root of the
@@ -252,7 +249,7 @@ class ComponentsPart:
         part = cls(program, State(values={"people": people}))
         half = np.full(m, 0.5)
         every = Markers(np.arange(m), variants.chromosome, half, m)
-        facts = (choice.maf, study.limits.carriers, uncounted(study, program.sites))
+        facts = (choice.maf, study.limits.carriers)
         yield "sum", every.question(asker.people, NAME, *facts), 1
         kept = np.packbits(np.ones(m, bool))
         yield "sum", part._directions(every, kept, np.zeros((m, choice.block))), choice.sums

@@ -28,12 +28,19 @@ def triangle(square: np.ndarray) -> np.ndarray:
     return square[np.triu_indices(len(square))]
 
 
+def _ready(own: Site, question: Question) -> Design:
+    """The tested people; in all of step one, blocks and folds are the same: in folds of their own
+    people could be asked for one by one."""
+    options = question.options
+    own.pin("genome", [options["block"], options["folds"], options["maf"]])
+    return own.design(question)
+
+
 def _require_people(own: Site, question: Question, made: Design) -> None:
     """Refuse markers' products over too few people, of all cohorts or of this one."""
     wants, options = own.whole_genome, question.options
     told, mine = int(options["tested"]), len(made.people)
     block, folds = int(options["block"]), int(options["folds"])
-    own.pin("genome", [block, folds, options["maf"]])
     if folds < 2 or not 0 < block <= MOST:
         raise Declined("question-not-understood")
     if told < max(wants.people, wants.people_per_marker * block, folds * wants.own_people):
@@ -88,7 +95,7 @@ def _shaped(array: np.ndarray, *shape: int) -> np.ndarray:
 @guarded
 def start(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Products of covariates and trait, and which markers are too rare here."""
-    made, (local, _) = own.design(question), listed_rows(own, site, question)
+    made, (local, _) = _ready(own, question), listed_rows(own, site, question)
     _require_people(own, question, made)
     _once(own, "start", question.arrays["variants"].astype(np.float64), most=255)
     if own.step_ones is not None:
@@ -102,7 +109,7 @@ def start(own: Site, site: SiteContext, question: Question) -> Contribution:
 def blocks(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Products of the markers of each block, and of markers with covariates and, by fold, with what
     the covariates leave of the trait. The markers are kept."""
-    made, (local, swapped) = own.design(question), listed_rows(own, site, question)
+    made, (local, swapped) = _ready(own, question), listed_rows(own, site, question)
     _require_people(own, question, made)
     order = question.arrays["order"]
     if (np.sort(order) != np.arange(len(local))).any():
@@ -123,8 +130,8 @@ def blocks(own: Site, site: SiteContext, question: Question) -> Contribution:
     kept = site.recall(question)
     if stretch != predictions.stretches(kept):
         raise Declined("asked-otherwise-before")
-    before = sum(len(kept[f"genome-size/{i}"]) for i in range(stretch))
-    if own.whole_genome.people_per_prediction * (before + len(size)) > question.options["tested"]:
+    most = own.whole_genome.people_per_prediction
+    if most * (_blocks(kept) + len(size)) > question.options["tested"]:
         raise Declined("too-few-people")
     kept = {
         **kept,
@@ -163,11 +170,16 @@ def _rest(made: Design, kept: Arrays) -> np.ndarray:
     return made.y - made.columns @ kept["genome-gamma"]
 
 
+def _blocks(kept: Arrays) -> int:
+    """How many blocks the cohort was told."""
+    return sum(len(kept[f"genome-size/{i}"]) for i in range(predictions.stretches(kept)))
+
+
 @task(PREDICTED)
 @guarded
 def predicted(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Moments of the predictions of a stretch's blocks, whose coefficients are kept."""
-    made, kept, stretch = own.design(question), site.recall(question), question.options["stretch"]
+    made, kept, stretch = _ready(own, question), site.recall(question), question.options["stretch"]
     size = kept[f"genome-size/{stretch}"]
     folds, columns = int(question.options["folds"]), made.columns.shape[1]
     beta = _shaped(question.arrays["beta"], int(size.sum()), folds)
@@ -183,7 +195,7 @@ def predicted(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def stacked(own: Site, site: SiteContext, question: Question) -> Contribution:
     """By fold, products of the standardised predictions of blocks, and of these with the trait."""
-    made, kept = own.design(question), site.recall(question)
+    made, kept = _ready(own, question), site.recall(question)
     middle, inverse_width = question.arrays["middle"], question.arrays["inverse_width"]
     _once(own, "standard", middle, inverse_width, most=np.finfo(np.float64).max)
     kept = {**kept, "genome-middle": middle, "genome-inverse-width": inverse_width}
@@ -204,8 +216,9 @@ def stacked(own: Site, site: SiteContext, question: Question) -> Contribution:
 @guarded
 def errors(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Squared errors of predictions, by penalty, of people whose trait had no part in them."""
-    made, kept = own.design(question), site.recall(question)
-    weights = question.arrays["weights"]
+    made, kept = _ready(own, question), site.recall(question)
+    shape = int(question.options["folds"]), _blocks(kept), len(own.whole_genome.stacked)
+    weights = _shaped(question.arrays["weights"], *shape)
     _once(own, "weights", weights)
     standard = predictions.of_all_blocks(own, site, question, kept)
     fold = predictions.folds_of(own, site, len(standard), len(weights))
@@ -218,9 +231,11 @@ def errors(own: Site, site: SiteContext, question: Question) -> Contribution:
 def left_out(own: Site, site: SiteContext, question: Question) -> Contribution:
     """Moments of the predictions from all markers, and from all but one chromosome's; the weights
     are kept for the tests."""
-    own.design(question)
+    _ready(own, question)
     kept, chromosome = site.recall(question), question.arrays["chromosome"].astype(np.int64)
-    weights = _shaped(question.arrays["weights"], int(question.options["folds"]), len(chromosome))
+    shape = int(question.options["folds"]), _blocks(kept)
+    weights = _shaped(question.arrays["weights"], *shape)
+    chromosome = _shaped(chromosome, shape[1])
     _once(own, "chosen weights", weights, chromosome.astype(np.float64))
     kept = {**kept, "genome-weight": weights, "genome-chromosome": chromosome}
     site.keep(question, kept)

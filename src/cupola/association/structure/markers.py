@@ -23,8 +23,7 @@ from cupola.association.quality import pooled
 from cupola.association.questions import Chunk
 from cupola.association.site import Site, guarded
 from cupola.association.structure.centred import Centred
-from cupola.association.study_choices import Study
-from cupola.association.tasks import listed_rows
+from cupola.association.tasks import counted, listed_rows
 from cupola.federation.message import Arrays, Contribution, Declined, Question, Spec
 from cupola.federation.program import State
 from cupola.federation.site import SiteContext, task
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 MARKERS = "gwas markers"
 LAST = 22  # chromosome of which there are markers
-_KINDS = 4  # of people whom a cohort may leave uncounted (see `tasks.counted`)
 _BLOCK = 4096
 
 
@@ -82,20 +80,17 @@ class Markers:
         then."""
         return 4 * self.frequency * (1 - self.frequency)
 
-    def most_squares(self, people: int, study: Study, sites: int) -> np.ndarray:
-        """The most that squares of a marker add up to at one cohort. people: all that are counted.
-        Of those counted they are n 4pq in all; those who are not counted may add 4 each; and a
-        little slack for rounding."""
-        return 1.01 * people * self.most + 4 * uncounted(study, sites) + 10
+    def most_squares(self, people: int) -> np.ndarray:
+        """The most that squares of a marker add up to at one cohort: n 4pq of the people counted
+        in all, and a little slack for rounding."""
+        return 1.01 * people * self.most + 10
 
-    def question(
-        self, people: int, what: str, maf: float, carriers: int = 0, more: int = 0
-    ) -> Question:
-        """Tells cohorts the markers; asks for the sums of their squares over all people loaded.
+    def question(self, people: int, what: str, maf: float, carriers: int = 0) -> Question:
+        """Tells cohorts the markers; asks for the sums of their squares over all people counted.
         carriers: from which number on copies of the rarer allele are not few at a cohort; 0: any.
-        more: people whom cohorts have and did not count, at most (`uncounted`)."""
+        """
         chunk, k = Chunk(0, self.whole, AUTOSOME, self.index), len(self)
-        expects = {"squares": Spec((k,), "float", 1.01 * people + 4 * more + 10)}
+        expects = {"squares": Spec((k,), "float", 1.01 * people + 10)}
         if carriers:
             expects[WITHHELD] = Spec((k,), "int", 1)
         return Question(
@@ -109,9 +104,10 @@ class Markers:
         )  # fmt: skip
 
 
-def uncounted(study: Study, sites: int) -> int:
-    """People whom cohorts have and do not count, at most: fewer than `least_cell` of each kind."""
-    return _KINDS * study.limits.least_cell * sites
+def told_about(own: Site) -> np.ndarray:
+    """Whom sums over a genome are about: those counted, as in all totals. With a few more people,
+    who are not tested, the difference to the test's sums would be their genotypes."""
+    return np.flatnonzero(counted(own.cohort, own.limits.least_cell))
 
 
 @task(MARKERS)
@@ -129,7 +125,7 @@ def markers(own: Site, site: SiteContext, question: Question) -> Contribution:
     kept: Arrays = {"marker_row": local.astype(np.int32), "marker_swapped": swapped,
                     "marker_mean": mean}  # fmt: skip
     site.keep(question, {**site.recall(question), **kept})
-    people = np.flatnonzero(own.cohort.loaded)
+    people = told_about(own)
     made = Centred(own.cohort, local, swapped, mean, people)
     arrays: Arrays = {"squares": made.squares()}
     if WITHHELD in question.expects:
@@ -157,11 +153,11 @@ def recalled(
 ) -> Centred:
     """The markers that this cohort was told; of them those that a question keeps ('kept', a bit
     each), if it says so: the same ones in all questions of a purpose. people: of the .fam file; all
-    loaded ones without."""
+    that are counted without."""
     kept = site.recall(question)
     if "marker_row" not in kept:
         raise Declined("variants-not-agreed")
-    chosen = np.flatnonzero(own.cohort.loaded) if people is None else people
+    chosen = told_about(own) if people is None else people
     local, swapped = kept["marker_row"].astype(np.int64), kept["marker_swapped"]
     mean, bits = kept["marker_mean"], question.arrays.get("kept")
     if bits is not None:

@@ -25,7 +25,7 @@ from cupola.association.structure.conjugate_gradients import (
     converged,
     heritability,
 )
-from cupola.association.structure.markers import LAST, MARKERS, Markers, uncounted
+from cupola.association.structure.markers import LAST, MARKERS, Markers
 from cupola.association.structure.mixed_questions import MixedAsker
 from cupola.association.structure.mixed_tasks import CROSS, RESIDUAL, SOLUTION, SPREAD
 from cupola.errors import DataError
@@ -86,8 +86,7 @@ class MixedModel:
             return self.program.asker(self.state).shared(kind, self._columns(kind), None)
         if self.part == "markers":
             people = self.state.values["people"]["loaded"]
-            more = uncounted(self.study, self.program.sites)
-            return self.markers.question(people, "mixed", self.choice.maf, more=more)
+            return self.markers.question(people, "mixed", self.choice.maf)
         if self.part == "cross":
             return self.asker.cross(self.choice.signs)
         if self.part == "spread":
@@ -333,8 +332,7 @@ class MixedModel:
         yield "sum", asker.shared(SEX_X, on_x, None), 1
         half = np.full(m, 0.5)
         told = Markers(np.arange(m), variants.chromosome[:m], half, len(variants))
-        more = uncounted(program.study, program.sites)
-        yield "sum", told.question(asker.people, "mixed", choice.maf, more=more), 1
+        yield "sum", told.question(asker.people, "mixed", choice.maf), 1
         yield "sum", made.cross(probes), 1
         if probes:
             yield "sum", made.spread(np.zeros((m, probes))), 1

@@ -74,7 +74,11 @@ def _many(own: Site, vectors: np.ndarray) -> np.ndarray:
     """Declined if a vector rests on few people: sums with it would be their genotypes. Of numbers
     as a normal distribution has them a third are effective, a few more or less: half of the limit's
     share is asked for, so that no honest vector falls below it by chance."""
-    weights, people = vectors**2, len(vectors) / 2
+    largest = np.abs(vectors).max(axis=0, initial=0.0)
+    if not np.isfinite(largest).all():
+        raise Declined("coefficients-refused")
+    # Of any size: fourth powers of very small or large numbers would be 0 or infinite.
+    weights, people = (vectors / np.where(largest > 0, largest, 1.0)) ** 2, len(vectors) / 2
     facts = [weights.sum(axis=0), (weights**2).sum(axis=0), np.full(weights.shape[1], people)]
     if thin(np.column_stack(facts), own.limits.effective).any():
         raise Declined("weights-on-few-people")
@@ -89,6 +93,7 @@ def cross(own: Site, site: SiteContext, question: Question) -> Contribution:
     count = question.expects["along"].shape[1]
     if count > _agreed(own).signs:  # X'V V'X is nearly X'X where there are many
         raise Declined("too-many-vectors")
+    own.pin(("mixed", "cross"), count)  # the same signs in rows of another length are others
     signs = _signs(own, site, len(made.people), count)
     whole = np.column_stack([made.columns, _many(own, made.y[:, None]), signs])
     about = {"products": markers.transposed(whole), "squares": markers.squares()}
@@ -127,7 +132,7 @@ def residual(own: Site, site: SiteContext, question: Question) -> Contribution:
         raise Declined("asked-too-often")
     found = _vectors(own, question, made, markers)
     squares, bound = (found**2).sum(axis=0), question.expects["squares"].bound
-    if bound is None or (squares > bound).any():
+    if bound is None or not (squares <= bound).all():
         raise Declined("coefficients-refused")
     own.pin(("mixed", "residual", at), _digest(*_told(question)))
     about = on_grid({"products": markers.transposed(found)}, own.limits.grid)
@@ -165,7 +170,8 @@ def tested(own: Site, site: SiteContext, question: Question) -> Contribution:
     local, swapped = listed_rows(own, site, question)
     if _U not in kept:
         raise Declined("asked-otherwise-before")
-    own.pin(("mixed", "test", options["start"], options["kind"]), _digest(*_told(question)))
+    form = [options["stop"], bool(options["missing"]), _digest(*_told(question))]
+    own.pin(("mixed", "test", options["start"], options["kind"]), form)
     frequency, column = question.arrays["frequency"], question.arrays["column"]
     if not (frequency.shape == column.shape == local.shape):
         raise Declined("question-not-understood")

@@ -32,6 +32,11 @@ def put_right(result: Mapping[str, Any]) -> list[tuple[str, int]]:
         *([("in some cohorts only, tested in these", fewer)] if fewer else []),
         ("alleles swapped in some cohort, put right", own["swapped"]),
         ("strand flipped in some cohort, put right", own["flipped"]),
+        *(
+            [("strand flipped by frequency (A/T, C/G)", own["flipped_by_frequency"])]
+            if "flipped_by_frequency" in own
+            else []
+        ),
         ("named otherwise in a cohort", own.get("renamed", 0)),
         ("strand cannot be told (A/T, C/G)", own["unknown_strand"]),
     ]

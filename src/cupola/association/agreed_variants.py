@@ -55,10 +55,18 @@ def concluded(program: Association, state: State) -> State:
     unknown = agreement.strand_unknown(variants) & (reason == KEPT)
     if study.quality.unknown_strand == "drop":
         reason[unknown] = R_STRAND
+    by_frequency = np.zeros((len(variants), 2))
+    if "strand/0" in arrays:
+        by_frequency = np.rint(_joined(arrays, "strand", count))
+        reason[unknown & (by_frequency[:, 1] > 0)] = R_STRAND
+        arrays = {n: a for n, a in arrays.items() if not n.startswith("strand/")}
     if study.dosages:
         reason[(kinds(variants.chromosome) != AUTOSOME) & (reason == KEPT)] = R_NOT_AUTOSOME
     facts = {name: int((counts > 0).sum()) for name, counts in told.items()}
     facts |= {"unknown_strand": int(unknown.sum()), "renamed": own["renamed"]}
+    if study.quality.unknown_strand == "frequency":
+        flipped = (by_frequency[:, 0] > 0) & unknown & (reason == KEPT)
+        facts["flipped_by_frequency"] = int(flipped.sum())
     if values:
         facts["in_fewer"] = int((arrays["pattern"] > 0).sum())
     warnings = list(state.values["warnings"])

@@ -18,9 +18,10 @@ from cupola.association import own_cohort, results, study_progress
 from cupola.association.agreed_plan import agreed
 from cupola.association.compare import Table
 from cupola.association.file_sets import file_set, file_sets
-from cupola.association.files import Variants, read_variants
+from cupola.association.files import Variants
 from cupola.association.own_cohort import OwnCohort
 from cupola.association.plan import GENOTYPES, StudyPlan, for_real_cohorts
+from cupola.association.reference_frequencies import public_list
 from cupola.association.result_files import NOTES, stem, summary, tables_of, write_tables
 from cupola.association.simulated_cohorts import SimulatedCohorts, simulated_cohorts
 from cupola.association.structure.component_results import component_facts, write_components
@@ -114,8 +115,8 @@ class AssociationAnalysis(Analysis[StudyPlan]):
         return simulated_cohorts(self.plan)
 
     def known_host(self, names: Sequence[str], public: Callable[[str], Path]) -> ListedCohorts:
-        given = self.plan.variants
-        return ListedCohorts(len(names), read_variants(public(given)) if given else None)
+        given, strand = self.plan.variants, self.plan.quality.unknown_strand
+        return ListedCohorts(len(names), public_list(public(given), strand) if given else None)
 
     def for_real_sites(self) -> StudyPlan:
         return for_real_cohorts(self.plan)

@@ -37,13 +37,15 @@ class CohortError(DataError):
 @dataclass(frozen=True)
 class Variants:
     """A .bim file. chromosome: PLINK's number, 0 unknown. a1, a2: alleles in capitals, '0' unknown.
-    Genotype 0 of the .bed file is two copies of a1. Texts may be given as any strings."""
+    Genotype 0 of the .bed file is two copies of a1. Texts may be given as any strings. frequency:
+    of a1 in a reference, if a public list brings it."""
 
     chromosome: np.ndarray
     position: np.ndarray
     name: Texts
     a1: Texts
     a2: Texts
+    frequency: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for column in ("name", "a1", "a2"):
@@ -54,17 +56,20 @@ class Variants:
 
     def __getitem__(self, index: np.ndarray | slice) -> Variants:
         texts = (self.name[index], self.a1[index], self.a2[index])
-        return Variants(self.chromosome[index], self.position[index], *texts)
+        rate = None if self.frequency is None else self.frequency[index]
+        return Variants(self.chromosome[index], self.position[index], *texts, rate)
 
     @staticmethod
     def joined(parts: Sequence[Variants]) -> Variants:
         """One list after another."""
+        rates = [part.frequency for part in parts if part.frequency is not None]
         return Variants(
             np.concatenate([part.chromosome for part in parts]),
             np.concatenate([part.position for part in parts]),
             Texts.joined([part.name for part in parts]),
             Texts.joined([part.a1 for part in parts]),
             Texts.joined([part.a2 for part in parts]),
+            np.concatenate(rates) if rates and len(rates) == len(parts) else None,
         )
 
     @property

@@ -191,6 +191,12 @@ class StudyPlan(PlanHeader, Study):
             raise ValueError("heterogeneity: cohorts fit no mixed model of their own")
         if self.heterogeneity and len(names) < 2:
             raise ValueError("heterogeneity is between cohorts: there is one")
+        if self.quality.unknown_strand == "frequency" and self.variants is None:
+            raise ValueError(
+                "quality.unknown_strand = 'frequency' compares cohorts with a public list that has "
+                "frequencies: name one (variants = 'public.bim', beside it public.afreq of plink2 "
+                "--freq), or say 'drop'"
+            )
         if problem := self._too_few_cohorts(len(names)):
             raise ValueError(problem)
         return self

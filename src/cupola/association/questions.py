@@ -182,6 +182,9 @@ class Asker:
         if (self.study.least_cohorts or self.sites) < self.sites:
             marks = (count, agreement.words(self.sites))
             expects["lacking"] = Spec(marks, "int", 1 << agreement.WORD - 1)
+        by_frequency = self.study.quality.unknown_strand == "frequency"
+        if by_frequency:
+            expects["strand"] = Spec((count, 2), "int", 1)
         return Question(
             "gwas agree",
             arrays={"list": packed},
@@ -190,7 +193,13 @@ class Asker:
             reveals="per variant, in how many cohorts it is absent, elsewhere, has other alleles, "
             "is repeated, flipped, swapped; how many have other names, and how many of the "
             "cohorts' own variants are not on the list"
-            + ("; which cohorts lack which variant" if "lacking" in expects else ""),
+            + ("; which cohorts lack which variant" if "lacking" in expects else "")
+            + (
+                "; of A/T and C/G variants, in how many cohorts the frequency speaks for the other "
+                "strand, or cannot tell"
+                if by_frequency
+                else ""
+            ),
         )
 
     def groups(self, groups: list[int]) -> Question:

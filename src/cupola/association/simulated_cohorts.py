@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cupola.association.files import Variants, as_lines, read_variants
+from cupola.association.files import Variants, as_lines
 from cupola.association.plan import StudyPlan
+from cupola.association.reference_frequencies import public_list
 from cupola.association.site import UNLISTED, Site, StudyHost, most_iterations
 from cupola.association.study_choices import WholeGenome
 from cupola.association.study_parts import parts_of
@@ -66,7 +67,8 @@ def simulated_cohorts(plan: StudyPlan) -> SimulatedCohorts:
         )
         for cohort in plan.cohorts
     ]
-    return SimulatedCohorts(sites, read_variants(base / plan.variants) if plan.variants else None)
+    listed, strand = plan.variants, plan.quality.unknown_strand
+    return SimulatedCohorts(sites, public_list(base / listed, strand) if listed else None)
 
 
 def _named(names: list[str], line: str) -> str:

@@ -253,11 +253,11 @@ class Site:
             keep = (cohort.variants.a1 != "0") & (cohort.variants.a2 != "0")
             for start in range(0, len(keep), _CHUNK):
                 part = slice(start, start + _CHUNK)
-                keep[part] &= self._copies(part).min(axis=0) >= least
+                keep[part] &= self.copies(part).min(axis=0) >= least
             self._common = (least, np.flatnonzero(keep))
         return self._common[1]
 
-    def _copies(self, part: slice) -> np.ndarray:
+    def copies(self, part: slice | np.ndarray) -> np.ndarray:
         """Copies of either allele in everybody who is loaded: (2, variants)."""
         cohort = self.cohort
         if not self.wanted.dosages:

@@ -58,8 +58,9 @@ class Quality(_Choice):
     """Of two people of a cohort with at least this kinship (KING-robust, over the autosomes) one is
     left out, decided by the cohort alone (plink2: --king-cutoff). 0.354: one person twice; 0.177:
     parents, children and siblings, too; 0.0884: second degree, too. 1: nobody."""
-    unknown_strand: Literal["keep", "drop"] = "keep"
-    """A/T and C/G variants: taken to be on the same strand everywhere, or left out."""
+    unknown_strand: Literal["keep", "drop", "frequency"] = "keep"
+    """A/T and C/G variants: taken to be on the same strand everywhere, left out, or told by how
+    frequent their alleles are beside a public list with frequencies."""
     info: float = Field(default=0.0, ge=0, le=1)
     """With dosages: least ratio of their variance to 2p(1 - p) over the pooled people (MACH's
     r2)."""

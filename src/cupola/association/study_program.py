@@ -283,8 +283,8 @@ class Association:
         own = dict(zip(OWN, np.rint(total.arrays["own"]).astype(int).tolist()))
         own["renamed"] += state.values.get("own", {}).get("renamed", 0)  # of a stretch of the list
         found = {f"found/{at}": np.rint(total.arrays["found"]).astype(np.int64)}
-        if "lacking" in total.arrays:
-            found[f"lacking/{at}"] = total.arrays["lacking"]
+        more = [name for name in ("lacking", "strand") if name in total.arrays]
+        found |= {f"{name}/{at}": total.arrays[name] for name in more}
         state = state.next(found, at=at + 1, own=own)
         if at + 1 < len(variant_list_codec.blocks(state.arrays["list"])):
             return state

@@ -11,6 +11,7 @@ from cupola.association.enough_people import require_own_people
 from cupola.association.files import CohortError
 from cupola.association.genotypes import blocks
 from cupola.association.limits import WITHHELD, on_grid, small, small_cells, thin, without
+from cupola.association.reference_frequencies import other_strand
 from cupola.association.site import FINGERPRINTS, LARGEST, NULL_ITERATIONS, Site, guarded
 from cupola.association.structure.predictions import design_of, model_of
 from cupola.association.variant_sums import DosageSums, VariantSums, variant_sums
@@ -151,6 +152,13 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     proposed, variants = variant_list_codec.unpack(question.arrays["list"]), own.cohort.variants
     found = agreement.compare(proposed, variants, own.index, before.get("local"))
     kept = {"local": found.row.astype(np.int32), "swapped": np.isin(found.status, (1, 3))}
+    more: Arrays = {}
+    if "strand" in question.expects:
+        agreed = own.study is not None and own.study.quality.unknown_strand == "frequency"
+        if proposed.frequency is None or not agreed:
+            raise Declined("no-frequencies")
+        more["strand"] = other_strand(own, proposed, found)
+        kept["swapped"] = kept["swapped"] != (more["strand"][:, 0] > 0)
     listed = before["listed"].copy() if before else np.zeros(len(variants), bool)
     listed[found.taken] = True
     site.keep(
@@ -161,7 +169,8 @@ def agree(own: Site, site: SiteContext, question: Question) -> Contribution:
     own.leave_out(listed)
     unknown = (variants.a1 == "0") | (variants.a2 == "0")
     own_list = [found.renamed, len(variants), (~listed).sum(), (~listed & unknown).sum()]
-    answer = {"found": agreement.digits(found.status, sites), "own": np.array(own_list, np.int64)}
+    own_counts = np.array(own_list, np.int64)
+    answer = {"found": agreement.digits(found.status, sites), "own": own_counts, **more}
     if "lacking" in question.expects:
         if not own.least_cohorts:
             raise Declined("variants-not-agreed")

@@ -84,7 +84,9 @@ def labelled(
     return Variants(
         chromosomes(chromosome),
         np.array(position, np.int64),
-        *(Texts.of(texts) for texts in (names, first, second)),
+        Texts.of(names),
+        Texts.of(first),
+        Texts.of(second),
     )
 
 

@@ -36,13 +36,20 @@ def fingerprint(variants: Variants) -> str:
     found.update(variants.position.astype("<i8").tobytes())
     for texts in (variants.name, variants.a1, variants.a2):
         found.update(texts.lines() + b"\0")
+    if variants.frequency is not None:
+        found.update(_rates(variants))
     return found.hexdigest()
+
+
+def _rates(variants: Variants) -> bytes:
+    """Frequencies follow the chromosomes, in their column."""
+    return b"" if variants.frequency is None else variants.frequency.astype("<f4").tobytes()
 
 
 def _pack(variants: Variants) -> bytes:
     steps = np.diff(variants.position, prepend=0).astype("<i8")
     planes = steps.view(np.uint8).reshape(-1, 8).T  # equal bytes side by side compress better
-    columns = [variants.chromosome.astype(np.uint8).tobytes(), planes.tobytes()]
+    columns = [variants.chromosome.astype(np.uint8).tobytes() + _rates(variants), planes.tobytes()]
     columns += [text.lines() for text in (variants.name, variants.a1, variants.a2)]
     parts = [zlib.compress(column, _LEVEL) for column in columns]
     head = np.array([len(variants), *map(len, parts)], "<i8").tobytes()
@@ -73,7 +80,9 @@ def unpack(packed: np.ndarray) -> Variants:
     except (ValueError, zlib.error, UnicodeDecodeError) as error:
         raise FederationError("the list of variants is not well formed") from error
     if not parts:
-        return Variants(np.zeros(0, np.uint8), np.zeros(0, np.int64), *[Texts.of([])] * 3)
+        return Variants(
+            np.zeros(0, np.uint8), np.zeros(0, np.int64), Texts.of([]), Texts.of([]), Texts.of([])
+        )
     if len(parts) == 1:
         return Variants(*parts[0])
     return Variants.joined([Variants(*part) for part in parts])
@@ -83,13 +92,18 @@ def _unpack(data: bytes) -> list[Any]:
     count, *sizes = np.frombuffer(data[:_HEAD], "<i8").tolist()
     ends = np.cumsum([_HEAD, *sizes]).tolist()
     parts = [data[a:b] for a, b in itertools.pairwise(ends)]
-    chromosome = np.frombuffer(_inflate(parts[0], count), np.uint8)
+    first = _inflate(parts[0], 5 * count)
+    chromosome, rates = np.frombuffer(first[:count], np.uint8), None
+    if len(first) > count:
+        rates = np.frombuffer(first[count:], "<f4")
+        if len(rates) != count or ((rates < 0) | (rates > 1) | np.isinf(rates)).any():
+            raise ValueError("frequencies")
     planes = np.frombuffer(_inflate(parts[1], 8 * count), np.uint8).reshape(8, -1)
     steps = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
     texts = [_words(_inflate(part, _TEXT * count + 1), count) for part in parts[2:]]
     if {len(chromosome), len(steps), *map(len, texts)} != {count}:
         raise ValueError("columns")
-    return [chromosome, np.cumsum(steps), *texts]
+    return [chromosome, np.cumsum(steps), *texts, rates]
 
 
 def _words(text: bytes, count: int) -> Texts:

@@ -76,13 +76,20 @@ def example(
 @gwas.command("list")
 def list_of_variants(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A public list: a .bim file.")],
+    frequencies: Annotated[
+        bool,
+        typer.Option(
+            "--frequencies",
+            help="With those beside it (.afreq, .frq): unknown_strand = 'frequency'.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print how many variants a public list has, and the hash by which a study names it."""
     from cupola.association import variant_list_codec
-    from cupola.association.files import read_variants
+    from cupola.association.reference_frequencies import public_list
 
-    variants = read_variants(file)
+    variants = public_list(file, "frequency" if frequencies else "keep")
     facts = {"variants": len(variants), "variants_hash": variant_list_codec.fingerprint(variants)}
     if as_json:
         print_json(facts)
